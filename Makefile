@@ -1,0 +1,59 @@
+# Every target sets up what it needs; `make setup` is quick when nothing has changed.
+# Python: the first of python3.11, python3.12, python3 that is 3.11 or 3.12; PYTHON=... overrides.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+
+.PHONY: help setup demo test unit lint format stubs lock bench compose-test release-check clean
+
+help:
+	@echo "make setup          fill $(VENV) from requirements.lock"
+	@echo "make demo           tune a real model at two shares of this CPU and show the gain"
+	@echo "make test           all tests        make unit   the quick ones"
+	@echo "make lint           ruff and mypy    make format ruff's formatter"
+	@echo "make stubs          Python code from protos/"
+	@echo "make lock           requirements.lock from pyproject.toml"
+	@echo "make bench          benchmarks/"
+	@echo "make compose-test   the containers, for real (podman, root)"
+	@echo "make release-check  version, changelog and built files agree"
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml scripts/setup
+	scripts/setup $(VENV)
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+unit: setup
+	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+lint: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lint
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+stubs: setup
+	PYTHON=$(BIN)/python scripts/stubs
+
+lock:
+	scripts/lock
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+compose-test:
+	scripts/compose_test
+
+release-check: setup
+	PYTHON=$(BIN)/python scripts/release_check
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist *.egg-info

@@ -1,0 +1,91 @@
+"""What the queue costs a candidate: in batches as fractune sends them, against one piece of work for each.
+
+A real Redis and RQ's real worker loop; the role is simulated: it does nothing but deliver one result a candidate, in
+the transaction that every real role uses. Usage: python -m benchmarks.queue_cost [--quick] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import redis
+from rq import Queue, SimpleWorker
+from rq.serializers import JSONSerializer
+
+from benchmarks.machine import write_result
+from tests.redis_process import running_redis
+from tuner_core.wire import BUILD_QUEUE, HANDLER, SERVER_STREAM
+from workers import entry
+from workers.gate import Gate
+from workers.roles.tune import BATCH
+from workers.station import Station
+
+TRACE = "x" * 3500
+"""as long as the trace of a convolution"""
+LIMIT_MS = 5.0
+
+
+class SimulatedRole:
+    """Delivers an event for each candidate, and does no work."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+
+    def handle(self, work: Any) -> None:
+        delivery = self._station.delivery(work)
+        for item in work["candidates"]:
+            event: Any = {"event": "measured", "job": work["job"], "lease": "", "record": item}
+            delivery.event(SERVER_STREAM, event)
+        delivery.send()
+
+
+def ms_per_candidate(station: Station, candidates: int, batch: int) -> float:
+    """Milliseconds from before the first piece of work is queued until the last result is in the stream."""
+    station.redis.flushall()
+    queue = Queue(BUILD_QUEUE, connection=station.redis, serializer=JSONSerializer)
+    worker = SimpleWorker([queue], name=uuid.uuid4().hex, connection=station.redis, serializer=JSONSerializer)
+    start = time.perf_counter()
+    for _ in range(candidates // batch):
+        items = [{"candidate": uuid.uuid4().hex, "trace": TRACE} for _ in range(batch)]
+        work = {"work_id": uuid.uuid4().hex, "job": "j", "do": "build", "candidates": items}
+        queue.enqueue_many([Queue.prepare_data(HANDLER, args=(work,), timeout=3600, result_ttl=0)])
+    worker.work(burst=True, logging_level="ERROR")
+    spent_s = time.perf_counter() - start
+    if station.redis.xlen(SERVER_STREAM) != candidates:
+        raise SystemExit("queue_cost: results are missing")
+    return spent_s / candidates * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run")
+    parser.add_argument("--out", type=Path, help="write the JSON here")
+    args = parser.parse_args()
+    candidates, rounds = (64, 2) if args.quick else (512, 7)
+    costs: dict[int, list[float]] = {1: [], BATCH: []}
+    with running_redis() as url, tempfile.TemporaryDirectory() as folder:
+        connection = redis.Redis.from_url(url, socket_timeout=None)
+        station = Station("bench", connection, b"secret", Gate(Path(folder)), [0], Path(folder))
+        entry.install(station, SimulatedRole(station))  # type: ignore[arg-type]
+        for _ in range(rounds):  # in turn, so that both meet the same weather
+            for batch, found in costs.items():
+                found.append(ms_per_candidate(station, candidates, batch))
+    single, batched = statistics.median(costs[1]), statistics.median(costs[BATCH])
+    print(f"{'candidates in one piece of work':<34}{'ms a candidate (median)':>26}{'smallest':>10}{'largest':>10}")
+    for batch, found in costs.items():
+        print(f"{batch:<34}{statistics.median(found):>26.2f}{min(found):>10.2f}{max(found):>10.2f}")
+    write_result("queue_cost", args.out, {"candidates": candidates, "ms_per_candidate": costs, "limit_ms": LIMIT_MS})
+    print(
+        f"queue_cost: {batched:.2f} ms a candidate in batches of {BATCH} (limit {LIMIT_MS:g} ms), "
+        f"{batched / single:.2f} of what one piece of work for each costs"
+    )
+
+
+if __name__ == "__main__":
+    main()

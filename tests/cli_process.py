@@ -1,0 +1,131 @@
+"""The command `fractune` as real processes, and what they start."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+_COMMAND = [sys.executable, "-m", "tuner_client.cli"]
+_ENV = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+
+def write_model(path: Path, channels: int = 8) -> Path:
+    """A small network with two convolutions and a matrix product, on an input `x` of 1 x 4 x 16 x 16."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return onnx.numpy_helper.from_array(rng.uniform(-0.5, 0.5, shape).astype("float32"), name)
+
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w1"], ["c1"], pads=[1, 1, 1, 1]),
+        onnx.helper.make_node("Relu", ["c1"], ["r1"]),
+        onnx.helper.make_node("Conv", ["r1", "w2"], ["c2"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        onnx.helper.make_node("Flatten", ["c2"], ["f"]),
+        onnx.helper.make_node("MatMul", ["f", "w3"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "small",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 4, 16, 16])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 10])],
+        [weight("w1", channels, 4, 3, 3), weight("w2", channels, channels, 3, 3), weight("w3", channels * 64, 10)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def fractune(
+    *args: str, timeout_s: float = 240.0, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [*_COMMAND, *args], capture_output=True, text=True, timeout=timeout_s, check=False, env=_ENV | (env or {})
+    )
+
+
+def start_fractune(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a command whose output is read while it runs."""
+    return subprocess.Popen(
+        [*_COMMAND, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_ENV | (env or {})
+    )
+
+
+def events(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """The JSON lines of a command that must have worked."""
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def error_line(ended: subprocess.CompletedProcess[str]) -> str:
+    """The one line on standard error of a command that must have failed."""
+    lines = ended.stderr.splitlines()
+    assert len(lines) == 1, ended.stderr
+    assert lines[0].startswith("fractune: ")
+    return lines[0]
+
+
+def await_event(process: subprocess.Popen[str], **wanted: Any) -> dict[str, Any]:
+    """Read JSON lines until one has these fields."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        event: dict[str, Any] = json.loads(line)
+        if wanted.items() <= event.items():
+            return event
+    assert process.stderr is not None
+    raise AssertionError(f"no {wanted} before the end: {process.stderr.read()}")
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids of everything that the process started, at any depth."""
+    parents = {int(path.name): parent_of(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    found: set[int] = set()
+    grown = {pid}
+    while grown:
+        grown = {child for child, parent in parents.items() if parent in grown}
+        found |= grown
+    return found
+
+
+def parent_of(pid: int) -> int:
+    """Its parent's process id; 0 for a process that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[1])
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def users_of(folder: Path) -> list[str]:
+    """Commands of the live processes that name the folder."""
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    commands = [command_of(pid) for pid in pids if pid != os.getpid() and parent_of(pid)]
+    return [command for command in commands if str(folder) in command]
+
+
+@contextlib.contextmanager
+def stopped_at_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Ends the process with the block, by SIGTERM so that it can end what it started."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)

@@ -1,0 +1,138 @@
+"""Records, jobs and bundles for tests of the client."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from tuner_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
+from tuner_core.convert import granted_to_proto
+from tuner_core.devices import Device
+from tuner_core.pb import fractune_pb2 as pb
+from tuner_core.records import TRIAL_POLICY, Kind, Status, TuningRecord
+from tuner_core.shares import GrantedShare
+
+DEVICE = Device("cpu", "rocketlake", 2, 24, 1280, "some CPU")
+
+
+def granted(share: str = "cpu:1", units: int = 1) -> GrantedShare:
+    return GrantedShare(share, units, 2, "core", 1 << 30, reserved=False, ids=tuple(range(units)))
+
+
+def record(record_id: str = "aa", **changes: Any) -> TuningRecord:
+    values: dict[str, Any] = {
+        "record_id": record_id,
+        "kind": Kind.TRIAL,
+        "candidate_id": "c1",
+        "workload_hash": "0123",
+        "operator": "fused_conv2d",
+        "target": '{"kind":"llvm"}',
+        "target_key": '{"kind":"llvm"}',
+        "trace": "[[],[]]",
+        "device": DEVICE,
+        "share": "cpu:1",
+        "granted": granted(),
+        "status": Status.OK,
+        "cause": "",
+        "run_secs": (1e-3, 1.1e-3, 1.2e-3),
+        "policy": TRIAL_POLICY,
+        "anchor_ratio": 1.0,
+        "neighbours": 0,
+        "job": "j1",
+        "worker": "w1",
+        "measured_at": 1_700_000_000.0,
+        "versions": {"tvm": "0.27"},
+    }
+    return TuningRecord(**{**values, **changes})
+
+
+def job_script() -> list[pb.Job]:
+    """A job with two shares from start to end."""
+
+    def at(revision: int, state: pb.JobState.ValueType, done: int, **more: Any) -> pb.Job:
+        operators = [
+            pb.Operator(
+                display_name="fused_conv2d",
+                weight=3,
+                workload_hash="0123",
+                trials=done,
+                best_s={"cpu:1": 2e-3, "cpu:2": 1e-3} if done else {},
+                selected=True,
+            ),
+            pb.Operator(display_name="softmax", weight=1, workload_hash="4567", selected=False),
+        ]
+        progress = pb.Progress(
+            trials_planned=8,
+            trials_done={"cpu:1": done, "cpu:2": done} if done else {},
+            candidates_done=done,
+            failures={"run_timeout": 1} if done else {},
+            trials_per_s=2.0 if done else 0.0,
+            elapsed_s=float(revision),
+        )
+        spec = pb.JobSpec(model="models/ab", shares=["cpu:1", "cpu:2"])
+        return pb.Job(
+            name="jobs/j1",
+            spec=spec,
+            state=state,
+            progress=progress,
+            operators=operators,
+            revision=revision,
+            model_display_name="m.onnx",
+            **more,
+        )
+
+    def result(share: str, units: int, untuned_s: float, tuned_s: float) -> pb.ShareResult:
+        return pb.ShareResult(
+            share=share,
+            granted=granted_to_proto(granted(share, units)),
+            untuned_s=untuned_s,
+            tuned_s=tuned_s,
+            run_secs={
+                "untuned": pb.Repeats(secs=[untuned_s] * 3),
+                "cpu:1": pb.Repeats(secs=[tuned_s] * 3),
+                "cpu:2": pb.Repeats(secs=[tuned_s * 1.2] * 3),
+            },
+            max_error={"cpu:1": 1e-6, "cpu:2": 2e-6, "untuned": 0.0},
+        )
+
+    shares = [result("cpu:1", 1, 4e-3, 2e-3), result("cpu:2", 2, 3e-3, 1e-3)]
+    return [
+        at(1, pb.JOB_STATE_QUEUED, 0),
+        at(2, pb.JOB_STATE_TUNING, 2, notes=["waiting for a worker: role build"]),
+        at(3, pb.JOB_STATE_TUNING, 8),
+        at(
+            4,
+            pb.JOB_STATE_DONE,
+            8,
+            result=pb.JobResult(wall_s=12.5, shares=shares, bundle="bundles/b1"),
+        ),
+    ]
+
+
+def bundle_bytes(**changes: Any) -> bytes:
+    """A bundle whose objects are no code: enough for everything that comes before loading it."""
+    manifest: dict[str, Any] = {
+        "model": {"name": "m.onnx", "sha256": "ab"},
+        "device": DEVICE.to_json(),
+        "target": '{"kind":"llvm"}',
+        "inputs": [{"name": "data", "dtype": "float32", "shape": [1, 3]}],
+        "weights": 0,
+        "variants": [
+            {"name": "untuned", "objects": ["lib0.o"]},
+            {"name": "cpu:1", "objects": ["lib0.o"]},
+            {"name": "cpu:4", "objects": ["lib0.o"]},
+        ],
+        "shares": {
+            "cpu:1": granted("cpu:1", 1).to_json(),
+            "cpu:4": GrantedShare("cpu:4", 4, 8, "core", 1 << 30, reserved=False).to_json(),
+        },
+        **changes,
+    }
+    entries = {
+        RECORDS: b"",
+        WEIGHTS: b"",
+        **{object_entry(index, "lib0.o"): b"no code" for index in range(3)},
+    }
+    file = io.BytesIO()
+    write_bundle(file, manifest, entries)
+    return file.getvalue()

@@ -1,0 +1,351 @@
+"""A simulated fleet: real RQ workers on a real Redis that answer work with made-up, repeatable results.
+
+It stands in for workers/ and TVM, so that the server is tested by itself. A "model" is JSON text:
+`{"operators": [{"name": ..., "weight": ..., "space": N}]}`; `space` bounds the candidates of an operator.
+`python -m tests.fleet_simulated URL ROLE NAME [SHARE]` runs one worker as a process of its own, to be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import redis
+from rq import Queue, SimpleWorker
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.timeouts import TimerDeathPenalty
+
+from tuner_core import wire
+from tuner_core.blobs import get_blob, put_blob
+from tuner_core.devices import Device
+from tuner_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, candidate_id, record_id
+from tuner_core.shares import GrantedShare
+from tuner_core.signing import open_signed, sign
+
+SECRET = b"a secret of tests"
+DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")
+TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'
+TARGET_KEY = '{"kind":"llvm","mcpu":"simulated"}'
+VERSIONS = {"tvm": "none"}
+
+_local = threading.local()
+
+
+def granted(share: str) -> GrantedShare:
+    units = int(share.partition(":")[2])
+    return GrantedShare(share, units, DEVICE.units, "core", 1 << 33, reserved=False, ids=tuple(range(units)))
+
+
+def workload_hash(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def run_time_s(trace: str, share: str) -> float:
+    """Made up, but always the same; the untuned default is slow, and more cores are faster."""
+    units = granted(share).units
+    if not trace:
+        return 1e-3 / units
+    draw = int(hashlib.sha256(trace.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
+    return (2e-4 + 6e-4 * draw) / units
+
+
+def outcome(trace: str) -> Status:
+    """One candidate in ten fails to build."""
+    draw = int(hashlib.sha256(f"fail {trace}".encode()).hexdigest()[:4], 16)
+    return Status.BUILD_FAILED if trace and draw % 10 == 0 else Status.OK
+
+
+class SimulatedJob(Job):
+    def perform(self) -> Any:
+        return _local.handle(self.args[0])
+
+
+class SimulatedWorker:
+    """One worker of one role; `hold` keeps it from finishing what it has begun."""
+
+    def __init__(self, url: str, role: str, name: str, share: str = "") -> None:
+        self.name, self.role, self.share = name, role, share
+        self.redis = redis.Redis.from_url(url, socket_timeout=None)
+        self.hold = threading.Event()
+        self.stopped = threading.Event()
+        self.handled: list[dict[str, Any]] = []
+        self.twice = False
+        """deliver every result two times"""
+        self._next: dict[str, int] = defaultdict(int)
+        self._tried: dict[str, set[str]] = defaultdict(set)
+        self._handlers: dict[str, Callable[[Any], None]] = {
+            "ingest": self._ingest,
+            "search": self._search,
+            "build": self._build,
+            "measure": self._measure,
+            "compile": self._compile,
+            "time_model": self._time_model,
+        }
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def start(self) -> SimulatedWorker:
+        if self.role == "tune":
+            stream = wire.tuner_stream(self.name)
+            for group in (wire.RECORDER, wire.TUNER):
+                with contextlib.suppress(redis.ResponseError):
+                    self.redis.xgroup_create(stream, group, id="0", mkstream=True)
+            self.redis.sadd(wire.STREAMS, stream)
+        self.started_at = time.time()
+        self.register()
+        self._threads = [
+            threading.Thread(target=self._renew, daemon=True, name=f"renew {self.name}"),
+            threading.Thread(target=self._work, daemon=True, name=f"work {self.name}"),
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.hold.clear()
+        for thread in self._threads:
+            thread.join()
+        with contextlib.suppress(redis.RedisError):
+            self.redis.delete(wire.worker_key(self.name))
+        self.redis.close()
+
+    def register(self) -> None:
+        measuring = self.role == "measure"
+        info: wire.WorkerInfo = {
+            "name": self.name,
+            "role": self.role,
+            "host": "here",
+            "pid": os.getpid(),
+            "started_at": self.started_at,
+            "cores": [0],
+            "device": DEVICE.to_json() if measuring else {},
+            "granted": granted(self.share).to_json() if measuring else {},
+            "share": self.share,
+            "target": TARGET if measuring else "",
+            "versions": VERSIONS,
+        }
+        self.redis.set(wire.worker_key(self.name), json.dumps(info), ex=wire.WORKER_TTL_S)
+
+    def _renew(self) -> None:
+        while not self.stopped.wait(0.5):
+            with contextlib.suppress(redis.RedisError):
+                self.register()
+
+    def _queue(self) -> str:
+        return {
+            "compile": wire.COMPILE_QUEUE,
+            "build": wire.BUILD_QUEUE,
+            "tune": wire.tune_queue(self.name),
+            "measure": wire.measure_queue(DEVICE.key, self.share),
+        }[self.role]
+
+    def _work(self) -> None:
+        _local.handle = self._handle
+        queue = Queue(self._queue(), connection=self.redis, serializer=JSONSerializer)
+        while not self.stopped.is_set():
+            try:
+                if not self.redis.llen(queue.key):
+                    self.stopped.wait(0.01)
+                    continue
+                self._worker(queue).work(burst=True, max_jobs=1, logging_level="ERROR")
+            except redis.RedisError:
+                self.stopped.wait(0.1)
+
+    def _worker(self, queue: Queue) -> SimpleWorker:
+        worker = SimpleWorker(
+            [queue],
+            name=self.name,
+            connection=self.redis,
+            serializer=JSONSerializer,
+            job_class=SimulatedJob,
+        )
+        worker.death_penalty_class = TimerDeathPenalty  # signals are for main threads
+        worker._install_signal_handlers = lambda: None  # type: ignore[method-assign]
+        self.redis.delete(worker.key)  # an earlier burst of this very worker
+        return worker
+
+    # ---- work -----------------------------------------------------------------------------------
+
+    def _handle(self, work: Any) -> None:
+        self.handled.append(work)
+        while self.hold.is_set() and not self.stopped.is_set():
+            time.sleep(0.01)
+        if self.redis.exists(wire.done_key(work["work_id"]), wire.cancel_key(work["job"])):
+            return
+        try:
+            self._handlers[work["do"]](work)
+            self.redis.set(wire.done_key(work["work_id"]), 1, ex=60)
+        except redis.RedisError:
+            self.started_at = time.time()  # a real worker ends here, and its successor is another one
+            raise
+
+    def _send(self, stream: str, event: dict[str, Any]) -> None:
+        for _ in range(2 if self.twice else 1):
+            self.redis.xadd(stream, {wire.EVENT_FIELD: json.dumps(event)})
+
+    def _enqueue(self, queue: str, work: dict[str, Any]) -> None:
+        Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(
+            wire.HANDLER, args=(work,), timeout=600, result_ttl=0
+        )
+
+    def _ingest(self, work: dict[str, Any]) -> None:
+        try:
+            model = json.loads(get_blob(self.redis, work["model"]))
+        except ValueError:
+            message = f"{work['model_name']} is not an ONNX file"
+            failed = {"event": "work_failed", "job": work["job"], "do": "ingest", "error": "BadModel"}
+            self._send(wire.SERVER_STREAM, {**failed, "message": message})
+            return
+        operators = [
+            {
+                "workload_hash": workload_hash(op["name"]),
+                "name": op["name"],
+                "weight": op["weight"],
+                "workload": json.dumps(op),
+            }
+            for op in model["operators"]
+        ]
+        event = {"event": "ingested", "job": work["job"], "target": TARGET, "target_key": TARGET_KEY}
+        self._send(wire.SERVER_STREAM, {**event, "operators": operators, "notes": ["made up"]})
+
+    def _search(self, work: dict[str, Any]) -> None:
+        name = work["workload_hash"]
+        operator = json.loads(get_blob(self.redis, wire.workload_blob(name)))
+        space = operator.get("space", 1_000_000)
+        self._tried[name].update(past["trace"] for past in work.get("history", []))
+        items = []
+        while len(items) < work["count"] and self._next[name] < space:
+            trace = json.dumps([operator["name"], self._next[name]])
+            self._next[name] += 1
+            if trace not in self._tried[name]:
+                self._tried[name].add(trace)
+                items.append({"candidate": candidate_id(name, work["target_key"], trace), "trace": trace})
+        stream = wire.tuner_stream(self.name)
+        proposed = {"event": "proposed", "job": work["job"], "lease": work["lease"], "workload_hash": name}
+        proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
+        self._send(stream, proposed)
+        same = ("lease", "job", "workload_hash", "operator", "target", "target_key", "device_key", "shares")
+        for start in range(0, len(items), 4):
+            build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": stream}
+            build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
+            self._enqueue(wire.BUILD_QUEUE, build)
+
+    def _build(self, work: dict[str, Any]) -> None:
+        same = ("lease", "job", "kind", "workload_hash", "operator", "target", "target_key", "reply")
+        artifacts = [
+            {**item, "build_secs": 0.1, "status": outcome(item["trace"]).value, "cause": "made up"}
+            for item in work["candidates"]
+        ]
+        for item in artifacts:
+            put_blob(self.redis, wire.artifact_blob(work["lease"], item["candidate"]), b"code")
+        for share in work["shares"]:
+            measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
+            measure |= {field: work[field] for field in same} | {"artifacts": artifacts}
+            self._enqueue(wire.measure_queue(work["device_key"], share), measure)
+
+    def _measure(self, work: dict[str, Any]) -> None:
+        for item in work["artifacts"]:
+            record = made_up_record(work, item["candidate"], item["trace"], Status(item["status"]), self.name)
+            event = {"event": "measured", "job": work["job"], "lease": work["lease"]}
+            self._send(work["reply"], {**event, "record": record.to_json()})
+
+    def _compile(self, work: dict[str, Any]) -> None:
+        payload = json.dumps({"manifest": work["manifest"], "variants": work["variants"]}).encode()
+        put_blob(self.redis, work["bundle"], sign(SECRET, payload))
+        self._send(wire.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
+
+    def _time_model(self, work: dict[str, Any]) -> None:
+        bundle = json.loads(open_signed(SECRET, get_blob(self.redis, work["bundle"])))
+        variants = [variant["name"] for variant in bundle["variants"]]
+        event = {"event": "model_timed", "job": work["job"], "share": work["share"]}
+        event["granted"] = granted(work["share"]).to_json()
+        event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
+        event["max_error"] = dict.fromkeys(variants, 0.0)
+        self._send(wire.SERVER_STREAM, event)
+
+
+def made_up_record(
+    work: dict[str, Any], candidate: str, trace: str, status: Status = Status.OK, worker: str = "someone"
+) -> TuningRecord:
+    kind, share = Kind(work["kind"]), work["share"]
+    secs = run_time_s(trace, share)
+    return TuningRecord(
+        record_id=record_id(work["lease"], candidate, share),
+        kind=kind,
+        candidate_id=candidate,
+        workload_hash=work["workload_hash"],
+        operator=work["operator"],
+        target=work["target"],
+        target_key=work["target_key"],
+        trace=trace,
+        device=DEVICE,
+        share=share,
+        granted=granted(share),
+        status=status,
+        cause="" if status is Status.OK else "made up",
+        run_secs=(secs, secs, secs) if status is Status.OK else (),
+        policy=FINAL_POLICY if kind is Kind.FINAL else TRIAL_POLICY,
+        anchor_ratio=1.0,
+        neighbours=0,
+        job=work["job"],
+        worker=worker,
+        measured_at=time.time(),
+        build_secs=0.1,
+        max_error=0.0 if kind is Kind.FINAL else None,
+        versions=VERSIONS,
+    )
+
+
+class SimulatedFleet:
+    """Workers by name, in threads of this process."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.workers: dict[str, SimulatedWorker] = {}
+
+    def add(self, role: str, name: str, share: str = "") -> SimulatedWorker:
+        self.workers[name] = SimulatedWorker(self.url, role, name, share).start()
+        return self.workers[name]
+
+    def remove(self, name: str) -> None:
+        self.workers.pop(name).stop()
+
+    def stop(self) -> None:
+        for name in list(self.workers):
+            self.remove(name)
+
+
+@contextlib.contextmanager
+def simulated_fleet(url: str, *, tuners: int = 1) -> Iterator[SimulatedFleet]:
+    """One worker of every role, and measurers for cpu:1 and cpu:2."""
+    fleet = SimulatedFleet(url)
+    try:
+        fleet.add("compile", "compile-1")
+        fleet.add("build", "build-1")
+        for index in range(tuners):
+            fleet.add("tune", f"tune-{index + 1}")
+        for share in ("cpu:1", "cpu:2"):
+            fleet.add("measure", f"measure-{share[-1]}", share)
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)
+    worker = SimulatedWorker(*sys.argv[1:])
+    if os.environ.get("HOLD"):
+        worker.hold.set()
+    worker.start().stopped.wait()

@@ -1,0 +1,123 @@
+"""The one-machine stack: it ends with its command, however that ends, and survives the death of its parts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli_process import (
+    await_event,
+    command_of,
+    descendants,
+    error_line,
+    events,
+    fractune,
+    parent_of,
+    start_fractune,
+    stopped_at_end,
+    users_of,
+    write_model,
+)
+from tests.redis_process import wait_until
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def start_tuning(state: Path, *more: str) -> subprocess.Popen[str]:
+    """A job that goes on for longer than any test."""
+    model = write_model(state.parent / "m.onnx")
+    where = ("--state", str(state), "--out", str(state.parent), "--json")
+    return start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", "5000", *where, *more)
+
+
+def find(process: subprocess.Popen[str], *words: str) -> int:
+    """The one descendant whose command holds all the words."""
+    (pid,) = [pid for pid in descendants(process.pid) if all(word in command_of(pid) for word in words)]
+    return pid
+
+
+def test_kill_minus_nine_of_the_command_leaves_no_process(state: Path) -> None:
+    tuning = start_tuning(state)
+    with stopped_at_end(tuning):
+        await_event(tuning, event="progress", state="tuning")
+        started = descendants(tuning.pid)
+        assert len(started) >= 8  # redis, server, four workers or more, and the children of those that have had work
+        assert any("redis-server" in command_of(pid) for pid in started)
+        tuning.kill()
+        tuning.wait()
+        wait_until(lambda: not any(parent_of(pid) for pid in started), 10)
+        assert users_of(state) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_command_cancels_its_job_and_ends_everything(state: Path, number: signal.Signals, code: int) -> None:
+    tuning = start_tuning(state)
+    with stopped_at_end(tuning):
+        await_event(tuning, event="job", state="ingesting")
+        started = descendants(tuning.pid)
+        tuning.send_signal(number)
+        _, said = tuning.communicate(timeout=30)
+    assert (tuning.returncode, said) == (code, "")
+    assert not any(parent_of(pid) for pid in started)
+    assert users_of(state) == []
+    (job,) = events(fractune("jobs", "--state", str(state), "--json"))
+    assert job["state"] == "cancelled"
+
+
+def test_redis_gone_in_mid_job_is_told_and_the_next_run_goes_on(state: Path) -> None:
+    tuning = start_tuning(state)
+    with stopped_at_end(tuning):
+        done = 0
+        while not done:
+            done = await_event(tuning, event="progress", state="tuning")["candidates_done"]
+        started = descendants(tuning.pid)
+        os.kill(find(tuning, "redis-server"), signal.SIGKILL)
+        _, said = tuning.communicate(timeout=30)
+    assert tuning.returncode == 5
+    assert said.startswith("fractune: Redis stopped: ")
+    assert "run the same command again" in said
+    assert said.count("\n") == 1
+    assert not any(parent_of(pid) for pid in started)
+    kept = events(fractune("log", "show", "--state", str(state), "--limit", "9999", "--json"))
+    assert len({record["candidate_id"] for record in kept}) >= done
+    again = start_tuning(state)
+    with stopped_at_end(again):
+        operators = 0
+        while not operators:
+            operators = await_event(again, event="operator")["trials"]
+
+
+def test_a_state_folder_in_use_is_told_with_who_uses_it(state: Path) -> None:
+    tuning = start_tuning(state)
+    with stopped_at_end(tuning):
+        await_event(tuning, event="job")
+        ended = fractune("jobs", "--state", str(state))
+        assert ended.returncode == 7
+        line = error_line(ended)
+        assert f"another fractune stack (pid {tuning.pid}) uses {state}" in line
+        address = line.partition("--server ")[2].split()[0]
+        assert len(events(fractune("jobs", "--server", address, "--json"))) == 1
+
+
+def test_parts_killed_in_mid_job_are_started_again_and_no_record_is_lost_or_doubled(state: Path) -> None:
+    model = write_model(state.parent / "m.onnx")
+    where = ("--state", str(state), "--out", str(state.parent), "--json", "--only", "conv2d")
+    tuning = start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", "40", *where)
+    parts = [("worker", "measure-cpu-1"), ("worker", "build-0"), ("worker", "--role tune"), ("cli server",)]
+    with stopped_at_end(tuning):
+        for part in parts:
+            await_event(tuning, event="progress", state="tuning")
+            os.kill(find(tuning, "tuner_client.cli", *part), signal.SIGKILL)
+        result = await_event(tuning, event="result")
+        tuning.communicate(timeout=30)
+    assert tuning.returncode == 0
+    assert result["trials"] == {"cpu:1": 40}
+    trials = events(fractune("log", "show", "--kind", "trial", "--state", str(state), "--limit", "999", "--json"))
+    assert len(trials) == len({record["candidate_id"] for record in trials}) == 40

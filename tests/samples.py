@@ -1,0 +1,46 @@
+"""Records for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tuner_core.devices import Device
+from tuner_core.records import FINAL_POLICY, Kind, Status, TuningRecord, candidate_id
+from tuner_core.shares import GrantedShare
+
+DEVICE = Device("cpu", "rocketlake", 16, 64, 512, "a processor")
+TARGET_KEY = '{"kind":"llvm","mcpu":"rocketlake"}'
+
+
+def granted(units: int, mechanism: str = "cpu") -> GrantedShare:
+    return GrantedShare(f"{mechanism}:{units}", units, 16, "core", 1 << 34, reserved=False, ids=tuple(range(units)))
+
+
+def final(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:
+    """A published record of one operator: `trace` names the schedule."""
+    record = TuningRecord(
+        record_id=f"{trace}@{units}",
+        kind=Kind.FINAL,
+        candidate_id=candidate_id("f" * 16, TARGET_KEY, trace),
+        workload_hash="f" * 16,
+        operator="conv2d",
+        target=TARGET_KEY,
+        target_key=TARGET_KEY,
+        trace=trace,
+        device=DEVICE,
+        share=f"cpu:{units}",
+        granted=granted(units),
+        status=Status.OK,
+        cause="",
+        run_secs=(secs, secs, secs),
+        policy=FINAL_POLICY,
+        anchor_ratio=1.0,
+        neighbours=0,
+        job="j1",
+        worker="w1",
+        measured_at=1_000.0,
+        max_error=0.0,
+        versions={"tvm": "0.27.0"},
+    )
+    return replace(record, **changes)

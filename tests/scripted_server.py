@@ -1,0 +1,150 @@
+"""A gRPC server that answers from a script: the remote side for tests of the client alone."""
+# ruff: noqa: ARG002, N802  - gRPC hands every handler a request and a context, and names it as in the .proto
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any, NoReturn
+
+import grpc
+
+from tuner_core.errors import FractuneError, NotFound
+from tuner_core.pb import fractune_pb2 as pb
+from tuner_core.pb import fractune_pb2_grpc as rpc
+
+
+def abort(context: grpc.ServicerContext, error: FractuneError) -> NoReturn:
+    context.set_trailing_metadata((("fractune-error", type(error).__name__),))
+    context.abort(grpc.StatusCode[error.grpc_status], str(error))
+
+
+class ScriptedServer(
+    rpc.ModelServiceServicer,
+    rpc.JobServiceServicer,
+    rpc.LogServiceServicer,
+    rpc.BundleServiceServicer,
+    rpc.FleetServiceServicer,
+):
+    """Models and bundles are kept; a watched job goes through `script`."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.models: dict[str, bytes] = {}
+        self.uploads = 0
+        self.specs: list[pb.JobSpec] = []
+        self.script: list[pb.Job] = []
+        self.cancelled: list[str] = []
+        self.bundles: dict[str, bytes] = {}
+        self.records: list[pb.Record] = []
+        self.imported: list[pb.ImportRecordsRequest] = []
+        self.filters: list[pb.RecordFilter] = []
+        self.fail_with: FractuneError | None = None
+        self.watch: Callable[[grpc.ServicerContext], Iterator[pb.Job]] | None = None
+
+    def _maybe_fail(self, context: grpc.ServicerContext) -> None:
+        if self.fail_with is not None:
+            abort(context, self.fail_with)
+
+    def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.Model:
+        self._maybe_fail(context)
+        if request.name not in self.models:
+            abort(context, NotFound(f"no {request.name}"))
+        return pb.Model(name=request.name)
+
+    def UploadModel(self, request_iterator: Iterator[pb.UploadModelRequest], context: Any) -> pb.Model:
+        header = next(request_iterator).header
+        payload = b"".join(part.data for part in request_iterator)
+        assert hashlib.sha256(payload).hexdigest() == header.sha256
+        assert len(payload) == header.size_bytes
+        self.uploads += 1
+        self.models[f"models/{header.sha256}"] = payload
+        return pb.Model(name=f"models/{header.sha256}", display_name=header.display_name)
+
+    def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.Job:
+        self.specs.append(request.spec)
+        return self.script[0]
+
+    def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.Job:
+        if request.name != self.script[-1].name:
+            abort(context, NotFound(f"no job '{request.name}'; list them with 'fractune jobs'"))
+        return self.script[-1]
+
+    def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        start = int(request.page_token or 0)
+        stop = start + min(request.page_size, 2)  # small pages, so that the client must turn them
+        token = str(stop) if stop < len(self.script) else ""
+        return pb.ListJobsResponse(jobs=self.script[start:stop], next_page_token=token)
+
+    def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.Job:
+        self.cancelled.append(request.name)
+        return pb.Job(name=request.name, state=pb.JOB_STATE_CANCELLED)
+
+    def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> Iterator[pb.Job]:
+        yield from self.watch(context) if self.watch else self.script
+
+    def ListRecords(self, request: pb.ListRecordsRequest, context: Any) -> pb.ListRecordsResponse:
+        self.filters.append(request.filter)
+        start = int(request.page_token or 0)
+        stop = start + min(request.page_size, 2)
+        token = str(stop) if stop < len(self.records) else ""
+        return pb.ListRecordsResponse(
+            records=self.records[start:stop], next_page_token=token, total_size=len(self.records)
+        )
+
+    def ExportRecords(self, request: pb.ExportRecordsRequest, context: Any) -> Iterator[pb.ExportRecordsResponse]:
+        self.filters.append(request.filter)
+        if request.with_workloads:
+            yield pb.ExportRecordsResponse(workload=pb.Workload(workload_hash="0123", json="[]"))
+        for record in self.records:
+            yield pb.ExportRecordsResponse(record=record)
+
+    def ImportRecords(
+        self, request_iterator: Iterator[pb.ImportRecordsRequest], context: Any
+    ) -> pb.ImportRecordsResponse:
+        self.imported = list(request_iterator)
+        added = sum(part.WhichOneof("part") == "record" for part in self.imported)
+        return pb.ImportRecordsResponse(added=added)
+
+    def PruneRecords(self, request: pb.PruneRecordsRequest, context: Any) -> pb.PruneRecordsResponse:
+        self.filters.append(request.filter)
+        return pb.PruneRecordsResponse(deleted=len(self.records) - request.keep_best, kept=request.keep_best)
+
+    def MatchModel(self, request: pb.MatchModelRequest, context: Any) -> pb.MatchModelResponse:
+        operator = pb.Operator(display_name="conv", weight=2, workload_hash="0123")
+        match = pb.OperatorMatch(operator=operator, how="none", reason="no published record")
+        return pb.MatchModelResponse(matches=[match])
+
+    def DownloadBundle(self, request: pb.DownloadBundleRequest, context: Any) -> Iterator[pb.DownloadBundleResponse]:
+        if request.name not in self.bundles:
+            abort(context, NotFound(f"no {request.name}"))
+        payload = self.bundles[request.name]
+        for start in range(0, len(payload), 4):
+            yield pb.DownloadBundleResponse(data=payload[start : start + 4])
+
+    def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersResponse:
+        self._maybe_fail(context)
+        return pb.ListWorkersResponse(workers=[pb.Worker(name="workers/w1", role="build", host="here", pid=1)])
+
+    def ListShares(self, request: pb.ListSharesRequest, context: Any) -> pb.ListSharesResponse:
+        return pb.ListSharesResponse()
+
+
+@contextlib.contextmanager
+def serving(servicer: ScriptedServer, address: str = "127.0.0.1:0") -> Iterator[ScriptedServer]:
+    """Serve until the block ends; `servicer.address` says where."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    rpc.add_ModelServiceServicer_to_server(servicer, server)
+    rpc.add_JobServiceServicer_to_server(servicer, server)
+    rpc.add_LogServiceServicer_to_server(servicer, server)
+    rpc.add_BundleServiceServicer_to_server(servicer, server)
+    rpc.add_FleetServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port(address)
+    servicer.address = f"127.0.0.1:{port}" if address.startswith("127.") else address
+    server.start()
+    try:
+        yield servicer
+    finally:
+        server.stop(grace=None).wait()

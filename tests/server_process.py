@@ -1,0 +1,143 @@
+"""A real server process for tests, and a client of it. `python -m tests.server_process JSON` runs the server."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+
+from tests.fleet_simulated import SECRET
+from tests.redis_process import wait_until
+from tuner_core.errors import FractuneError
+from tuner_core.pb import fractune_pb2 as pb
+from tuner_core.pb import fractune_pb2_grpc as rpc
+from tuner_server.main import ServerOptions, run_server
+
+
+class Client:
+    """Stubs of all services on one channel."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(address)
+        self.models = rpc.ModelServiceStub(self.channel)
+        self.jobs = rpc.JobServiceStub(self.channel)
+        self.log = rpc.LogServiceStub(self.channel)
+        self.bundles = rpc.BundleServiceStub(self.channel)
+        self.fleet = rpc.FleetServiceStub(self.channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+
+    def upload(self, payload: bytes, name: str = "model.onnx") -> str:
+        """The model's resource name."""
+        digest = hashlib.sha256(payload).hexdigest()
+        header = pb.ModelHeader(display_name=name, sha256=digest, size_bytes=len(payload))
+        parts = [pb.UploadModelRequest(header=header)]
+        parts += [pb.UploadModelRequest(data=payload[i : i + 1000]) for i in range(0, len(payload), 1000)]
+        return self.models.UploadModel(iter(parts)).name
+
+    def create(self, model: str, **spec: Any) -> pb.Job:
+        shares = spec.pop("shares", ["cpu:1", "cpu:2"])
+        return self.jobs.CreateJob(pb.CreateJobRequest(spec=pb.JobSpec(model=model, shares=shares, **spec)))
+
+    def job(self, name: str) -> pb.Job:
+        return self.jobs.GetJob(pb.GetJobRequest(name=name))
+
+    def wait(self, name: str, holds: Callable[[pb.Job], bool], timeout_s: float = 60.0) -> pb.Job:
+        """Poll until `holds`; the job as it is then."""
+        found = self.job(name)
+
+        def look() -> bool:
+            nonlocal found
+            found = self.job(name)
+            return holds(found)
+
+        try:
+            wait_until(look, timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(str(found)) from error
+        return found
+
+    def finish(self, name: str, timeout_s: float = 60.0) -> pb.Job:
+        """Watch the job to its end."""
+        return list(self.jobs.WatchJob(pb.WatchJobRequest(name=name), timeout=timeout_s))[-1]
+
+
+def model_bytes(*operators: tuple[str, int], space: int = 1_000_000) -> bytes:
+    """A model of the simulated fleet: operators by name and weight."""
+    entries = [{"name": name, "weight": weight, "space": space} for name, weight in operators]
+    return json.dumps({"operators": entries}).encode()
+
+
+class ServerProcess:
+    def __init__(self, redis_url: str, state: Path, **options: Any) -> None:
+        base = next(parent for parent in state.parents if parent.is_dir())
+        folder = Path(tempfile.mkdtemp(prefix="server-", dir=base))
+        ready = folder / "ready"
+        whole = {"listen": "127.0.0.1:0", "redis_url": redis_url, "state_dir": str(state), "ready_file": str(ready)}
+        self.stderr = folder / "stderr"
+        with self.stderr.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.server_process", json.dumps(whole | options)], stderr=stderr
+            )
+        try:
+            wait_until(lambda: ready.exists() or self.process.poll() is not None)
+        except TimeoutError:
+            self.kill()
+            raise
+        self.address = ready.read_text() if ready.exists() else ""
+
+    def client(self) -> Client:
+        return Client(self.address)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def said(self) -> str:
+        return self.stderr.read_text()
+
+
+@contextlib.contextmanager
+def running_server(redis_url: str, state: Path, **options: Any) -> Iterator[ServerProcess]:
+    server = ServerProcess(redis_url, state, **options)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.stop()
+
+
+def main() -> int:
+    options = json.loads(sys.argv[1])
+    for name in ("state_dir", "ready_file"):
+        options[name] = Path(options[name])
+    logging.basicConfig(level=logging.INFO)
+    try:
+        run_server(ServerOptions(secret=SECRET, **options))
+    except FractuneError as error:
+        sys.stderr.write(f"fractune: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

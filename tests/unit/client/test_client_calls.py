@@ -1,0 +1,148 @@
+"""The client against a scripted server: errors, pages, streams, files."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.client_samples import job_script, record
+from tests.scripted_server import ScriptedServer, abort, serving
+from tuner_client.client import Client, job_name
+from tuner_core.convert import record_to_proto
+from tuner_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
+from tuner_core.pb import fractune_pb2 as pb
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with serving(ScriptedServer()) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: ScriptedServer) -> Iterator[Client]:
+    with Client(server.address) as connected:
+        yield connected
+
+
+def test_a_model_is_sent_once_and_whole(client: Client, server: ScriptedServer, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(bytes(range(256)) * 10_000)
+    first, second = client.upload_model(path), client.upload_model(path)
+    assert first.name == second.name
+    assert server.models[first.name] == path.read_bytes()
+    assert server.uploads == 1
+
+
+def test_a_model_that_cannot_be_read_is_named(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=r"nothing\.onnx"):
+        client.upload_model(tmp_path / "nothing.onnx")
+
+
+@pytest.mark.parametrize("name", sorted(set(error_kinds()) - {"FractuneError"}))
+def test_every_error_of_the_server_comes_back_as_itself(client: Client, server: ScriptedServer, name: str) -> None:
+    kind = error_kinds()[name]
+    server.fail_with = kind("what is wrong; what to do")
+    with pytest.raises(kind, match="what is wrong; what to do") as caught:
+        client.workers()
+    assert type(caught.value) is kind
+
+
+def test_no_server_is_told_with_the_address_and_what_to_run() -> None:
+    with Client("127.0.0.1:1") as client, pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:1.*fractune up"):
+        client.workers()
+
+
+def test_a_server_that_does_not_answer_in_time_is_unreachable(server: ScriptedServer) -> None:
+    released = threading.Event()
+
+    def hang(*_: object) -> None:
+        released.wait(30)
+
+    server._maybe_fail = hang  # type: ignore[method-assign]
+    with Client(server.address, timeout_s=0.2) as client, pytest.raises(ServerUnreachable, match="in time"):
+        client.workers()
+    released.set()
+
+
+def test_all_pages_are_read(client: Client, server: ScriptedServer) -> None:
+    server.script = [pb.Job(name=f"jobs/{number}") for number in range(5)]
+    assert [job.name for job in client.jobs()] == [f"jobs/{number}" for number in range(5)]
+    assert len(list(client.jobs(limit=3))) == 3
+    server.records = [record_to_proto(record(f"r{number}")) for number in range(5)]
+    found, total = client.records(pb.RecordFilter(), 4)
+    assert (len(found), total) == (4, 5)
+
+
+def test_a_watched_job_is_given_until_its_end(client: Client, server: ScriptedServer) -> None:
+    server.script = job_script()
+    assert [job.revision for job in client.watch_job("j1")] == [1, 2, 3, 4]
+
+
+def test_watching_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
+    script = job_script()
+    address = f"unix:{tmp_path / 's'}"
+    first, second = ScriptedServer(), ScriptedServer()
+    second.script = script
+    gone = threading.Event()
+
+    def watch(_: grpc.ServicerContext) -> Iterator[pb.Job]:
+        yield script[0]
+        gone.wait(30)
+
+    first.watch = watch
+    with Client(address) as client:
+        with serving(first, address):
+            jobs = client.watch_job("j1")
+            assert next(jobs).revision == 1
+            gone.set()
+            first_end = threading.Event()
+        first_end.set()
+        with serving(second, address):
+            assert [job.revision for job in jobs] == [2, 3, 4]
+
+
+def test_the_servers_own_word_ends_watching(client: Client, server: ScriptedServer) -> None:
+    def watch(context: grpc.ServicerContext) -> Iterator[pb.Job]:
+        abort(context, RedisGone("Redis stopped"))
+        yield pb.Job()
+
+    server.watch = watch
+    with pytest.raises(RedisGone):
+        list(client.watch_job("j1"))
+
+
+def test_closing_the_client_ends_a_call_in_progress(server: ScriptedServer) -> None:
+    released = threading.Event()
+
+    def watch(_: grpc.ServicerContext) -> Iterator[pb.Job]:
+        yield job_script()[0]
+        released.wait(30)
+
+    server.watch = watch
+    client = Client(server.address)
+    jobs = client.watch_job("j1")
+    next(jobs)
+    threading.Timer(0.1, client.close).start()
+    with pytest.raises(ServerUnreachable):
+        next(jobs)
+    released.set()
+
+
+def test_a_bundle_arrives_whole_or_not_at_all(client: Client, server: ScriptedServer, tmp_path: Path) -> None:
+    server.bundles["bundles/b1"] = b"0123456789"
+    client.download_bundle("bundles/b1", tmp_path / "m.fractune")
+    assert (tmp_path / "m.fractune").read_bytes() == b"0123456789"
+    with pytest.raises(NotFound):
+        client.download_bundle("bundles/none", tmp_path / "n.fractune")
+    with pytest.raises(FractuneError, match="cannot write the bundle"):
+        client.download_bundle("bundles/b1", tmp_path / "missing" / "m.fractune")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.fractune"]
+
+
+def test_job_names_are_taken_with_and_without_their_collection() -> None:
+    assert job_name("j1") == job_name("jobs/j1") == "jobs/j1"

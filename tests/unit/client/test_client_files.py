@@ -1,0 +1,89 @@
+"""Files that the client writes and reads: the log as JSON lines and CSV, the picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.client_samples import record
+from tuner_client.log_files import CSV_COLUMNS, csv_row, read_jsonl, replacing, write_csv
+from tuner_client.picture import check_picture, draw_table
+from tuner_core.convert import record_to_proto
+from tuner_core.errors import BadRequest, StateUnusable
+from tuner_core.pb import fractune_pb2 as pb
+from tuner_core.records import Status
+from tuner_core.targets import target_key
+
+TIMES = {"untuned": {"cpu:1": 4e-3, "cpu:2": 3e-3}, "cpu:1": {"cpu:1": 2e-3, "cpu:2": 2e-3}, "cpu:2": {"cpu:2": 1e-3}}
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "1", "{}", '{"record": {}}', '{"workload": 3}', '{"record": {"kind": "x"}}']
+)
+def test_a_line_that_is_none_of_ours_is_named(tmp_path: Path, line: str) -> None:
+    good = json.dumps({"record": record().to_json()})
+    path = tmp_path / "log.jsonl"
+    path.write_text(f"{good}\n\n{line}\n")
+    with pytest.raises(BadRequest, match=r"log\.jsonl:3: .*nothing was imported"):
+        list(read_jsonl(path))
+
+
+def test_files_that_are_no_text_or_not_there_are_told(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name in ("binary", "none"):
+        with pytest.raises(BadRequest, match=f"cannot read .*{name}"):
+            list(read_jsonl(tmp_path / name))
+
+
+def test_csv_is_flat_and_complete(tmp_path: Path) -> None:
+    failed = record("r2", status=Status.RUN_TIMEOUT, run_secs=(), cause='late, very "late"')
+    parts = [pb.ExportRecordsResponse(record=record_to_proto(each)) for each in (record("r1"), failed)]
+    assert write_csv(parts, tmp_path / "log.csv") == 2
+    with (tmp_path / "log.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert float(first["median_s"]) == 1.1e-3
+    assert first["run_secs"] == "0.001;0.0011;0.0012"
+    assert first["device"] == "cpu-rocketlake-2u-24gib-l2.1280kib"
+    assert (second["status"], second["cause"], second["median_s"]) == ("run_timeout", 'late, very "late"', "")
+
+
+def test_every_column_has_a_value() -> None:
+    assert set(csv_row(record())) == set(CSV_COLUMNS)
+
+
+def test_a_file_is_replaced_whole_or_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+
+    def fail_in_the_middle() -> None:
+        with replacing(path) as file:
+            file.write("half")
+            raise KeyError("the middle")
+
+    with pytest.raises(KeyError):
+        fail_in_the_middle()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(StateUnusable, match="cannot write"), replacing(tmp_path / "none" / "f"):
+        pass
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_table_is_drawn(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / "deep" / f"table{suffix}"
+    check_picture(path)
+    draw_table(TIMES, "m.onnx", path)
+    assert path.stat().st_size > 5_000
+    with pytest.raises(BadRequest):
+        check_picture(tmp_path / "table.gif")
+
+
+@given(cores=st.integers(1, 512), features=st.permutations(["+avx", "-amx", "+fma"]))
+def test_a_targets_identity_does_not_depend_on_cores_or_order(cores: int, features: list[str]) -> None:
+    text = json.dumps({"kind": "llvm", "num-cores": cores, "mattr": features, "tag": ""})
+    assert target_key(text) == '{"kind":"llvm","mattr":["+avx","+fma","-amx"]}'

@@ -1,0 +1,136 @@
+"""The stack's processes: started again, given up, ended in order, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner_client import lifeline, processes
+from tuner_client.processes import Part, Running, end_in_order
+from tuner_core.errors import FractuneError, RedisGone, ShareUnavailable
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+class Parts:
+    """Starts parts and ends them with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: list[Running] = []
+
+    def start(
+        self, name: str, code: str, rank: int = 0, fatal: Callable[[str], FractuneError] | None = None
+    ) -> Running:
+        part = Part(name, lambda: python(code), self.folder / f"{name}.log", {}, rank, fatal)
+        self.running.append(Running(part))
+        return self.running[-1]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    started = Parts(tmp_path)
+    yield started
+    for each in started.running:
+        if alive(each.pid):
+            os.kill(each.pid, signal.SIGKILL)
+    end_in_order(started.running)
+
+
+def test_a_part_that_was_killed_is_started_again(parts: Parts) -> None:
+    part = parts.start("p", "import time; time.sleep(60)")
+    first = part.pid
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: (part.tend(), part.pid != first)[1])
+    assert alive(part.pid)
+
+
+def test_a_refusal_is_raised_with_its_code_and_line(parts: Parts) -> None:
+    part = parts.start("p", "import sys; sys.stderr.write('noise\\nfractune: cpu:64 is too large\\n'); sys.exit(4)")
+    with pytest.raises(ShareUnavailable, match=r"^cpu:64 is too large$"):
+        wait_until(lambda: part.tend() or False)
+
+
+def test_a_part_that_keeps_dying_is_given_up_with_its_last_words(parts: Parts) -> None:
+    part = parts.start("p", "import sys; sys.exit('no luck')")
+    with pytest.raises(FractuneError, match=r"p ended with exit code 1 \(no luck\).*given up after 5 restarts"):
+        wait_until(lambda: part.tend() or False)
+
+
+def test_a_part_that_must_not_die_raises_what_its_death_means(parts: Parts) -> None:
+    part = parts.start("redis", "import time; time.sleep(60)", fatal=RedisGone)
+    os.kill(part.pid, signal.SIGKILL)
+    with pytest.raises(RedisGone, match="killed by SIGKILL"):
+        wait_until(lambda: part.tend() or False)
+
+
+def test_parts_end_rank_by_rank_and_the_deaf_are_killed(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.5)
+    note = f"open({str(tmp_path / 'order')!r}, 'a').write"
+    obedient = (
+        "import signal, sys, time\n"
+        "def stop(*_):\n    {note}('{name} ')\n    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, stop)\nopen({ready!r}, 'w').close()\ntime.sleep(60)"
+    )
+    for name, rank in (("server", 1), ("worker", 0)):
+        parts.start(name, obedient.format(note=note, name=name, ready=str(tmp_path / f"{name}.ready")), rank)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    deaf += f"open({str(tmp_path / 'deaf.ready')!r}, 'w').close(); time.sleep(60)"
+    deaf_part = parts.start("deaf", deaf)
+    wait_until(lambda: len(list(tmp_path.glob("*.ready"))) == 3)
+    end_in_order(parts.running)
+    assert (tmp_path / "order").read_text() == "worker server "
+    assert not alive(deaf_part.pid)
+
+
+def test_kill_minus_nine_of_the_parent_ends_the_child_too(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    command = [sys.executable, lifeline.__file__, "PARENT", "sleep", "60"]
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"command = {command!r}\ncommand[2] = str(os.getpid())\n"
+        "child = subprocess.Popen(command, start_new_session=True)\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\ntime.sleep(60)"
+    )
+    parent = subprocess.Popen(python(code))
+    wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
+    child = int(pid_file.read_text())
+    wait_until(lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n")
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not alive(child))
+
+
+def test_the_launcher_starts_nothing_when_its_parent_is_gone(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    ended = subprocess.run(
+        [sys.executable, lifeline.__file__, "1", "touch", str(made)], capture_output=True, check=False
+    )
+    assert ended.returncode != 0
+    assert not made.exists()

@@ -1,0 +1,52 @@
+"""What the one-machine stack consists of: which cores go to which share."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner_client.cli.stack import default_shares
+from tuner_client.embedded import plan_cores, redis_binary, work_cores
+from tuner_core.shares import Share, parse_shares
+
+
+@pytest.mark.parametrize(
+    ("shares", "cores", "plan"),
+    [
+        ("cpu:1,cpu:2", 2, {"cpu:1": [0], "cpu:2": [0, 1]}),
+        ("cpu:1,cpu:2", 3, {"cpu:1": [0], "cpu:2": [0, 1]}),
+        ("cpu:1,cpu:2", 4, {"cpu:1": [0], "cpu:2": [1, 2]}),
+        ("cpu:8", 2, {}),
+        ("mps:25,cpu:1", 2, {"cpu:1": [0]}),
+    ],
+)
+def test_shares_get_cores_of_their_own_while_one_is_left(shares: str, cores: int, plan: dict[str, list[int]]) -> None:
+    assert plan_cores(parse_shares(shares), range(cores)) == plan
+
+
+@given(st.lists(st.integers(1, 12), unique=True, max_size=5), st.integers(1, 16))
+def test_every_share_that_fits_gets_as_many_cores_as_it_says(sizes: list[int], cores: int) -> None:
+    plan = plan_cores([Share("cpu", str(size)) for size in sizes], range(cores))
+    assert {name: len(set(given)) for name, given in plan.items()} == {f"cpu:{s}": s for s in sizes if s <= cores}
+    assert all(set(given) <= set(range(cores)) for given in plan.values())
+    owned = [core for given in plan.values() for core in given]
+    if sum(s for s in sizes if s <= cores) < cores:
+        assert len(set(owned)) == len(owned)
+
+
+def test_the_default_shares_are_shares() -> None:
+    assert parse_shares(default_shares())[0] == Share("cpu", "1")
+
+
+def test_the_redis_of_the_wheel_is_found() -> None:
+    assert redis_binary().name == "redis-server"
+
+
+@pytest.mark.parametrize(
+    ("shares", "cores", "rest"),
+    [("cpu:1,cpu:2", 2, [0, 1]), ("cpu:1,cpu:2", 4, [3]), ("cpu:4", 16, list(range(4, 16))), ("cpu:2", 2, [0, 1])],
+)
+def test_search_and_builds_stay_off_the_measured_cores(shares: str, cores: int, rest: list[int]) -> None:
+    available = list(range(cores))
+    assert work_cores(plan_cores(parse_shares(shares), available), available) == rest

@@ -1,0 +1,75 @@
+"""The state folder: held by one stack, proved writable, its secret made once."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner_client.state import SOCKET_PATH_BYTES, StateFolder, open_state, socket_dir
+from tuner_core.errors import StateUnusable
+
+_OPEN = "import sys; from pathlib import Path; from tuner_client.state import open_state\n"
+
+
+def test_the_folder_is_made_with_a_secret_that_stays(tmp_path: Path) -> None:
+    with open_state(tmp_path / "a" / "b") as folder:
+        first = folder.secret_file.read_text()
+        assert stat.S_IMODE(folder.secret_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    with open_state(tmp_path / "a" / "b") as folder:
+        assert folder.secret_file.read_text() == first
+    assert len(first.strip()) == 64
+
+
+def test_a_second_stack_is_told_who_holds_the_folder_and_where_it_serves(tmp_path: Path) -> None:
+    with open_state(tmp_path) as folder:
+        with pytest.raises(StateUnusable, match=rf"pid {os.getpid()}\).*--server HOST:PORT"), open_state(tmp_path):
+            pass
+        folder.publish_address("127.0.0.1:5")
+        with pytest.raises(StateUnusable, match=r"--server 127\.0\.0\.1:5"), open_state(tmp_path):
+            pass
+
+
+def test_the_folder_of_a_killed_stack_is_free_again(tmp_path: Path) -> None:
+    code = _OPEN + f"with open_state(Path({str(tmp_path)!r})):\n    print('held', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(StateUnusable, match=f"pid {holder.pid}"), open_state(tmp_path):
+            pass
+        holder.kill()
+    with open_state(tmp_path) as folder:
+        assert folder.lock_file.read_text() == f"{os.getpid()}\n"
+
+
+@pytest.mark.parametrize("path", ["/proc/fractune", "/dev/null/state"])
+def test_a_folder_that_cannot_be_made_is_named(path: str) -> None:
+    with pytest.raises(StateUnusable, match=f"state folder {path}: .*--state"), open_state(Path(path)):
+        pass
+
+
+def test_a_folder_that_takes_no_bytes_is_found_out_at_once(tmp_path: Path) -> None:
+    # A file size limit fails a write as a full disk does, with another errno.
+    code = (
+        "import resource\n" + _OPEN + "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        f"try:\n    open_state(Path({str(tmp_path)!r})).__enter__()\nexcept Exception as e:\n"
+        "    print(type(e).__name__, e)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"StateUnusable state folder {tmp_path}: File too large; free space there")
+
+
+def test_sockets_go_to_a_short_folder_when_the_state_path_is_too_long(tmp_path: Path) -> None:
+    with socket_dir(StateFolder(tmp_path), "redis.sock") as near:
+        assert near == tmp_path / "run"
+    deep = tmp_path / ("x" * 100)
+    with socket_dir(StateFolder(deep), "redis.sock") as short:
+        assert len(os.fsencode(short / "redis.sock")) <= SOCKET_PATH_BYTES
+        assert stat.S_IMODE(short.stat().st_mode) == 0o700
+    assert not short.exists()

@@ -1,0 +1,26 @@
+"""Every error has an exit code for scripts and a gRPC status, and finds its way back from the wire."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from tuner_core.errors import BadModel, FractuneError, error_kinds, revive
+
+KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ == "tuner_core.errors"}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_codes(kind: type[FractuneError]) -> None:
+    assert 1 <= kind.exit_code <= 9
+    assert hasattr(grpc.StatusCode, kind.grpc_status)
+
+
+def test_an_error_is_revived_by_name() -> None:
+    error = revive("BadModel", "no good")
+    assert isinstance(error, BadModel)
+    assert str(error) == "no good"
+
+
+def test_an_unknown_name_is_still_an_error_of_ours() -> None:
+    assert type(revive("Nonsense", "x")) is FractuneError

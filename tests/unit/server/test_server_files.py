@@ -1,0 +1,116 @@
+"""Model and bundle files; what imported records must look like; messages there and back."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.samples import final
+from tuner_core.convert import record_from_proto, record_to_proto, spec_from_proto, spec_to_proto, state_to_proto
+from tuner_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
+from tuner_core.jobs import JobSpec, JobState
+from tuner_core.names import Collection
+from tuner_core.pb import fractune_pb2 as pb
+from tuner_core.records import Status
+from tuner_server.blob_store import BlobStore
+from tuner_server.record_check import check_record, check_workload
+from tuner_server.services.paging import page_size, read_token, write_token
+
+PAYLOAD = b"a model" * 1000
+DIGEST = hashlib.sha256(PAYLOAD).hexdigest()
+
+
+def chunks() -> Iterator[bytes]:
+    yield PAYLOAD[:100]
+    yield PAYLOAD[100:]
+
+
+def test_a_model_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    files = BlobStore(tmp_path)
+    with pytest.raises(BadRequest, match="the bytes have SHA-256"):
+        files.add_model("0" * 64, chunks())
+    with pytest.raises(QuotaExceeded, match="limit of 500 bytes"):
+        files.add_model(DIGEST, chunks(), limit_bytes=500)
+    with pytest.raises(NotFound):
+        list(files.model(DIGEST))
+    assert files.add_model(DIGEST, chunks()) == len(PAYLOAD)
+    assert b"".join(files.model(DIGEST)) == PAYLOAD
+    assert [path.name for path in (tmp_path / "blobs").iterdir()] == [DIGEST]
+
+
+def test_a_torn_upload_of_an_earlier_server_is_cleared_away(tmp_path: Path) -> None:
+    BlobStore(tmp_path)
+    (tmp_path / "blobs" / "tmpabc").write_bytes(b"half")
+    BlobStore(tmp_path)
+    assert list((tmp_path / "blobs").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    files = BlobStore(tmp_path)
+    (tmp_path / "bundles").rmdir()
+    with pytest.raises(StateUnusable, match="bundles: No such file or directory"):
+        files.add_bundle("b", b"x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"workload_hash": "?"}, "is no workload hash"),
+        ({"candidate_id": "c"}, "candidate_id does not belong"),
+        ({"target": "llvm"}, "target is no JSON"),
+        ({"device": replace(final("a", 1, 1.0).device, units=0)}, "device lacks"),
+        ({"granted": replace(final("a", 1, 1.0).granted, units=17)}, "17 of 16 units"),
+        ({"share": "cpu:many"}, "'many' is no size"),
+        ({"run_secs": ()}, "status is 'ok' with 0 run times"),
+        ({"status": Status.CRASHED}, "status is 'crashed' with 3 run times"),
+        ({"run_secs": (1.0, -1.0)}, "run times must be above 0"),
+        ({"run_secs": (math.nan,)}, "run times must be above 0"),
+        ({"anchor_ratio": math.inf}, "must be finite"),
+        ({"measured_at": 0.0}, "measure_time is missing"),
+    ],
+)
+def test_a_doubtful_record_is_refused_by_name(changes: dict[str, object], complaint: str) -> None:
+    record = replace(final('["x"]', 1, 1.0), **{"record_id": "r1", **changes})
+    with pytest.raises(BadRequest, match=rf"^records/r1: .*{complaint}"):
+        check_record(record)
+
+
+def test_a_good_record_passes() -> None:
+    check_record(final('["x"]', 1, 1.0))
+    check_workload(pb.Workload(workload_hash="f" * 16, json="[]"))
+    with pytest.raises(BadRequest, match="no JSON"):
+        check_workload(pb.Workload(workload_hash="f" * 16, json="nope"))
+
+
+def test_records_and_jobs_there_and_back() -> None:
+    record = final("a", 1, 0.5, record_id="r1", max_error=None, clock_mhz=3, versions={"tvm": "1"})
+    assert record_from_proto(record_to_proto(record)) == record
+    spec = JobSpec("a" * 64, "net.onnx", ("cpu:1",), {"x": [1, 3]}, "llvm", 7, 8, 1.5, 9, "conv", 10, -1)
+    assert spec_from_proto(spec_to_proto(spec), "net.onnx") == spec
+    empty = spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"]), "m")
+    assert (empty.trials, empty.round_size) == (256, 16)
+    with pytest.raises(BadRequest, match="trials is -1"):
+        spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"], trials=-1), "m").check()
+    for state in JobState:
+        assert pb.JobState.Name(state_to_proto(state)) == f"JOB_STATE_{state.name}"
+
+
+def test_names_and_pages() -> None:
+    assert Collection.JOBS.parse(Collection.JOBS.of("j1")) == "j1"
+    for wrong in ("j1", "models/j1", "jobs/", "jobs/../x"):
+        with pytest.raises(BadRequest, match="write jobs/ID"):
+            Collection.JOBS.parse(wrong)
+    assert page_size(0, default=50) == 50
+    assert page_size(5000, default=50) == 1000
+    with pytest.raises(BadRequest):
+        page_size(-1, default=50)
+    assert read_token(write_token([1.5, 2]), length=2) == [1.5, 2]
+    assert read_token("", length=1) is None
+    for wrong in ("garbage!", write_token([1]), "é"):
+        with pytest.raises(BadRequest, match="page_token"):
+            read_token(wrong, length=2)

@@ -1,0 +1,156 @@
+"""Budgets, rounds and finals: decisions without I/O."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.samples import final
+from tuner_core.records import Status
+from tuner_server.scheduler import budget
+from tuner_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
+from tuner_server.scheduler.rounds import Budget, OperatorPlan, geometric_mean, joint_times, next_round
+
+SHARES = ("cpu/1of2core", "cpu/2of2core")
+
+
+def plan(name: str, weight: int = 1, trials: int = 0, secs: float = 1.0) -> OperatorPlan:
+    made = OperatorPlan(name, weight, SHARES)
+    for index in range(trials):
+        for share in SHARES:
+            made.add_trial(f"{name}{index}", share, secs)
+    return made
+
+
+@given(
+    trials=st.integers(1, 2000),
+    round_size=st.integers(1, 64),
+    held=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 300)), min_size=1, max_size=40),
+)
+def test_a_job_makes_what_was_planned_and_a_second_one_nothing(
+    trials: int, round_size: int, held: list[tuple[int, int]]
+) -> None:
+    plans = [plan(f"op{i}_", weight, 0) for i, (weight, _) in enumerate(held)]
+    for each, (_, count) in zip(plans, held, strict=True):
+        each.complete = count
+    limits = Budget(trials, 0, round_size)
+    planned = limits.remaining(plans, 0)
+    assert planned == budget.remaining(trials, [count for _, count in held])
+    made = 0
+    while (found := next_round(plans, limits, made)) is not None:
+        chosen, count = found
+        assert 1 <= count <= round_size
+        chosen.complete += count
+        made += count
+    assert made == planned <= trials
+    low, high = budget.minimum(trials, len(plans)), budget.cap(trials, len(plans))
+    for each, (_, count) in zip(plans, held, strict=True):
+        assert low <= each.complete <= max(high, count)
+    assert limits.remaining(plans, made) == 0
+
+
+@given(
+    trials=st.integers(1, 2000),
+    round_size=st.integers(1, 64),
+    spaces=st.lists(st.integers(0, 100), min_size=1, max_size=40),
+)
+def test_operators_with_few_candidates_owe_nothing_once_exhausted(
+    trials: int, round_size: int, spaces: list[int]
+) -> None:
+    """`spaces` = candidates that there are of each operator."""
+    plans = [plan(f"op{i}") for i in range(len(spaces))]
+    limits = Budget(trials, 0, round_size)
+    made = 0
+    while (found := next_round(plans, limits, made)) is not None:
+        chosen, count = found
+        got = min(count, spaces[plans.index(chosen)] - chosen.complete)
+        chosen.exhausted = got < count
+        chosen.complete += got
+        made += got
+    assert made <= trials
+    high = budget.cap(trials, len(plans))
+    assert made == trials or all(each.exhausted or each.complete >= high for each in plans)
+
+
+@given(more=st.integers(1, 500), round_size=st.integers(1, 64), operators=st.integers(1, 30))
+def test_more_goes_on_whatever_the_log_holds(more: int, round_size: int, operators: int) -> None:
+    plans = [plan(f"op{i}_") for i in range(operators)]
+    for each in plans:
+        each.complete = 10_000
+    limits = Budget(1, more, round_size)
+    made = 0
+    while (found := next_round(plans, limits, made)) is not None:
+        made += found[1]
+    assert made == more
+
+
+def test_first_every_operator_to_its_minimum_the_heavy_ones_first() -> None:
+    plans = [plan("light", 1), plan("heavy", 9)]
+    limits = Budget(40, 0, 16)
+    first = next_round(plans, limits, 0)
+    assert first is not None
+    assert (first[0].workload_hash, first[1]) == ("heavy", 10)
+    plans[1].busy, plans[1].in_flight = True, 10
+    second = next_round(plans, limits, 0)
+    assert second is not None
+    assert (second[0].workload_hash, second[1]) == ("light", 10)
+    plans[0].busy, plans[0].in_flight = True, 10
+    assert next_round(plans, limits, 0) is None
+
+
+def test_the_larger_expected_saving_goes_next_and_gains_decide_once_known() -> None:
+    slow, fast = plan("slow", 1, trials=8, secs=2.0), plan("fast", 1, trials=8, secs=1.0)
+    limits = Budget(32, 0, 8)
+    found = next_round([slow, fast], limits, 0)
+    assert found is not None
+    assert found[0] is slow
+    for _ in range(2):
+        slow.end_round(2.0)  # gained nothing
+    found = next_round([slow, fast], limits, 0)
+    assert found is not None
+    assert found[0] is fast
+
+
+def test_exhausted_and_forbidden_operators_are_left_out() -> None:
+    plans = [plan("a"), plan("b")]
+    plans[0].exhausted = True
+    assert next_round(plans, Budget(8, 0, 4), 0, lambda each: each.workload_hash != "b") is None
+
+
+def test_a_trial_known_twice_counts_once() -> None:
+    made = plan("a")
+    for _ in range(2):
+        made.add_trial("c", SHARES[0], 1.0)
+        assert made.complete == 0
+    made.add_trial("c", "cpu/9of9core", 0.1)
+    made.add_trial("c", SHARES[1], math.inf)
+    assert made.complete == 1
+    assert made.best_s == 1.0
+
+
+def test_joint_times_need_every_share_and_mark_failures() -> None:
+    times = {"both": dict(zip(SHARES, (1.0, 4.0), strict=True)), "one": {SHARES[0]: 1.0}}
+    times["failed"] = dict(zip(SHARES, (1.0, math.inf), strict=True))
+    assert joint_times(times, SHARES) == {"both": 2.0, "failed": 0.0}
+    assert geometric_mean([]) is None
+
+
+def test_contestants_are_the_best_few_of_each_share_and_the_untuned() -> None:
+    ranked = [final(f"t{place}", 1, 1.0 + place) for place in range(BEST_PER_SHARE + 2)]
+    best = {"cpu/1of16core": ranked, "cpu/2of16core": [final("other", 2, 1.0), final("t0", 2, 2.0)]}
+    names = [record.trace for record in ranked]
+    assert list(contestants(best, [], "untuned").values()) == ["", *names[:BEST_PER_SHARE], "other"]
+    wrong = replace(ranked[0], status=Status.WRONG_OUTPUT, run_secs=())
+    assert list(contestants(best, [wrong], "untuned").values()) == ["", *names[1 : BEST_PER_SHARE + 1], "other"]
+
+
+def test_settled_needs_every_contestant_at_every_share() -> None:
+    finals = [final("a", 1, 1.0), final("a", 2, 1.0)]
+    shares = [record.granted.key for record in finals]
+    chosen = {finals[0].candidate_id}
+    assert settled(chosen, finals, shares)
+    assert not settled(chosen, finals[:1], shares)
+    assert not settled({*chosen, "other"}, finals, shares)

@@ -1,0 +1,329 @@
+"""The store's contract. A further database inherits the suite and gives its own factory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import event, text
+
+from tests.redis_process import wait_until
+from tests.samples import DEVICE, TARGET_KEY, final, granted
+from tuner_core.errors import BadRequest, NotFound, StateUnusable
+from tuner_core.jobs import JobSpec, JobState, OperatorTask
+from tuner_core.records import Kind, Status, TuningRecord
+from tuner_server.store.filters import RecordFilter
+from tuner_server.store.folder import StateFolder
+from tuner_server.store.log import LogKey, Page
+from tuner_server.store.models import IngestedModel, IngestKey, StoredModel
+from tuner_server.store.rounds import Round
+from tuner_server.store.store import Store, sqlite_url
+from tuner_server.store.stored_job import StoredJob, StoredOperator
+from tuner_server.store.tables import metadata
+
+KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
+EVERYTHING = RecordFilter()
+
+
+def trial(trace: str, units: int, secs: float, **changes: object) -> TuningRecord:
+    fields = {"record_id": f"trial {trace}@{units}", "kind": Kind.TRIAL, **changes}
+    return replace(final(trace, units, secs), **fields)
+
+
+def failed(trace: str, units: int) -> TuningRecord:
+    return trial(trace, units, 1.0, status=Status.RUN_FAILED, cause="crashed", run_secs=())
+
+
+def job(name: str, **changes: object) -> StoredJob:
+    spec = JobSpec(model="a" * 64, model_name="net.onnx", shares=("cpu:2", "cpu:1"))
+    made = StoredJob(name, spec, 1.0, DEVICE, {"cpu:2": granted(2), "cpu:1": granted(1)}, "llvm")
+    return replace(made, **changes)
+
+
+class StoreContract:
+    @pytest.fixture
+    def make(self) -> Callable[[], Store]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, make: Callable[[], Store]) -> Iterator[Store]:
+        store = make()
+        yield store
+        store.close()
+
+    # ---- records ----
+
+    def test_a_record_comes_back_whole_also_after_a_restart(self, make: Callable[[], Store]) -> None:
+        records = [final("a", 1, 0.5, versions={"tvm": "x"}, max_error=1e-6), failed("b", 2)]
+        first = make()
+        assert first.log.add(records) == 2
+        first.close()
+        second = make()
+        assert list(second.log.all(EVERYTHING)) == records
+        second.close()
+
+    def test_a_record_that_is_there_stays_as_it_is(self, store: Store) -> None:
+        assert store.log.add([trial("a", 1, 1.0)]) == 1
+        assert store.log.add([trial("a", 1, 9.0), trial("b", 1, 2.0)]) == 1
+        assert [record.median_s for record in store.log.all(EVERYTHING)] == [1.0, 2.0]
+        ids = ["trial a@1", "trial none@1"]
+        assert store.log.existing(ids) == {"trial a@1"}
+
+    def test_best_trials_one_for_each_candidate_fastest_first(self, store: Store) -> None:
+        again = replace(trial("a", 1, 5.0), record_id="again")
+        store.log.add([trial("a", 1, 1.0), again, trial("b", 1, 0.5), failed("c", 1), trial("d", 2, 0.1)])
+        best = store.log.best_trials(KEY, granted(1).key, 9)
+        assert [(record.trace, record.median_s) for record in best] == [("b", 0.5), ("a", 1.0)]
+        assert len(store.log.best_trials(KEY, granted(1).key, 1)) == 1
+
+    def test_look_ups_keep_to_their_workload_target_and_device(self, store: Store) -> None:
+        other = replace(DEVICE, isa="zen")
+        store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0, device=other), trial("c", 1, 3.0, target_key="{}")])
+        store.log.add([trial("d", 1, 4.0, workload_hash="0" * 16), final("e", 1, 5.0)])
+        assert [row.median_s for row in store.log.trials(KEY)] == [1.0]
+        assert [record.trace for record in store.log.finals(KEY.workload_hash)] == ["e"]
+        candidate = trial("a", 1, 1.0).candidate_id
+        assert store.log.traces(KEY, [candidate, "none"]) == {candidate: "a"}
+
+    def test_look_ups_use_an_index(self, store: Store) -> None:
+        queries = [
+            "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND share_key='s' ORDER BY median_s",
+            "SELECT * FROM records WHERE record_id='a'",
+            "SELECT * FROM records WHERE job='a'",
+            "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
+            "SELECT * FROM records ORDER BY median_s, seq LIMIT 1",
+            "SELECT * FROM jobs WHERE state IN ('queued')",
+            "SELECT * FROM jobs WHERE id='a'",
+            "SELECT * FROM rounds WHERE job='a'",
+        ]
+        with store.database.read() as connection:
+            for query in queries:
+                plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {query}")))
+                assert "INDEX" in plan, query
+                assert "TEMP B-TREE" not in plan, query
+
+    @pytest.mark.parametrize("fastest_first", [True, False])
+    def test_pages_bring_everything_once(self, store: Store, fastest_first: bool) -> None:  # noqa: FBT001
+        store.log.add([trial(f"t{i}", 1, 1.0 + i % 3) for i in range(10)] + [failed("x", 1), failed("y", 1)])
+        found: list[TuningRecord] = []
+        after: Page | None = None
+        while True:
+            part, after = store.log.page(EVERYTHING, 5, after, fastest_first=fastest_first)
+            found += part
+            if after is None:
+                break
+        assert len({record.record_id for record in found}) == len(found) == 12
+        if fastest_first:
+            assert [r.median_s for r in found] == sorted(r.median_s for r in found)
+
+    def test_filters(self, store: Store) -> None:
+        store.log.add([final("a", 1, 1.0), trial("b", 2, 1.0, operator="dense_3", job="j2")])
+        store.jobs.create(job("j"))
+        store.jobs.save(store.jobs.get("j"), [StoredOperator("f" * 16, "conv2d", 1, selected=True)])
+
+        def count(chosen: RecordFilter) -> int:
+            return store.log.count(chosen)
+
+        assert count(RecordFilter(kind=Kind.FINAL)) == 1
+        assert count(RecordFilter(operator="dense")) == 1
+        assert count(RecordFilter(operator="f" * 16)) == 2
+        assert count(RecordFilter(operator="den%3")) == 0
+        assert count(RecordFilter(share="cpu:2")) == 1
+        assert count(RecordFilter(device="rocket")) == 2
+        assert count(RecordFilter(job="j2")) == 1
+        assert count(RecordFilter(model="a" * 64)) == count(RecordFilter(model="net")) == 2
+        assert count(RecordFilter(model="other")) == 0
+
+    def test_prune_keeps_the_fastest_and_what_is_published(self, store: Store) -> None:
+        store.log.add([trial(f"t{i}", 1, 1.0 + i) for i in range(4)] + [trial("u", 2, 9.0), final("f", 1, 1.0)])
+        assert store.log.prune(EVERYTHING, 2, dry_run=True) == (2, 4)
+        assert store.log.count(EVERYTHING) == 6
+        assert store.log.prune(EVERYTHING, 2, dry_run=False) == (2, 4)
+        assert sorted(record.trace for record in store.log.all(EVERYTHING)) == ["f", "t0", "t1", "u"]
+        assert store.log.prune(RecordFilter(kind=Kind.FINAL), 0, dry_run=False) == (1, 0)
+
+    def test_import_is_all_or_nothing(self, store: Store) -> None:
+        stranger = trial("b", 1, 1.0, workload_hash="0" * 16)
+        with pytest.raises(BadRequest, match=f"records/{stranger.record_id}: workload 0000"):
+            store.log.import_all([("f" * 16, "[]")], [trial("a", 1, 1.0), stranger])
+        assert store.log.count(EVERYTHING) == 0
+        with pytest.raises(NotFound):
+            store.log.workload("f" * 16)
+        assert store.log.import_all([("f" * 16, "[1]")], [trial("a", 1, 1.0)]) == 1
+        assert store.log.import_all([], [trial("a", 1, 1.0)]) == 0
+        assert store.log.workload("f" * 16) == "[1]"
+
+    def test_newest(self, store: Store) -> None:
+        assert store.log.newest("cpu:1") is None
+        store.log.add([trial("a", 1, 1.0), trial("b", 1, 1.0), trial("c", 2, 1.0)])
+        newest = store.log.newest("cpu:1")
+        assert newest is not None
+        assert newest.trace == "b"
+        assert store.log.newest_of_kind("cpu") is not None
+        assert store.log.newest_of_kind("cuda") is None
+
+    # ---- jobs ----
+
+    def test_a_job_comes_back_whole(self, store: Store) -> None:
+        made = job("j", notes=["a"], timings={"cpu:1": {"run_secs": {"untuned": [1.0]}}})
+        store.jobs.create(made)
+        found = store.jobs.get("j")
+        assert found == made
+        assert list(found.granted) == ["cpu:2", "cpu:1"]
+        assert found.cores == 2
+
+    def test_an_end_is_final(self, store: Store) -> None:
+        store.jobs.create(job("j"))
+        loaded = store.jobs.get("j")
+        store.jobs.save_round(Round("l", "j", Kind.TRIAL, "w", "i", 4))
+        assert store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "enough")
+        assert not store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "again")
+        loaded.state = JobState.DONE
+        assert not store.jobs.save(loaded)
+        found = store.jobs.get("j")
+        assert (found.state, found.message, found.revision) == (JobState.CANCELLED, "enough", 2)
+        assert store.jobs.open_ids() == set()
+        assert store.jobs.rounds("j") == []
+
+    def test_each_save_is_a_revision(self, store: Store) -> None:
+        store.jobs.create(job("j"))
+        loaded = store.jobs.get("j")
+        operators = [StoredOperator("w", "conv", 2, selected=True, best_s={"cpu:1": 1.0})]
+        assert store.jobs.save(loaded, operators)
+        assert store.jobs.revision("j") == loaded.revision == 2
+        assert store.jobs.operators("j") == operators
+        assert store.jobs.revision("none") == 0
+        with pytest.raises(NotFound, match="no job 'none'"):
+            store.jobs.get("none")
+
+    def test_rounds(self, store: Store) -> None:
+        waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4)
+        store.jobs.save_round(waiting)
+        assert store.jobs.rounds("j") == [waiting]
+        proposed = replace(waiting, candidates=["a", "b"])
+        store.jobs.save_round(proposed)
+        assert store.jobs.rounds("j") == [proposed]
+        store.jobs.drop_round("l")
+        assert store.jobs.rounds("j") == []
+
+    def test_job_pages(self, store: Store) -> None:
+        for name in "abc":
+            store.jobs.create(job(name))
+        first, end = store.jobs.page(2, None, open_only=False)
+        second, last = store.jobs.page(2, end, open_only=False)
+        assert [found.id for found in first + second] == ["c", "b", "a"]
+        assert last is None
+
+    # ---- models ----
+
+    def test_models_and_what_ingest_found(self, store: Store) -> None:
+        store.models.add(StoredModel("s", "net.onnx", 5))
+        store.models.add(StoredModel("s", "other name", 5))
+        assert store.models.get("s").display_name == "net.onnx"
+        with pytest.raises(NotFound, match="upload it first"):
+            store.models.get("none")
+        key = IngestKey("s", {"x": [1, 3]}, "llvm")
+        assert store.models.find_ingested(key) is None
+        found = IngestedModel("t", "k", [OperatorTask("w", "conv", 2)], ["note"])
+        store.models.save_ingested(key, found)
+        assert store.models.find_ingested(key) == found
+        assert store.models.find_ingested(replace(key, inputs={"x": [1, 4]})) is None
+
+
+class TestSqliteStore(StoreContract):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: Store(sqlite_url(tmp_path))
+
+    def test_the_migrations_make_the_tables(self, store: Store) -> None:
+        with store.database.read() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+    def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:
+        store.log.add([trial("a", 1, 1.0)])
+        store.close()
+
+        @event.listens_for(store.database.engine, "connect")
+        def _small(connection: object, _: object) -> None:
+            connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
+
+        with pytest.raises(StateUnusable, match=r"fractune\.db: database or disk is full; free some space"):
+            store.log.add([trial("x" * 1_000_000, 1, 1.0, record_id="b")])
+        assert store.log.count(EVERYTHING) == 1
+
+    def test_a_read_only_database_is_said_in_one_line(self, store: Store) -> None:
+        @event.listens_for(store.database.engine, "connect")
+        def _read_only(connection: object, _: object) -> None:
+            connection.execute("PRAGMA query_only=1")  # type: ignore[attr-defined]
+
+        store.close()
+        with pytest.raises(StateUnusable, match="readonly database; make the folder writable"):
+            store.log.add([trial("a", 1, 1.0)])
+
+    def test_what_was_committed_survives_a_kill(self, tmp_path: Path) -> None:
+        writer = (
+            "import sys, pathlib\n"
+            "from tests.unit.server.test_server_store import trial\n"
+            "from tuner_server.store.store import Store, sqlite_url\n"
+            "store = Store(sqlite_url(pathlib.Path(sys.argv[1])))\n"
+            "for i in range(10**6):\n"
+            "    store.log.add([trial(f't{i}', 1, 1.0)])\n"
+            "    print(i, flush=True)\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", writer, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        ) as process:
+            assert process.stdout is not None
+            said = [process.stdout.readline() for _ in range(20)]
+            process.send_signal(signal.SIGKILL)
+            said += process.stdout.readlines()
+        committed = int(said[-1]) + 1
+        store = Store(sqlite_url(tmp_path))
+        assert store.log.count(EVERYTHING) in (committed, committed + 1)
+        store.close()
+
+    def test_two_thousand_records_a_second(self, store: Store) -> None:
+        batches = [[trial(f"t{n}.{i}", 1, 1.0, cause="x" * 4000) for i in range(200)] for n in range(10)]
+        began = time.monotonic()
+        for batch in batches:
+            store.log.add(batch)
+        assert time.monotonic() - began < 1.0
+
+
+class TestStateFolder:
+    def test_a_second_server_is_refused_until_the_first_has_gone(self, tmp_path: Path) -> None:
+        with (
+            StateFolder(tmp_path / "state"),
+            pytest.raises(StateUnusable, match=rf"in use by another server \(pid {os.getpid()}\)"),
+        ):
+            StateFolder(tmp_path / "state")
+        StateFolder(tmp_path / "state").close()
+
+    def test_a_killed_server_leaves_no_lock(self, tmp_path: Path) -> None:
+        holder = "import sys, pathlib, time\nfrom tuner_server.store.folder import StateFolder\n"
+        holder += "f = StateFolder(pathlib.Path(sys.argv[1]))\ntime.sleep(600)\n"
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "state")], env=env) as process:
+            wait_until(lambda: (tmp_path / "state" / "lock").exists() and _is_locked(tmp_path / "state"))
+            process.kill()
+        StateFolder(tmp_path / "state").close()
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        StateFolder(folder).close()
+    except StateUnusable:
+        return True
+    return False

@@ -1,0 +1,301 @@
+"""Recorder, trimmer and reaper on a real Redis."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from rq import Queue, SimpleWorker
+from rq.serializers import JSONSerializer
+
+from tests.fleet_simulated import DEVICE, made_up_record
+from tests.redis_process import running_redis, wait_until
+from tuner_core import wire
+from tuner_core.jobs import JobSpec
+from tuner_core.records import Kind, Status, TuningRecord
+from tuner_core.shares import GrantedShare
+from tuner_server.fleet import Fleet
+from tuner_server.losses import report_loss
+from tuner_server.queues import WorkQueues
+from tuner_server.reaper import ATTEMPTS, Reaper
+from tuner_server.recorder import Recorder
+from tuner_server.store.filters import RecordFilter
+from tuner_server.store.store import Store, sqlite_url
+from tuner_server.store.stored_job import StoredJob
+from tuner_server.trimmer import trim
+
+STREAM = wire.tuner_stream("tune-1")
+BUILD: wire.BuildWork = {
+    "do": "build",
+    "work_id": "work1",
+    "lease": "lease1",
+    "job": "job1",
+    "kind": "trial",
+    "workload_hash": "f" * 16,
+    "operator": "conv2d",
+    "target": "{}",
+    "target_key": "{}",
+    "device_key": DEVICE.key,
+    "shares": ["cpu:1", "cpu:2"],
+    "candidates": [{"candidate": "c1", "trace": "[1]"}, {"candidate": "c2", "trace": "[2]"}],
+    "reply": STREAM,
+}
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
+
+
+@pytest.fixture
+def connection(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        connection.sadd(wire.STREAMS, STREAM)
+        yield connection
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(sqlite_url(tmp_path))
+    yield store
+    store.close()
+
+
+def record(candidate: str, share: str = "cpu:1") -> TuningRecord:
+    return made_up_record({**BUILD, "share": share}, candidate, f'["{candidate}"]')
+
+
+def send(connection: redis.Redis, *records: TuningRecord, stream: str = STREAM) -> None:
+    for each in records:
+        event = {"event": "measured", "job": "job1", "lease": "lease1", "record": each.to_json()}
+        connection.xadd(stream, {wire.EVENT_FIELD: json.dumps(event)})
+
+
+def count(store: Store) -> int:
+    return store.log.count(RecordFilter())
+
+
+# ---- recorder ----
+
+
+def test_results_are_committed_before_they_are_acknowledged(connection: redis.Redis, store: Store) -> None:
+    send(connection, record("a"), record("b"))
+    send(connection, record("c"), stream=wire.SERVER_STREAM)
+    recorder = Recorder(connection, store.log)
+    batches = [recorder.poll(10) for _ in range(2)]  # first what was left over, then what is new
+    assert [len(batch.arrivals) for batch in batches] == [0, 3]
+    assert count(store) == 3
+    assert connection.xpending(STREAM, wire.RECORDER)["pending"] == 2
+    recorder.acknowledge(batches[1])
+    assert connection.xpending(STREAM, wire.RECORDER)["pending"] == 0
+
+
+def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: redis.Redis, store: Store) -> None:
+    send(connection, record("a"))
+    first = Recorder(connection, store.log)
+    first.poll(10)
+    assert len(first.poll(10).arrivals) == 1
+    second = Recorder(connection, store.log)
+    batch = second.poll(10)
+    assert [arrival.record for arrival in batch.arrivals] == [record_of(store)]
+    second.acknowledge(batch)
+    assert second.poll(10).arrivals == []
+    assert count(store) == 1
+
+
+def record_of(store: Store) -> TuningRecord:
+    return next(store.log.all(RecordFilter()))
+
+
+def test_an_unreadable_entry_is_dropped_and_the_others_are_kept(
+    connection: redis.Redis, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection.xadd(STREAM, {wire.EVENT_FIELD: "no JSON"})
+    connection.xadd(STREAM, {"other": "field"})
+    connection.xadd(STREAM, {wire.EVENT_FIELD: json.dumps({"event": "measured", "record": {"record_id": "x"}})})
+    send(connection, record("a"))
+    recorder = Recorder(connection, store.log)
+    recorder.poll(10)
+    batch = recorder.poll(10)
+    recorder.acknowledge(batch)
+    assert count(store) == 1
+    assert caplog.text.count("dropped an unreadable entry") == 3
+    assert connection.xpending(STREAM, wire.RECORDER)["pending"] == 0
+
+
+def test_two_thousand_results_a_second(connection: redis.Redis, store: Store) -> None:
+    send(connection, *(record(f"c{index}") for index in range(4000)))
+    recorder = Recorder(connection, store.log)
+    recorder.poll(10)
+    began = time.monotonic()
+    while count(store) < 4000:
+        recorder.acknowledge(recorder.poll(10))
+    assert 4000 / (time.monotonic() - began) >= 2000
+
+
+# ---- trimmer ----
+
+
+def test_a_stream_is_cut_to_what_some_group_still_needs(connection: redis.Redis, store: Store) -> None:
+    connection.xgroup_create(STREAM, wire.TUNER, id="0", mkstream=True)
+    send(connection, *(record(f"c{index}") for index in range(10)))
+    recorder = Recorder(connection, store.log)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    trim(connection, recorder, alive=["tune-1"], needed=[])
+    assert connection.xlen(STREAM) == 10
+    entries = connection.xreadgroup(wire.TUNER, "tune-1", {STREAM: ">"}, count=6)
+    assert entries
+    connection.xack(STREAM, wire.TUNER, *[entry for entry, _ in connection.xrange(STREAM, count=4)])
+    trim(connection, recorder, alive=["tune-1"], needed=[])
+    assert connection.xlen(STREAM) == 6
+
+
+def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
+    connection: redis.Redis, store: Store
+) -> None:
+    send(connection, record("a"))
+    recorder = Recorder(connection, store.log)
+    recorder.poll(10)
+    trim(connection, recorder, alive=[], needed=[])
+    assert connection.exists(STREAM)
+    recorder.acknowledge(recorder.poll(10))
+    trim(connection, recorder, alive=[], needed=["tune-1"])
+    assert connection.exists(STREAM)
+    trim(connection, recorder, alive=[], needed=[])
+    assert not connection.exists(STREAM)
+    assert not connection.sismember(wire.STREAMS, STREAM)
+    assert recorder.poll(10).arrivals == []
+
+
+# ---- reaper ----
+
+
+def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
+    """Take the next build work as RQ's worker does, and never end it."""
+    queue = Queue(wire.BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
+    worker = SimpleWorker([queue], name=name, connection=connection, serializer=JSONSerializer)
+    found = worker.dequeue_job_and_maintain_ttl(timeout=None)
+    assert found is not None
+    if start:
+        worker.prepare_execution(found[0])
+        worker.prepare_job_execution(found[0], remove_from_intermediate_queue=True)
+
+
+def alive(name: str, started_at: float) -> Fleet:
+    info = {"name": name, "role": "build", "started_at": started_at, "host": "", "pid": 0, "cores": []}
+    return Fleet([{**info, "device": {}, "granted": {}, "share": "", "target": "", "versions": {}}])  # type: ignore[list-item]
+
+
+def waiting(connection: redis.Redis) -> int:
+    return connection.llen(f"rq:queue:{wire.BUILD_QUEUE}")
+
+
+def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection)
+    given_up: list[wire.Work] = []
+    reaper = Reaper(connection, queues, given_up.append)
+    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    reaper.sweep(alive("w1", started_at=0.0))
+    assert waiting(connection) == 0
+    for attempt in range(ATTEMPTS):
+        assert given_up == []
+        reaper.sweep(Fleet(()))
+        if attempt < ATTEMPTS - 1:
+            assert waiting(connection) == 1
+            take(connection, f"w{attempt + 2}")
+    assert given_up == [BUILD]
+    assert not queues.has(BUILD["work_id"])
+    assert queues.idle()
+
+
+def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection)
+    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    Reaper(connection, queues, lambda _: None).sweep(alive("w1", started_at=time.time() + 1))
+    assert waiting(connection) == 1
+
+
+def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) -> None:
+    """Redis went away while the worker began: it waits for work again, and the work counts as started."""
+    queues = WorkQueues(connection)
+    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    reaper = Reaper(connection, queues, lambda _: None)
+    reaper.sweep(alive("w1", started_at=0.0))
+    assert waiting(connection) == 0
+    connection.hset("rq:worker:w1", "state", "idle")
+    reaper.sweep(alive("w1", started_at=0.0))
+    assert waiting(connection) == 1
+
+
+def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner_server.reaper._STUCK_S", 0.2)
+    queues = WorkQueues(connection)
+    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    take(connection, "w1", start=False)
+    reaper = Reaper(connection, queues, lambda _: None)
+    reaper.sweep(alive("w1", started_at=0.0))
+    assert waiting(connection) == 0
+    assert not queues.idle()
+
+    def swept() -> bool:
+        reaper.sweep(alive("w1", started_at=0.0))
+        return waiting(connection) == 1
+
+    wait_until(swept)
+
+
+def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.Redis, store: Store) -> None:
+    spec = JobSpec(model="a" * 64, model_name="m", shares=("cpu:1", "cpu:2"))
+    granted = {share: GrantedShare(share, int(share[-1]), 2, "core", 1, reserved=False) for share in spec.shares}
+    job = StoredJob("job1", spec, 1.0, DEVICE, granted, "llvm")
+    report_loss(connection, BUILD, lambda _: job)
+    recorder = Recorder(connection, store.log)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    found = list(store.log.all(RecordFilter()))
+    assert {(each.candidate_id, each.share) for each in found} == {
+        (candidate, share) for candidate in ("c1", "c2") for share in spec.shares
+    }
+    assert {(each.status, each.kind) for each in found} == {(Status.CRASHED, Kind.TRIAL)}
+    assert connection.exists(wire.done_key("work1"))
+
+
+def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection)
+    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    queues.withdraw("work1")
+    assert queues.idle()
+    assert not queues.has("work1")
+    assert connection.exists(wire.done_key("work1"))
+
+
+def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection)
+    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    connection.set(wire.cancel_key("job1"), 1)
+    Reaper(connection, queues, lambda _: None).sweep(Fleet(()))
+    assert queues.idle()
+    assert not queues.has("work1")
+
+
+def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection)
+    for name in ("tune-1", "tune-2"):
+        queues.enqueue(wire.tune_queue(name), {**BUILD, "work_id": name})
+    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    queues.drop_tuners_but(["tune-2"])
+    assert [queues.has(name) for name in ("tune-1", "tune-2", "work1")] == [False, True, True]
+    queues.clear()
+    assert queues.idle()

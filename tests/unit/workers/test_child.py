@@ -1,0 +1,88 @@
+"""The supervised child: real processes that answer, hang, crash and are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.redis_process import wait_until
+from tests.worker_processes import alive
+from tuner_core.errors import ShareUnavailable
+from workers.child import CallFailed, Child, ChildDied, ChildTimeout
+
+MODULE = "tests.child_module"
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child(MODULE)
+    yield child
+    child.stop()
+
+
+def test_a_call_is_answered_and_the_process_stays(child: Child) -> None:
+    assert child.call("echo", 20, value=[1, "x", None]) == [1, "x", None]
+    pid = child.pid
+    assert child.call("pid", 20) == pid
+    assert child.generation == 1
+
+
+def test_an_exception_fails_the_call_and_not_the_child(child: Child) -> None:
+    with pytest.raises(CallFailed, match=r"^ValueError: the first line$"):
+        child.call("fail", 20)
+    with pytest.raises(ShareUnavailable, match="not here"):
+        child.call("refuse", 20)
+    assert child.call("echo", 20, value=1) == 1
+    assert child.generation == 1
+
+
+def test_a_hang_is_killed_with_all_that_it_started(child: Child, tmp_path: Path) -> None:
+    note = tmp_path / "grandchild"
+    child.ensure()
+    with pytest.raises(ChildTimeout, match=r"within 0\.5 s"):
+        child.call("hang", 0.5, note=str(note))
+    grandchild = int(note.read_text())
+    wait_until(lambda: not alive(grandchild))
+    assert child.call("echo", 20, value=2) == 2
+    assert child.generation == 2
+
+
+def test_a_crash_names_its_signal_and_is_survived(child: Child) -> None:
+    with pytest.raises(ChildDied, match="SIGSEGV"):
+        child.call("crash", 20)
+    with pytest.raises(ChildDied, match="exit code 3"):
+        child.call("leave", 20)
+    assert child.call("echo", 20, value=3) == 3
+
+
+def test_a_child_killed_between_calls_is_replaced(child: Child) -> None:
+    child.ensure()
+    pid = child.pid or 0
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+    assert child.call("echo", 20, value=4) == 4
+    assert child.generation == 2
+
+
+def test_the_child_is_recycled() -> None:
+    recycled = Child(MODULE, recycle_calls=2)
+    pids = {recycled.call("pid", 20) for _ in range(4)}
+    recycled.stop()
+    assert len(pids) == 2
+
+
+def test_a_child_that_cannot_start_says_why() -> None:
+    child = Child("tests.no_such_module")
+    with pytest.raises(CallFailed, match="no_such_module"):
+        child.ensure()
+
+
+def test_stop_leaves_nothing(child: Child) -> None:
+    child.ensure()
+    pid = child.pid or 0
+    child.stop()
+    assert not alive(pid)

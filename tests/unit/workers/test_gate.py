@@ -1,0 +1,99 @@
+"""A measurement owns its cores: against real processes, because the locks belong to processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.redis_process import wait_until
+from workers.gate import Gate
+
+_HOLD = """
+import sys
+from pathlib import Path
+from workers.gate import Gate
+how, folder, host, cores = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), [int(c) for c in sys.argv[4].split(",")]
+with getattr(Gate(folder, host), how)(cores) as neighbours:
+    print("in", neighbours, flush=True)
+    sys.stdin.read()
+"""
+
+
+class Holder:
+    """A process that passes the gate and stays until `leave`."""
+
+    def __init__(self, how: str, folder: Path, cores: str, host: int = 8) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _HOLD, how, str(folder), str(host), cores],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def enter(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def waits(self) -> bool:
+        """True once the process blocks in flock."""
+        return "flock" in Path(f"/proc/{self.process.pid}/syscall").read_text() or self._state() == "S"
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+    def leave(self) -> None:
+        self.process.communicate("")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_builds_share_cores_and_a_measurement_does_not(tmp_path: Path) -> None:
+    first, second = Holder("working", tmp_path, "0"), Holder("working", tmp_path, "0")
+    assert first.enter() == second.enter() == "in None"
+    measuring = Holder("measuring", tmp_path, "0")
+    first.leave()
+    second.leave()
+    assert measuring.enter() == "in 0"
+    measuring.leave()
+
+
+def test_other_cores_are_free_and_neighbours_are_counted(tmp_path: Path) -> None:
+    one, other, build = (
+        Holder("measuring", tmp_path, "0"),
+        Holder("measuring", tmp_path, "1,2"),
+        Holder("working", tmp_path, "3"),
+    )
+    assert {one.enter(), other.enter()} <= {"in 0", "in 1"}
+    assert build.enter() == "in None"
+    third = Holder("measuring", tmp_path, "4")
+    assert third.enter() == "in 2"
+    for holder in (one, other, build, third):
+        holder.leave()
+
+
+@pytest.mark.parametrize(("host", "free"), [(2, False), (8, True)])
+def test_on_a_small_host_a_measurement_has_all_cores(tmp_path: Path, host: int, *, free: bool) -> None:
+    measuring = Holder("measuring", tmp_path, "0", host)
+    assert measuring.enter() == "in 0"
+    gate = Gate(tmp_path, host)
+    held = gate._is_held("core-1")
+    assert held is not free
+    measuring.leave()
+
+
+def test_a_killed_holder_frees_its_cores(tmp_path: Path) -> None:
+    measuring = Holder("measuring", tmp_path, "0")
+    assert measuring.enter() == "in 0"
+    waiting = Holder("working", tmp_path, "0")
+    wait_until(waiting.waits)
+    measuring.kill()
+    assert waiting.enter() == "in None"
+    waiting.leave()
+    again = Holder("measuring", tmp_path, "0")
+    assert again.enter() == "in 0"
+    again.leave()

@@ -1,0 +1,215 @@
+"""What ONNX files are refused with which words, and which open shapes are settled how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tuner_core.errors import BadModel
+from workers.children.ingest import load_model
+
+Dim = int | str | None
+FLOAT = TensorProto.FLOAT
+
+
+def tensor(name: str, dims: list[Dim] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, FLOAT, dims)
+
+
+def model(
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    weights: dict[str, np.ndarray] | None = None,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", inputs, [tensor(nodes[-1].output[0], None)])
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in (weights or {}).items())
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[onnx.ModelProto | bytes], Path]:
+    def write(contents: onnx.ModelProto | bytes) -> Path:
+        path = tmp_path / "model.onnx"
+        path.write_bytes(contents if isinstance(contents, bytes) else contents.SerializeToString())
+        return path
+
+    return write
+
+
+Save = Callable[[onnx.ModelProto | bytes], Path]
+
+
+def relu(*inputs: onnx.ValueInfoProto) -> onnx.ModelProto:
+    names = [value.name for value in inputs]
+    node = helper.make_node("Sum", names, ["y"]) if len(names) > 1 else helper.make_node("Relu", names, ["y"])
+    return model([node], list(inputs))
+
+
+def input_shapes(path: Path, shapes: dict[str, list[int]]) -> list[list[int]]:
+    return [[int(dim) for dim in param.ty.shape] for param in load_model(path, shapes)["main"].params]
+
+
+def refusal(path: Path, shapes: dict[str, list[int]] | None = None) -> str:
+    with pytest.raises(BadModel) as caught:
+        load_model(path, shapes)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{path.name}: ")
+    return message
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "nothing.onnx")
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (b"", "is empty"),
+        (b"hello, I am a letter\n", "is a text file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(64)), "is not an ONNX file"),
+        (b"\xff" * 100, "is not an ONNX file"),
+        (b"PK\x03\x04" + b"\0" * 60, "damaged or truncated archive"),
+        (b"{not json", "is no IRModule as JSON"),
+    ],
+)
+def test_what_is_no_model_is_said_to_be_none(save: Save, contents: bytes, words: str) -> None:
+    assert words in refusal(save(contents))
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.5, 0.05])
+def test_a_truncated_file(save: Save, kept: float) -> None:
+    whole = model(
+        [helper.make_node("Gemm", ["x", "w"], ["y"])],
+        [tensor("x", [1, 64])],
+        {"w": np.ones((64, 64), np.float32)},
+    ).SerializeToString()
+    assert "truncated" in refusal(save(whole[: int(len(whole) * kept)]))
+
+
+def test_weights_in_another_file(save: Save) -> None:
+    bad = model(
+        [helper.make_node("Gemm", ["x", "w"], ["y"])], [tensor("x", [1, 8])], {"w": np.ones((8, 8), np.float32)}
+    )
+    weight = bad.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="../../etc/passwd")
+    assert "weight 'w' lies in another file; save the model as one file" in refusal(save(bad))
+
+
+def test_an_unsupported_operator_is_named_with_its_node(save: Save) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="fine"),
+        helper.make_node("StringNormalizer", ["a"], ["b"], name="encoder/words"),
+        helper.make_node("Det", ["b"], ["y"]),
+    ]
+    message = refusal(save(model(nodes, [tensor("x", [4, 4])])))
+    assert "node 'encoder/words' has operator StringNormalizer" in message
+    assert "also unsupported: Det" in message
+
+
+def test_an_unsupported_operator_without_a_name_is_named_by_its_output(save: Save) -> None:
+    message = refusal(save(model([helper.make_node("Det", ["x"], ["y"])], [tensor("x", [4, 4])])))
+    assert "node with output 'y' has operator Det" in message
+
+
+def test_a_node_that_the_importer_stumbles_over_is_named(save: Save) -> None:
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], name="head")
+    message = refusal(save(model([node], [tensor("x", [1, 8])], {"w": np.ones((3, 8), np.float32)})))
+    assert "node 'head' (Gemm)" in message
+
+
+def test_constant_outputs_are_nothing_to_tune(save: Save) -> None:
+    nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Cast", ["s"], ["y"], to=FLOAT)]
+    assert "nothing to tune" in refusal(save(model(nodes, [tensor("x", [4, 4])])))
+
+
+def test_open_dimensions_are_listed_with_what_to_write(save: Save) -> None:
+    message = refusal(save(relu(tensor("x", ["batch", 3, None]))))
+    assert "the inputs are x [batch, 3, ?]" in message
+    assert "--input x=" in message
+
+
+def test_an_input_of_unknown_rank_takes_any_shape(save: Save) -> None:
+    path = save(relu(tensor("x", None)))
+    assert "x [rank unknown]" in refusal(path)
+    assert input_shapes(path, {"x": [2, 5]}) == [[2, 5]]
+
+
+def test_a_name_that_is_no_input(save: Save) -> None:
+    message = refusal(save(relu(tensor("x", ["batch", 3]))), {"y": [1, 3]})
+    assert "no input is named 'y'; the inputs are x [batch, 3]" in message
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ([1, 3, 4], "has rank 2 [batch, 3], but 1,3,4 has 3"),
+        ([1, 4], "dimension 1 is 3 in the model [batch, 3], but 1,4 makes it 4"),
+        ([0, 3], "dimension 0 is no size"),
+        ([-1, 3], "dimension -1 is no size"),
+    ],
+)
+def test_shapes_that_contradict_the_model(save: Save, shape: list[int], words: str) -> None:
+    message = refusal(save(relu(tensor("x", ["batch", 3]))), {"x": shape})
+    assert words in message
+
+
+def test_a_named_dimension_is_the_same_at_every_input(save: Save) -> None:
+    path = save(relu(tensor("a", ["batch", 3]), tensor("b", ["batch", 3])))
+    assert input_shapes(path, {"a": [2, 3]}) == [[2, 3], [2, 3]]
+    assert "dimension 'batch' is 2 at input 'a' and 4 at input 'b'" in refusal(path, {"a": [2, 3], "b": [4, 3]})
+
+
+def test_question_marks_are_no_names(save: Save) -> None:
+    assert input_shapes(save(relu(tensor("x", ["?", 3, "?"]))), {"x": [1, 3, 7]}) == [[1, 3, 7]]
+
+
+def test_fixed_shapes_need_no_words(save: Save) -> None:
+    assert input_shapes(save(relu(tensor("x", [2, 3]))), {}) == [[2, 3]]
+
+
+def test_shape_arithmetic_is_folded_away(save: Save) -> None:
+    """Shape -> Cast -> Slice -> Cast -> Concat -> Reshape, as PaddlePaddle exports it: onnxslim stops half-way."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Cast", ["s"], ["s32"], to=TensorProto.INT32),
+        helper.make_node("Slice", ["s32", "zero", "one"], ["first"]),
+        helper.make_node("Cast", ["first"], ["first64"], to=TensorProto.INT64),
+        helper.make_node("ConstantOfShape", ["one"], ["rest"], value=numpy_helper.from_array(np.array([-1]))),
+        helper.make_node("Concat", ["first64", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["flat"]),
+        helper.make_node("Relu", ["flat"], ["y"]),
+    ]
+    weights = {"zero": np.array([0]), "one": np.array([1])}
+    mod = load_model(save(model(nodes, [tensor("x", ["n", 3, 5])], weights)), {"x": [2, 3, 5]})
+    assert [int(dim) for dim in mod["main"].ret_ty.shape] == [2, 15]
+
+
+def test_an_if_over_a_constant_takes_one_branch(save: Save) -> None:
+    then = helper.make_graph([helper.make_node("Relu", ["x"], ["a"])], "t", [], [tensor("a", None)])
+    otherwise = helper.make_graph([helper.make_node("Det", ["x"], ["b"])], "e", [], [tensor("b", None)])
+    node = helper.make_node("If", ["yes"], ["y"], then_branch=then, else_branch=otherwise)
+    mod = load_model(save(model([node], [tensor("x", [2, 2])], {"yes": np.array(1, dtype=bool)})))
+    assert "relu" in mod.script()
+    assert "if " not in mod.script()
+
+
+def test_softmax_of_an_old_opset_keeps_its_old_meaning(save: Save) -> None:
+    """Before opset 13 Softmax ran over all dimensions from its axis on; TVM's importer knows the later rule only."""
+    import tvm
+    from tvm import relax
+
+    path = save(model([helper.make_node("Softmax", ["x"], ["y"])], [tensor("x", [1, 3, 4])], opset=9))
+    machine = relax.VirtualMachine(tvm.relax.build(load_model(path), "llvm"), tvm.cpu())
+    x = np.random.default_rng(0).standard_normal((1, 3, 4), np.float32)
+    expected = np.exp(x) / np.exp(x).sum()
+    np.testing.assert_allclose(machine["main"](tvm.runtime.tensor(x)).numpy(), expected, rtol=1e-5)

@@ -1,0 +1,117 @@
+"""Operators of a module: their names to the log, and weights lifted out of the code."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.s_tir import meta_schedule as ms
+from tvm.script import ir as I  # noqa: N812  TVM's own names in scripts
+from tvm.script import relax as R  # noqa: N812
+from tvm.script import tirx as T  # noqa: N812
+
+from tuner_core.errors import BadModel
+from workers.children.passes import extract, prepare, workload_hash
+from workers.children.target import default_target
+from workers.children.weights import lift_weights
+
+TARGET = default_target(1)
+
+
+def layers(widths: list[int]) -> tvm.IRModule:
+    """Dense layers with a ReLU each; layers of equal shape are the same operator."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([1, widths[0]], "float32"))
+    rng = np.random.default_rng(0)
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = x
+            for before, after in itertools.pairwise(widths):
+                weight = relax.const(rng.standard_normal((before, after), np.float32))
+                out = builder.emit(relax.op.nn.relu(builder.emit(relax.op.matmul(out, weight))))
+            result = builder.emit_output(out)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def test_equal_operators_are_one_with_their_weights_added() -> None:
+    operators = extract(prepare(layers([16, 16, 16, 16, 8]), TARGET), TARGET)
+    assert sorted(operator.weight for operator in operators) == [1, 3]
+    assert len({operator.workload_hash for operator in operators}) == 2
+
+
+def test_an_operator_has_the_same_hash_in_two_models() -> None:
+    """Whatever it is called there, and whatever the weights hold."""
+    small = {operator.workload_hash for operator in extract(prepare(layers([16, 32]), TARGET), TARGET)}
+    large = {operator.workload_hash for operator in extract(prepare(layers([8, 4, 16, 32]), TARGET), TARGET)}
+    assert len(small) == 1
+    assert small < large
+
+
+def test_hashes_are_the_same_in_another_process() -> None:
+    program = (
+        "from tests.unit.workers.test_ingest_passes import *\n"
+        "print(*[o.workload_hash for o in extract(prepare(layers([16, 32, 8]), default_target(2)), default_target(2))])"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    assert printed == [operator.workload_hash for operator in extract(prepare(layers([16, 32, 8]), TARGET), TARGET)]
+    assert all(len(name) == 16 for name in printed)
+
+
+def kernel_with(constant: float) -> tvm.IRModule:
+    @T.prim_func(s_tir=True)
+    def main(a: T.Buffer((8,), "float32")) -> None:
+        for i in T.serial(8):
+            with T.sblock("block"):
+                v = T.axis.spatial(8, i)
+                a[v] = T.float32(constant)
+
+    return tvm.IRModule({"main": main})
+
+
+def test_constants_inside_an_operator_tell_it_apart() -> None:
+    assert workload_hash(kernel_with(1.0)) == workload_hash(kernel_with(1.0))
+    assert workload_hash(kernel_with(1.0)) != workload_hash(kernel_with(2.0))
+
+
+def test_the_workload_is_metaschedules_own() -> None:
+    operator = extract(prepare(layers([16, 32]), TARGET), TARGET)[0]
+    workload = ms.database.Workload.from_json(json.loads(operator.workload_json))
+    assert workload_hash(workload.mod) == operator.workload_hash
+    assert operator.flops >= 2 * 16 * 32
+
+
+def test_a_model_without_operators_has_nothing_to_tune() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 8), "float32"):  # noqa: N805
+            return x
+
+    with pytest.raises(BadModel, match="nothing to tune"):
+        extract(prepare(Module, TARGET), TARGET)
+
+
+def test_lifted_weights_give_the_same_output() -> None:
+    prepared = prepare(layers([16, 32, 8]), TARGET)
+    lifted, weights = lift_weights(prepared)
+    assert [list(weight.shape) for weight in weights] == [[16, 32], [32, 8]]
+    assert [param.name for param in lifted["main"].params] == ["x", "weight0", "weight1"]
+    x = tvm.runtime.tensor(np.random.default_rng(1).standard_normal((1, 16), np.float32))
+    before = relax.VirtualMachine(tvm.relax.build(prepared, TARGET), tvm.cpu())["main"](x)
+    after = relax.VirtualMachine(tvm.relax.build(lifted, TARGET), tvm.cpu())["main"](x, *weights)
+    np.testing.assert_array_equal(before.numpy(), after.numpy())
+    assert before.numpy().any()
+
+
+def test_lifting_changes_no_operator() -> None:
+    prepared = prepare(layers([16, 32, 8]), TARGET)
+    lifted, _ = lift_weights(prepared)
+    assert extract(lifted, TARGET) == extract(prepared, TARGET)

@@ -1,0 +1,118 @@
+"""Real worker processes for tests, and small real work for them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.redis_process import wait_until
+from tuner_core.wire import WorkerInfo, worker_key
+
+SECRET = b"a secret for tests"
+
+_MAIN = """
+import sys
+from pathlib import Path
+from tuner_core.errors import FractuneError
+from workers.main import WorkerOptions, run_worker
+name, role, url, gate, share, cores = sys.argv[1:]
+try:
+    run_worker(WorkerOptions(role, url, b"a secret for tests", share or None,
+        [int(c) for c in cores.split(",")] if cores else None, Path(gate), name))
+except FractuneError as error:
+    sys.stderr.write(f"fractune: {error}\\n")
+    raise SystemExit(error.exit_code)
+"""
+
+
+class WorkerProcess:
+    """One worker process; `kill` is kill -9."""
+
+    def __init__(self, name: str, role: str, url: str, gate: Path, share: str = "", cores: str = "") -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _MAIN, name, role, url, str(gate), share, cores],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def info(self, connection: redis.Redis) -> WorkerInfo:
+        """What the worker says of itself, once it is ready."""
+        wait_until(lambda: connection.exists(worker_key(self.name)) or self.process.poll() is not None, 60)
+        info: WorkerInfo = json.loads(connection.get(worker_key(self.name)) or "{}")
+        return info
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def children(self) -> list[int]:
+        """Process ids of the worker's own children."""
+        return [pid for pid in _pids() if _parent(pid) == self.process.pid]
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(20)
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextlib.contextmanager
+def worker(name: str, role: str, url: str, gate: Path, share: str = "", cores: str = "") -> Iterator[WorkerProcess]:
+    process = WorkerProcess(name, role, url, gate, share, cores)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+def matmul_workload(size: int) -> dict[str, Any]:
+    """A small real operator: its hash and MetaSchedule's workload as JSON, made in a process of its own."""
+    code = f"""
+import json, tvm
+from tvm import te
+from tvm.s_tir import meta_schedule as ms
+from workers.children.passes import _operator
+from workers.children.target import default_target, target_key
+a = te.placeholder(({size}, {size}), name="a")
+b = te.placeholder(({size}, {size}), name="b")
+k = te.reduce_axis((0, {size}), name="k")
+c = te.compute(({size}, {size}), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+mod = tvm.IRModule({{"main": te.create_prim_func([a, b, c])}})
+op = _operator("matmul", 1, mod)
+target = default_target(2)
+facts = {{"hash": op.workload_hash, "json": op.workload_json, "target": str(target), "key": target_key(target)}}
+print(json.dumps(facts))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    workload: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return workload

@@ -1,0 +1,42 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner_core.errors import BadRequest
+
+State = Annotated[
+    Path | None, typer.Option("--state", help="Folder of the one-machine stack (default: user data folder).")
+]
+Server = Annotated[
+    str | None,
+    typer.Option("--server", metavar="HOST:PORT", help="Use this server instead of a stack of our own."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open."),
+]
+Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
+
+
+def parse_inputs(texts: list[str] | None) -> dict[str, list[int]]:
+    """Read `NAME=1,3,224,224` options. Raises BadRequest for another form or a name given twice."""
+    shapes: dict[str, list[int]] = {}
+    for text in texts or []:
+        name, equals, dims = text.rpartition("=")
+        if not equals or not name:
+            raise BadRequest(f"--input '{text}': write NAME=1,3,224,224")
+        if name in shapes:
+            raise BadRequest(f"--input '{text}': the shape of '{name}' is given twice")
+        try:
+            shapes[name] = [int(dim) for dim in dims.split(",")] if dims else []
+        except ValueError:
+            raise BadRequest(f"--input '{text}': '{dims}' is no list of whole numbers such as 1,3,224,224") from None
+        if any(dim < 1 for dim in shapes[name]):
+            raise BadRequest(f"--input '{text}': every size must be at least 1")
+    return shapes

@@ -1,0 +1,54 @@
+"""A client for one command: of the server that the user named, or of a stack started for the command."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner_client.client import Client
+from tuner_client.embedded import Stack, StackOptions, running_stack
+from tuner_client.state import default_state_dir
+from tuner_core.errors import BadRequest, ServerUnreachable
+
+_VERDICT_S = 1.0
+"""how long a lost connection waits for the stack to say what broke"""
+
+
+@contextlib.contextmanager
+def session(
+    state: Path | None,
+    server: str | None,
+    *,
+    shares: tuple[str, ...] = (),
+    compile: bool = False,  # noqa: A002  - the role's name
+    search: bool = False,
+) -> Iterator[Client]:
+    """Connect to `server`, or run a stack in `state` with just the workers asked for.
+
+    Raises BadRequest when both are given, else what Client and running_stack raise; a broken stack is told as
+    such, not as the lost connection that follows from it.
+    """
+    if server is not None:
+        if state is not None:
+            raise BadRequest("--state and --server exclude each other: a server has a state folder of its own")
+        with Client(server) as client:
+            yield client
+        return
+    options = StackOptions(state or default_state_dir(), shares=shares, compile=compile, search=search)
+    with running_stack(options) as stack, Client(stack.address) as client:
+        stack.on_failure(client.close)
+        with failures_told(stack):
+            yield client
+
+
+@contextlib.contextmanager
+def failures_told(stack: Stack) -> Iterator[None]:
+    """Raise what broke the stack in place of the lost connection that follows from it."""
+    try:
+        yield
+    except ServerUnreachable:
+        failure = stack.failure(_VERDICT_S)
+        if failure is not None:
+            raise failure from None
+        raise

@@ -1,0 +1,74 @@
+"""Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them.
+
+The one module of the client that imports the server and the workers, and only when it is called: the client
+alone is installed without them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from tuner_core.errors import FractuneError
+
+
+def become_server(
+    listen: str,
+    redis_url: str,
+    state_dir: Path,
+    secret: bytes,
+    *,
+    database_url: str | None,
+    insecure: bool,
+    resume: bool,
+    ready_file: Path | None,
+) -> None:
+    """Serve until stopped. Raises BadRequest for the address, StateUnusable for the folder, RedisGone."""
+    _require("rq", "sqlalchemy")
+    from tuner_server.main import ServerOptions, run_server
+
+    run_server(
+        ServerOptions(
+            listen=listen,
+            redis_url=redis_url,
+            state_dir=state_dir,
+            database_url=database_url,
+            secret=secret,
+            insecure=insecure,
+            resume=resume,
+            ready_file=ready_file,
+        )
+    )
+
+
+def become_worker(
+    role: str,
+    redis_url: str,
+    secret: bytes,
+    *,
+    share: str | None,
+    cores: list[int] | None,
+    gate_dir: Path | None,
+    name: str | None,
+) -> None:
+    """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
+    _require("rq", "tvm")
+    from workers.main import WorkerOptions, run_worker
+
+    run_worker(
+        WorkerOptions(
+            role=role,
+            redis_url=redis_url,
+            secret=secret,
+            share=share,
+            cores=cores,
+            gate_dir=gate_dir,
+            name=name,
+        )
+    )
+
+
+def _require(*modules: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FractuneError(f"this part needs {', '.join(missing)}; install 'fractune[local]'")

@@ -1,0 +1,48 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from rich.console import Console
+
+_WIDTH_OF_A_PIPE = 180
+"""no terminal, no width: wide enough for whole names"""
+
+
+def table_console() -> Console:
+    """Where tables go: standard output, as wide as the terminal."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
+
+
+def time_text(secs: float | None) -> str:
+    """`12.3 us`, `4.56 ms`, `1.20 s`; `-` for a time that is not known."""
+    if secs is None or not math.isfinite(secs) or secs <= 0:
+        return "-"
+    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+        if secs < limit:
+            return f"{_three_digits(secs * factor)} {unit}"
+    return f"{_three_digits(secs)} s"
+
+
+def _three_digits(value: float) -> str:
+    """`1.20`, `10.0`, `270`: as many decimals as three digits leave."""
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def span_text(secs: float) -> str:
+    """A span that people wait for: `42 s`, `3 min 05 s`."""
+    whole = max(round(secs), 0)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def ratio_text(slower: float | None, faster: float | None) -> str:
+    """`1.54x`; `-` when one of the times is not known."""
+    if not slower or not faster or not math.isfinite(slower / faster):
+        return "-"
+    return f"{slower / faster:.2f}x"
+
+
+def counts_text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"

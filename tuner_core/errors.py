@@ -1,0 +1,96 @@
+"""Every error that fractune tells a user about.
+
+    FractuneError                 exit code, gRPC status
+    ├── BadRequest                2   INVALID_ARGUMENT      an option, a budget, a filter
+    ├── BadModel                  3   INVALID_ARGUMENT      the model file, its shapes, its operators
+    ├── ShareUnavailable          4   FAILED_PRECONDITION   unknown, too large, not verifiable, offered by no worker
+    ├── ServerUnreachable         5   UNAVAILABLE           no server, or it went away
+    │   └── RedisGone             5   UNAVAILABLE           the queue went away
+    ├── JobFailed                 6   ABORTED               a job ended without a result
+    │   └── JobCancelled          6   CANCELLED             somebody cancelled it
+    ├── StateUnusable             7   FAILED_PRECONDITION   state folder: read-only, in use, disk full
+    │   └── QuotaExceeded         7   RESOURCE_EXHAUSTED    a size or a count over its limit
+    ├── BadBundle                 8   INVALID_ARGUMENT      torn, or for another processor
+    └── NotFound                  9   NOT_FOUND             no such job, model, bundle, record
+
+The exit codes are a promise to scripts; `docs/exit-codes.md` lists them for users.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FractuneError(Exception):
+    """An error with one clear line for the user: what is wrong with which value, and what to do next."""
+
+    exit_code: ClassVar[int] = 1
+    grpc_status: ClassVar[str] = "INTERNAL"
+
+
+class BadRequest(FractuneError):
+    exit_code = 2
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class BadModel(FractuneError):
+    exit_code = 3
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class ShareUnavailable(FractuneError):
+    exit_code = 4
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class ServerUnreachable(FractuneError):
+    exit_code = 5
+    grpc_status = "UNAVAILABLE"
+
+
+class RedisGone(ServerUnreachable):
+    pass
+
+
+class JobFailed(FractuneError):
+    exit_code = 6
+    grpc_status = "ABORTED"
+
+
+class JobCancelled(JobFailed):
+    grpc_status = "CANCELLED"
+
+
+class StateUnusable(FractuneError):
+    exit_code = 7
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class QuotaExceeded(StateUnusable):
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class BadBundle(FractuneError):
+    exit_code = 8
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class NotFound(FractuneError):
+    exit_code = 9
+    grpc_status = "NOT_FOUND"
+
+
+def error_kinds() -> dict[str, type[FractuneError]]:
+    """Every error class by name: how an error is named on the wire and found again on the other side."""
+    kinds: dict[str, type[FractuneError]] = {}
+    pending: list[type[FractuneError]] = [FractuneError]
+    while pending:
+        kind = pending.pop()
+        kinds[kind.__name__] = kind
+        pending.extend(kind.__subclasses__())
+    return kinds
+
+
+def revive(name: str, message: str) -> FractuneError:
+    """The error that `name` (a class name) and `message` describe; a plain FractuneError for an unknown name."""
+    return error_kinds().get(name, FractuneError)(message)

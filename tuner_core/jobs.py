@@ -1,0 +1,92 @@
+"""Jobs: what a user asks for (`JobSpec`), where it stands (`JobState`), and the operators it is about."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tuner_core.errors import BadRequest
+from tuner_core.shares import Share
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    INGESTING = "ingesting"
+    TUNING = "tuning"
+    FINISHING = "finishing"
+    """winners are checked and measured again, alone"""
+    COMPILING = "compiling"
+    TIMING = "timing"
+    """the whole model is timed at every share"""
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def open(self) -> bool:
+        return self not in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A request: a model, a target, a set of shares, a budget, a priority."""
+
+    model: str
+    """SHA-256 of the model file, 64 hex digits"""
+    model_name: str
+    shares: tuple[str, ...]
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    """shapes for the inputs whose dimensions the model leaves open"""
+    target: str = ""
+    """TVM's target as text; empty = the measuring worker's own processor"""
+    trials: int = 256
+    """candidates to have measured over all operators, those already in the log counted in"""
+    more: int = 0
+    """candidates to measure beyond what the log holds; replaces `trials` when above 0"""
+    minutes: float = 0.0
+    """stop searching after this long; 0 = no limit"""
+    round_size: int = 16
+    """candidates a round"""
+    only: str = ""
+    """tune just the operators whose name contains this"""
+    seed: int = 0
+    priority: int = 0
+    """higher goes first"""
+
+    def check(self) -> None:
+        """Raises BadRequest for a budget, a round or a share that cannot be meant."""
+        for name in ("trials", "round_size"):
+            if getattr(self, name) <= 0:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.more < 0:
+            raise BadRequest(f"more is {self.more}; it must be at least 1, or 0 to leave it out")
+        if self.minutes < 0:
+            raise BadRequest(f"minutes is {self.minutes}; it must be above 0, or 0 for no limit")
+        if not self.shares:
+            raise BadRequest("no share named; name at least one, such as cpu:1")
+        for share in self.shares:
+            Share.parse(share)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "shares": list(self.shares)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> JobSpec:
+        return cls(**{**data, "shares": tuple(data["shares"])})
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """A workload in a model, with its weight: how often it occurs."""
+
+    workload_hash: str
+    name: str
+    weight: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> OperatorTask:
+        return cls(**data)

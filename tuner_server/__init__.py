@@ -1,0 +1,1 @@
+"""The server: gRPC services, scheduler, recorder, tuning log. It never imports TVM."""

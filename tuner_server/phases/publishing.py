@@ -1,0 +1,187 @@
+"""Publishing: the winners are compiled into a bundle, and the whole model is timed at every share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import Any
+
+from tuner_core import bundles
+from tuner_core.blobs import get_blob, has_blob, put_blob
+from tuner_core.jobs import JobState
+from tuner_core.match import Match, find_match
+from tuner_core.records import TuningRecord
+from tuner_core.signing import open_signed, sign
+from tuner_core.wire import (
+    COMPILE_QUEUE,
+    Compiled,
+    CompileWork,
+    ModelTimed,
+    TimeModelWork,
+    VariantItem,
+    measure_queue,
+)
+from tuner_server.deps import Deps
+from tuner_server.job_run import JobRun
+from tuner_server.phases.ingesting import send_model
+from tuner_server.queues import WorkQueues
+
+_log = logging.getLogger(__name__)
+
+Matches = dict[str, dict[str, Match]]
+"""by share, then by workload hash"""
+
+
+class PublishingPhase:
+    """One thread only."""
+
+    def __init__(self, deps: Deps, queues: WorkQueues) -> None:
+        self._deps = deps
+        self._queues = queues
+
+    def compile(self, run: JobRun) -> None:
+        """Ask for the bundle, unless the very same one was made before."""
+        if "compile" in run.asked:
+            return
+        matches = self._matches(run)
+        variants = _variants(matches)
+        bundle = _bundle_id(run, variants)
+        if self._deps.files.has_bundle(bundle):
+            self._take_bundle(run, bundle)
+            return
+        work_id = f"{run.id}-compile-{run.attempts['compile']}"
+        if not self._queues.has(work_id):
+            send_model(self._deps, run.job.spec.model)
+            self._queues.enqueue(COMPILE_QUEUE, self._compile_work(run, work_id, bundle, matches, variants))
+        run.attempts["compile"] += 1
+        run.asked.add("compile")
+
+    def take_compiled(self, run: JobRun, event: Compiled) -> None:
+        """Keep the bundle, its signature checked. Raises Unsigned or NotFound."""
+        bundle = event["bundle"]
+        payload = open_signed(self._deps.secret, get_blob(self._deps.redis, bundle))
+        self._deps.files.add_bundle(bundle, payload)
+        self._take_bundle(run, bundle)
+
+    def time(self, run: JobRun) -> None:
+        """Ask for the timings, one share after the other: the model is timed alone."""
+        waiting = [share for share in run.shares if share not in run.job.timings]
+        if not waiting:
+            run.end(JobState.DONE)
+            return
+        share = waiting[0]
+        if share in run.asked:
+            return
+        work_id = f"{run.id}-time{run.shares.index(share)}-{run.attempts[share]}"
+        if not self._queues.has(work_id):
+            self._send_bundle(run.job.bundle)
+            work: TimeModelWork = {
+                "do": "time_model",
+                "work_id": work_id,
+                "job": run.id,
+                "share": share,
+                "bundle": run.job.bundle,
+            }
+            self._queues.enqueue(measure_queue(run.job.device.key, share), work)
+        run.attempts[share] += 1
+        run.asked.add(share)
+
+    def take_timed(self, run: JobRun, event: ModelTimed) -> None:
+        if event["share"] in run.shares:
+            run.job.timings[event["share"]] = {
+                "granted": event["granted"],
+                "run_secs": event["run_secs"],
+                "max_error": event["max_error"],
+            }
+            run.dirty = True
+
+    def _take_bundle(self, run: JobRun, bundle: str) -> None:
+        run.job.bundle = bundle
+        run.enter(JobState.TIMING)
+
+    def _send_bundle(self, bundle: str) -> None:
+        """Put the bundle where the measuring workers find it, signed."""
+        if not has_blob(self._deps.redis, bundle):
+            payload = b"".join(self._deps.files.bundle(bundle))
+            put_blob(self._deps.redis, bundle, sign(self._deps.secret, payload))
+
+    def _matches(self, run: JobRun) -> Matches:
+        finals = {op.workload_hash: self._deps.store.log.finals(op.workload_hash) for op in run.operators}
+        return {
+            share: {
+                name: find_match(records, granted, run.job.device.key, run.job.target_key)
+                for name, records in finals.items()
+            }
+            for share, granted in run.job.granted.items()
+        }
+
+    def _compile_work(
+        self, run: JobRun, work_id: str, bundle: str, matches: Matches, variants: list[VariantItem]
+    ) -> CompileWork:
+        spec = run.job.spec
+        return {
+            "do": "compile",
+            "work_id": work_id,
+            "job": run.id,
+            "model": spec.model,
+            "model_name": spec.model_name,
+            "inputs": spec.inputs,
+            "target": run.job.target,
+            "bundle": bundle,
+            "manifest": _manifest(run, matches),
+            "variants": variants,
+            "records": [record.to_json() for record in _published(matches)],
+        }
+
+
+def _variants(matches: Matches) -> list[VariantItem]:
+    tuned: list[VariantItem] = [
+        {"name": share, "traces": {name: m.record.trace for name, m in found.items() if m.record is not None}}
+        for share, found in matches.items()
+    ]
+    return [*tuned, {"name": bundles.UNTUNED_VARIANT, "traces": {}}]
+
+
+def _bundle_id(run: JobRun, variants: list[VariantItem]) -> str:
+    """32 hex digits: the same model, shapes, target and schedules make the same bundle."""
+    spec = run.job.spec
+    parts = [spec.model, spec.inputs, run.job.target, variants]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _published(matches: Matches) -> list[TuningRecord]:
+    """The records behind the variants, each once."""
+    records = (match.record for found in matches.values() for match in found.values())
+    return list({record.record_id: record for record in records if record is not None}.values())
+
+
+def _manifest(run: JobRun, matches: Matches) -> dict[str, Any]:
+    job = run.job
+    return {
+        "model": {"name": job.spec.model_name, "sha256": job.spec.model},
+        "device": job.device.to_json(),
+        "target": job.target,
+        "target_key": job.target_key,
+        "job": job.id,
+        "created_at": job.created_at,
+        "shares": {share: granted.to_json() for share, granted in job.granted.items()},
+        "operators": [
+            {
+                "name": op.name,
+                "weight": op.weight,
+                "workload_hash": op.workload_hash,
+                "by_share": {share: _choice(found[op.workload_hash]) for share, found in matches.items()},
+            }
+            for op in run.operators
+        ],
+    }
+
+
+def _choice(match: Match) -> dict[str, Any]:
+    return {
+        "record": None if match.record is None else match.record.record_id,
+        "how": match.how.value,
+        "regret": match.regret,
+        "reason": match.reason,
+    }

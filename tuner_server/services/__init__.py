@@ -1,0 +1,1 @@
+"""gRPC services: decode, call, encode. One table maps errors to status codes."""

@@ -1,0 +1,1 @@
+"""The tuning log and the jobs: SQLite by default, PostgreSQL by URL."""

@@ -1,0 +1,132 @@
+"""The first tables."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+_SERIAL = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+_ID = sa.String(64)
+
+
+def upgrade() -> None:
+    op.create_table(
+        "records",
+        sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+        sa.Column("record_id", _ID, nullable=False, unique=True),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("candidate_id", _ID, nullable=False),
+        sa.Column("workload_hash", _ID, nullable=False),
+        sa.Column("operator", sa.Text, nullable=False),
+        sa.Column("target", sa.Text, nullable=False),
+        sa.Column("target_key", sa.Text, nullable=False),
+        sa.Column("trace", sa.Text, nullable=False),
+        sa.Column("device", sa.JSON, nullable=False),
+        sa.Column("device_key", sa.Text, nullable=False),
+        sa.Column("share", sa.String(64), nullable=False),
+        sa.Column("granted", sa.JSON, nullable=False),
+        sa.Column("share_key", sa.String(64), nullable=False),
+        sa.Column("status", sa.String(32), nullable=False),
+        sa.Column("cause", sa.Text, nullable=False),
+        sa.Column("run_secs", sa.JSON, nullable=False),
+        sa.Column("median_s", sa.Float, nullable=False),
+        sa.Column("policy", sa.JSON, nullable=False),
+        sa.Column("anchor_ratio", sa.Float, nullable=False),
+        sa.Column("neighbours", sa.Integer, nullable=False),
+        sa.Column("job", _ID, nullable=False),
+        sa.Column("worker", sa.Text, nullable=False),
+        sa.Column("measured_at", sa.Float, nullable=False),
+        sa.Column("build_secs", sa.Float, nullable=False),
+        sa.Column("max_error", sa.Float),
+        sa.Column("clock_mhz", sa.Integer, nullable=False),
+        sa.Column("versions", sa.JSON, nullable=False),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_records_lookup", "records", ["workload_hash", "kind", "share_key", "median_s"])
+    op.create_index("ix_records_job", "records", ["job", "kind"])
+    op.create_index("ix_records_fastest", "records", ["median_s", "seq"])
+    op.create_index("ix_records_share", "records", ["share", "seq"])
+    op.create_table(
+        "workloads",
+        sa.Column("workload_hash", _ID, primary_key=True),
+        sa.Column("json_zlib", sa.LargeBinary, nullable=False),
+    )
+
+    op.create_table(
+        "models",
+        sa.Column("sha256", _ID, primary_key=True),
+        sa.Column("display_name", sa.Text, nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    )
+
+    op.create_table(
+        "ingested",
+        sa.Column("key", _ID, primary_key=True),
+        sa.Column("target", sa.Text, nullable=False),
+        sa.Column("target_key", sa.Text, nullable=False),
+        sa.Column("operators", sa.JSON, nullable=False),
+        sa.Column("notes", sa.JSON, nullable=False),
+    )
+
+    op.create_table(
+        "jobs",
+        sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+        sa.Column("id", _ID, nullable=False, unique=True),
+        sa.Column("model", _ID, nullable=False),
+        sa.Column("model_name", sa.Text, nullable=False),
+        sa.Column("spec", sa.JSON, nullable=False),
+        sa.Column("state", sa.String(16), nullable=False),
+        sa.Column("created_at", sa.Float, nullable=False),
+        sa.Column("ended_at", sa.Float),
+        sa.Column("error", sa.String(64), nullable=False),
+        sa.Column("message", sa.Text, nullable=False),
+        sa.Column("device", sa.JSON, nullable=False),
+        sa.Column("granted", sa.JSON, nullable=False),
+        sa.Column("asked_target", sa.Text, nullable=False),
+        sa.Column("target", sa.Text, nullable=False),
+        sa.Column("target_key", sa.Text, nullable=False),
+        sa.Column("notes", sa.JSON, nullable=False),
+        sa.Column("revision", sa.Integer, nullable=False),
+        sa.Column("tuning_began", sa.Float),
+        sa.Column("tuning_ended", sa.Float),
+        sa.Column("progress", sa.JSON, nullable=False),
+        sa.Column("bundle", _ID, nullable=False),
+        sa.Column("timings", sa.JSON, nullable=False),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_jobs_state", "jobs", ["state"])
+    op.create_index("ix_jobs_model", "jobs", ["model"])
+    op.create_table(
+        "job_operators",
+        sa.Column("job", _ID, primary_key=True),
+        sa.Column("position", sa.Integer, primary_key=True),
+        sa.Column("workload_hash", _ID, nullable=False),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("weight", sa.Integer, nullable=False),
+        sa.Column("selected", sa.Boolean, nullable=False),
+        sa.Column("trials", sa.Integer, nullable=False),
+        sa.Column("best_s", sa.JSON, nullable=False),
+        sa.Column("untuned_s", sa.JSON, nullable=False),
+    )
+
+    op.create_table(
+        "rounds",
+        sa.Column("lease", _ID, primary_key=True),
+        sa.Column("job", _ID, nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
+        sa.Column("workload_hash", _ID, nullable=False),
+        sa.Column("instance", sa.Text, nullable=False),
+        sa.Column("asked", sa.Integer, nullable=False),
+        sa.Column("candidates", sa.JSON(none_as_null=True)),
+    )
+    op.create_index("ix_rounds_job", "rounds", ["job"])
+
+
+def downgrade() -> None:
+    for table in ("rounds", "job_operators", "jobs", "ingested", "models", "workloads", "records"):
+        op.drop_table(table)

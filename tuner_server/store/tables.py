@@ -1,0 +1,144 @@
+"""The tables. A change here needs a migration beside it; a test compares the two."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData()
+
+_SERIAL = BigInteger().with_variant(Integer, "sqlite")
+_ID = String(64)
+
+records = Table(
+    "records",
+    metadata,
+    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    Column("record_id", _ID, nullable=False, unique=True),
+    Column("kind", String(16), nullable=False),
+    Column("candidate_id", _ID, nullable=False),
+    Column("workload_hash", _ID, nullable=False),
+    Column("operator", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("target_key", Text, nullable=False),
+    Column("trace", Text, nullable=False),
+    Column("device", JSON, nullable=False),
+    Column("device_key", Text, nullable=False),
+    Column("share", String(64), nullable=False),
+    Column("granted", JSON, nullable=False),
+    Column("share_key", String(64), nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("run_secs", JSON, nullable=False),
+    Column("median_s", Float, nullable=False),  # infinite for a failure, so that it sorts last
+    Column("policy", JSON, nullable=False),
+    Column("anchor_ratio", Float, nullable=False),
+    Column("neighbours", Integer, nullable=False),
+    Column("job", _ID, nullable=False),
+    Column("worker", Text, nullable=False),
+    Column("measured_at", Float, nullable=False),
+    Column("build_secs", Float, nullable=False),
+    Column("max_error", Float),
+    Column("clock_mhz", Integer, nullable=False),
+    Column("versions", JSON, nullable=False),
+    # The scheduler's and the match's look-ups; the fastest come first without a sort.
+    Index("ix_records_lookup", "workload_hash", "kind", "share_key", "median_s"),
+    Index("ix_records_job", "job", "kind"),
+    Index("ix_records_fastest", "median_s", "seq"),
+    Index("ix_records_share", "share", "seq"),
+    sqlite_autoincrement=True,
+)
+
+workloads = Table(
+    "workloads",
+    metadata,
+    Column("workload_hash", _ID, primary_key=True),
+    Column("json_zlib", LargeBinary, nullable=False),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("sha256", _ID, primary_key=True),
+    Column("display_name", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)
+
+ingested = Table(
+    "ingested",
+    metadata,
+    Column("key", _ID, primary_key=True),
+    Column("target", Text, nullable=False),
+    Column("target_key", Text, nullable=False),
+    Column("operators", JSON, nullable=False),
+    Column("notes", JSON, nullable=False),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", _ID, nullable=False, unique=True),
+    Column("model", _ID, nullable=False),
+    Column("model_name", Text, nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("error", String(64), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("device", JSON, nullable=False),
+    Column("granted", JSON, nullable=False),
+    Column("asked_target", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("target_key", Text, nullable=False),
+    Column("notes", JSON, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("tuning_began", Float),
+    Column("tuning_ended", Float),
+    Column("progress", JSON, nullable=False),
+    Column("bundle", _ID, nullable=False),
+    Column("timings", JSON, nullable=False),
+    Index("ix_jobs_state", "state"),
+    Index("ix_jobs_model", "model"),
+    sqlite_autoincrement=True,
+)
+
+job_operators = Table(
+    "job_operators",
+    metadata,
+    Column("job", _ID, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("workload_hash", _ID, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("weight", Integer, nullable=False),
+    Column("selected", Boolean, nullable=False),
+    Column("trials", Integer, nullable=False),
+    Column("best_s", JSON, nullable=False),
+    Column("untuned_s", JSON, nullable=False),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("lease", _ID, primary_key=True),
+    Column("job", _ID, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("workload_hash", _ID, nullable=False),
+    Column("instance", Text, nullable=False),
+    Column("asked", Integer, nullable=False),
+    Column("candidates", JSON(none_as_null=True)),  # NULL until they are proposed
+    Index("ix_rounds_job", "job"),
+)

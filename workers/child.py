@@ -1,0 +1,156 @@
+"""The supervised process: TVM runs in it, the deadline is held out here, and its process group is killed whole.
+
+The child serves one call at a time over a socket; a message is one JSON object. It is started when first needed,
+again after it has died, and afresh after `recycle_calls` calls (TVM's compiler leaks memory).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tuner_core.errors import FractuneError, revive
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 2.0
+
+
+class ChildDied(FractuneError):
+    """The child process ended in the middle of a call; the message says how."""
+
+
+class ChildTimeout(FractuneError):
+    """A call took longer than its deadline; the child was killed."""
+
+
+class CallFailed(FractuneError):
+    """The call raised inside the child, which goes on living; the message is the exception's first line."""
+
+
+class Child:
+    """A supervised process that serves the methods of the module `module`, opened with `args`.
+
+    Not thread-safe: one supervisor thread owns it, and that thread must live as long as the child, because the
+    child dies with the thread that started it.
+    """
+
+    def __init__(
+        self, module: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None, recycle_calls: int = 0
+    ) -> None:
+        self._args = [module, *args]
+        self._env = dict(env or {})
+        self._recycle_calls = recycle_calls
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Connection | None = None
+        self._calls = 0
+        self.generation = 0
+        """how many processes there have been: what an earlier one was told, the present one does not know"""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the living child, None when there is none."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def ensure(self) -> int:
+        """Start the process if none lives, or afresh when it is due; return its generation."""
+        if self.pid is not None and self._recycle_calls and self._calls >= self._recycle_calls:
+            self.stop()
+        if self.pid is None:
+            self._start()
+        return self.generation
+
+    def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
+        """Run `method` in the child and return its answer.
+
+        Raises CallFailed (or the very FractuneError that the child raised), ChildTimeout or ChildDied; after the
+        last two the next call starts a new process.
+        """
+        self.ensure()
+        if self._link is None:
+            raise ChildDied("the child has no connection")
+        self._calls += 1
+        try:
+            self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
+            if not self._link.poll(timeout_s):
+                self.kill()
+                raise ChildTimeout(f"no answer within {timeout_s:g} s")
+            answer = json.loads(self._link.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ChildDied(self._how_it_died()) from error
+        if "error" in answer:
+            raise _revived(answer)
+        return answer["value"]
+
+    def kill(self) -> None:
+        """End the process and everything it started, at once."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._drop_link()
+
+    def stop(self) -> None:
+        """Close the connection, upon which the child ends by itself; kill it if it does not."""
+        self._drop_link()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_TIMEOUT_S)
+            self.kill()
+
+    def _start(self) -> None:
+        self.kill()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "workers.children", str(theirs.fileno()), str(os.getpid()), *self._args],
+                env={**os.environ, **self._env},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                start_new_session=True,
+            )
+        self._link = Connection(ours.detach())
+        self._calls = 0
+        self.generation += 1
+        if not self._link.poll(_START_TIMEOUT_S):
+            self.kill()
+            raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s")
+        try:
+            ready = json.loads(self._link.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ChildDied(self._how_it_died()) from error
+        if "error" in ready:
+            self.kill()
+            raise _revived(ready)
+
+    def _how_it_died(self) -> str:
+        self._drop_link()
+        if self._process is None:
+            return "the child was never started"
+        try:
+            code = self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "the child closed its connection and had to be killed"
+        if code < 0:
+            return f"the child was killed by {signal.Signals(-code).name}"
+        return f"the child ended with exit code {code}"
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def _revived(answer: Mapping[str, str]) -> FractuneError:
+    if answer["error"] == CallFailed.__name__:
+        return CallFailed(answer["message"])
+    return revive(answer["error"], answer["message"])

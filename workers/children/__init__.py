@@ -1,0 +1,1 @@
+"""What runs inside child processes: the only place where TVM is imported."""

@@ -1,0 +1,71 @@
+"""Entry of a child process: `python -m workers.children FD PARENT_PID MODULE [ARGS]`.
+
+The module's `open_child(args)` gives the methods that the parent may call, by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tuner_core.errors import FractuneError
+from workers.children.messages import first_line
+
+_PR_SET_PDEATHSIG = 1
+
+Methods = Mapping[str, Callable[..., Any]]
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies, also by `kill -9`."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def serve(link: Connection, methods: Methods) -> None:
+    """Answer calls until the parent closes the connection."""
+    while True:
+        try:
+            request = json.loads(link.recv_bytes())
+        except EOFError:
+            return
+        link.send_bytes(json.dumps(_answer(methods, request)).encode())
+
+
+def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"value": methods[request["method"]](**request["payload"])}
+    except Exception as error:  # noqa: BLE001  TVM raises any type; the call failed, the child lives on
+        return _told(error)
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """An error as the parent is told of it: ours by name and text, any other as a failed call."""
+    if isinstance(error, FractuneError):
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"error": "CallFailed", "message": f"{type(error).__name__}: {first_line(error)}"}
+
+
+def main() -> None:
+    link = Connection(int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])
+    except Exception as error:  # noqa: BLE001  whatever it is, the parent must hear of it
+        link.send_bytes(json.dumps(_told(error)).encode())
+        return
+    link.send_bytes(b"{}")
+    serve(link, methods)
+
+
+if __name__ == "__main__":
+    main()

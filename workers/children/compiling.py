@@ -1,0 +1,108 @@
+"""The compiler's child: model file -> operators, and later model file + schedules -> bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from tuner_core import __version__
+from tuner_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
+from tuner_core.errors import BadRequest, FractuneError
+from workers.children.artifacts import read_workload
+from workers.children.ingest import load_model
+from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.models import compile_variant
+from workers.children.passes import extract, prepare
+from workers.children.target import host_cpu, missing_features, parse_target, target_key
+from workers.children.weights import lift_weights
+
+_ANY_CORES = 1
+"""Operators do not depend on the number of cores, and a trace holds what came of it"""
+
+
+def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> dict[str, Any]:
+    """The operators of the model file at `path` for `target`, whose code is to run on an `isa`.
+
+    Raises BadModel, or BadRequest for a target that such a processor cannot run, as far as this host is one.
+    """
+    parsed = parse_target(target, _ANY_CORES)
+    missing = missing_features(parsed) if isa == host_cpu() else []
+    if missing:
+        raise BadRequest(f"target '{target}' needs what this processor ({isa}) lacks: {', '.join(missing)}")
+    module = load_model(Path(path), inputs)
+    operators = extract(prepare(module, parsed), parsed)
+    return {
+        "target": str(parsed),
+        "target_key": target_key(parsed),
+        "operators": [
+            {
+                "workload_hash": operator.workload_hash,
+                "name": operator.name,
+                "weight": operator.weight,
+                "workload": operator.workload_json,
+            }
+            for operator in operators
+        ],
+        "notes": [],
+    }
+
+
+def compile_bundle(
+    path: str,
+    inputs: dict[str, list[int]],
+    target: str,
+    variants: list[dict[str, Any]],
+    manifest: dict[str, Any],
+    records: list[dict[str, Any]],
+    out: str,
+) -> None:
+    """Compile the model once for each variant (`name`, `traces` by workload hash) and write the bundle to `out`."""
+    parsed = parse_target(target, _ANY_CORES)
+    module = prepare(load_model(Path(path), inputs), parsed)
+    workloads = {op.workload_hash: read_workload(op.workload_json) for op in extract(module, parsed)}
+    lifted, weights = lift_weights(module)
+    entries: dict[str, bytes] = {
+        RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
+        WEIGHTS: bytes(tvm.runtime.save_param_dict({f"weight{i}": w for i, w in enumerate(weights)})),
+    }
+    described = []
+    for index, variant in enumerate(variants):
+        traces = variant["traces"]
+        objects = compile_variant(lifted, parsed, _known(workloads, traces))
+        entries.update({object_entry(index, name): code for name, code in objects.items()})
+        described.append({"name": variant["name"], "objects": sorted(objects)})
+    whole = {
+        **manifest,
+        "target": str(parsed),
+        "inputs": _inputs(lifted, len(weights)),
+        "weights": len(weights),
+        "variants": described,
+        "versions": {"tvm": tvm.__version__, "fractune": __version__},
+    }
+    with Path(out).open("wb") as file:
+        write_bundle(file, whole, entries)
+
+
+def _known(workloads: dict[str, Any], traces: dict[str, str]) -> dict[Any, str]:
+    """Traces by workload. Raises FractuneError for an operator that this model does not have."""
+    strangers = set(traces) - set(workloads)
+    if strangers:
+        raise FractuneError(f"the model has no operator {min(strangers)}; tune it again with this version")
+    return {workloads[name]: trace for name, trace in traces.items()}
+
+
+def _inputs(module: Any, weights: int) -> list[dict[str, Any]]:
+    params = list(module["main"].params)
+    return [
+        {"name": param.name, "dtype": str(param.ty.dtype), "shape": [int(dim) for dim in param.ty.shape]}
+        for param in params[: len(params) - weights]
+    ]
+
+
+def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
+    load_cpu_intrinsics()
+    return {"ingest": ingest, "compile_bundle": compile_bundle}

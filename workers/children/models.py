@@ -1,0 +1,108 @@
+"""Whole models: compile the variants of a bundle, and time them at the share of this process."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
+from tvm.s_tir import meta_schedule as ms
+
+from tuner_core.bundles import UNTUNED_VARIANT, WEIGHTS, Bundle
+from tuner_core.errors import FractuneError
+from workers.children.artifacts import load_objects, read_trace
+from workers.children.timing import difference, random_args
+
+_MIN_TURN_S = 0.02
+"""One turn of a variant calls the model until this long has passed"""
+
+
+def compile_variant(mod: Any, target: Any, schedules: dict[Any, str]) -> dict[str, bytes]:
+    """Machine code and VM bytecode of a prepared module, with `schedules` (workload -> trace) applied.
+
+    Returns object files by name. Raises FractuneError when a schedule finds no operator: then the passes of
+    ingest and compile have come apart.
+    """
+    database = ms.database.MemoryDatabase()
+    for workload, trace in schedules.items():
+        entry = database.commit_workload(workload.mod)
+        record = ms.database.TuningRecord(read_trace(trace, entry).trace, entry, [1.0], target, None)
+        database.commit_tuning_record(record)
+    with target, database, tvm.transform.PassContext(opt_level=3):
+        mod = relax.transform.MetaScheduleApplyDatabase()(mod)
+        _check_applied(mod, len(schedules))
+        passes = cpu_pipeline.dataflow_lower_passes(target) + cpu_pipeline.finalize_passes(target)
+        library = tvm.relax.build(mod, target=target, relax_pipeline=tvm.transform.Sequential(passes))
+    return _export(library)
+
+
+def _check_applied(mod: Any, expected: int) -> None:
+    scheduled = sum(bool(f.attrs and f.attrs.get("tirx.is_scheduled", False)) for f in mod.functions.values())
+    if scheduled < expected:
+        raise FractuneError(f"only {scheduled} of {expected} schedules found their operator in the compiled model")
+
+
+def _export(library: Any) -> dict[str, bytes]:
+    objects: dict[str, bytes] = {}
+
+    def collect(_output: str, files: list[str], **_options: Any) -> None:
+        objects.update({Path(file).name: Path(file).read_bytes() for file in files})
+
+    collect.output_format = "o"  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        library.mod.export_library(str(Path(folder) / "model.o"), fcompile=collect)
+    return objects
+
+
+def time_variants(path: Path, repeats: int) -> dict[str, Any]:
+    """Time every variant of a bundle in turn on the same random inputs.
+
+    Returns `run_secs` (seconds of one inference, `repeats` of them) and `max_error` (largest difference to the
+    untuned output, over that output's largest value) by variant.
+    """
+    bundle = Bundle(path)
+    inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
+    args = [*random_args(inputs, seed=0), *weights_of(bundle)]
+    machines = {entry["name"]: load_variant(bundle, entry["name"]) for entry in bundle.variants}
+    outputs = {name: outputs_of(machine["main"](*args)) for name, machine in machines.items()}
+    reference = outputs[UNTUNED_VARIANT]
+    run_secs: dict[str, list[float]] = {name: [] for name in machines}
+    for _ in range(repeats):
+        for name, machine in machines.items():
+            run_secs[name].append(_one_turn(machine, args))
+    errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
+    return {"run_secs": run_secs, "max_error": errors}
+
+
+def load_variant(bundle: Bundle, name: str) -> Any:
+    """Relax's virtual machine over the variant's object files, on the CPU."""
+    return relax.VirtualMachine(load_objects(bundle.objects(name)), tvm.cpu())
+
+
+def weights_of(bundle: Bundle) -> list[Any]:
+    """The bundle's weights in the order in which `main` takes them after the inputs."""
+    weights = tvm.runtime.load_param_dict(bundle.read(WEIGHTS))
+    return [weights[f"weight{index}"] for index in range(bundle.manifest["weights"])]
+
+
+def outputs_of(result: Any) -> list[Any]:
+    """The model's outputs as arrays, whether it gives one tensor or a (nested) tuple of them."""
+    if hasattr(result, "numpy"):
+        return [result.numpy().copy()]
+    return [array for part in result for array in outputs_of(part)]
+
+
+def _one_turn(machine: Any, args: list[Any]) -> float:
+    """Seconds of one inference, averaged over as many as fill the shortest turn."""
+    main = machine["main"]
+    calls, start = 0, time.perf_counter()
+    while True:
+        main(*args)
+        calls += 1
+        spent = time.perf_counter() - start
+        if spent >= _MIN_TURN_S:
+            return spent / calls

@@ -1,0 +1,81 @@
+"""The gate: a CPU measurement owns its cores; search and builds on the same cores wait.
+
+One lock file for each core of the host. Search and builds hold their cores' locks shared, a measurement holds its
+own exclusively. A turnstile lets a waiting measurement in before work that came after it. The kernel frees the
+locks of a process that dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+QUIET_BELOW_CORES = 4
+"""On a host with fewer cores than this, a measurement has the whole host to itself: a build on the one core
+beside it takes memory bandwidth and clock from it."""
+
+
+def default_gate_dir() -> Path:
+    """The gate that all fractune processes of this user on this host share."""
+    return Path(tempfile.gettempdir()) / f"fractune-gate-{os.getuid()}"
+
+
+class Gate:
+    """Locks over the cores of this host, in `directory`."""
+
+    def __init__(self, directory: Path, host_cores: int | None = None) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._host_cores = host_cores or os.cpu_count() or 1
+        # Process ids are no names here: containers that share the folder all have a process 1.
+        self._mark = f"measuring-{uuid.uuid4().hex}"
+        self.waited_s = 0.0
+        """seconds that the last passage had to wait"""
+
+    @contextlib.contextmanager
+    def working(self, cores: Iterable[int]) -> Iterator[None]:
+        """Hold `cores` for search or builds; blocks while a measurement owns one of them or waits for it."""
+        with contextlib.ExitStack() as held:
+            self._take(held, sorted(cores), fcntl.LOCK_SH)
+            yield
+
+    @contextlib.contextmanager
+    def measuring(self, cores: Iterable[int]) -> Iterator[int]:
+        """Own `cores` for a measurement; gives the number of other measurements active on this host."""
+        owned = range(self._host_cores) if self._host_cores < QUIET_BELOW_CORES else sorted(cores)
+        with contextlib.ExitStack() as held:
+            self._take(held, owned, fcntl.LOCK_EX)
+            held.enter_context(self._lock(self._mark, fcntl.LOCK_EX))
+            held.callback((self._directory / self._mark).unlink)
+            yield self._neighbours()
+
+    def _take(self, held: contextlib.ExitStack, cores: Iterable[int], how: int) -> None:
+        start = time.perf_counter()
+        with self._lock("turnstile", how):
+            for core in cores:
+                held.enter_context(self._lock(f"core-{core}", how))
+        self.waited_s = time.perf_counter() - start
+
+    def _neighbours(self) -> int:
+        marks = [path.name for path in self._directory.glob("measuring-*") if path.name != self._mark]
+        return sum(self._is_held(mark) for mark in marks)
+
+    def _is_held(self, name: str) -> bool:
+        with (self._directory / name).open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    @contextlib.contextmanager
+    def _lock(self, name: str, how: int) -> Iterator[None]:
+        with (self._directory / name).open("a") as file:
+            fcntl.flock(file, how)
+            yield

@@ -1,0 +1,115 @@
+"""Build: candidates -> signed artifacts on the queue of every share asked for. Built once, measured at K shares."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from typing import Any
+
+from tuner_core.blobs import get_blob
+from tuner_core.records import Status
+from tuner_core.wire import (
+    BUILD_QUEUE,
+    ArtifactItem,
+    BuildWork,
+    CandidateItem,
+    MeasureWork,
+    WorkerInfo,
+    artifact_blob,
+    measure_queue,
+    workload_blob,
+)
+from workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from workers.station import Station
+
+_BUILD_TIMEOUT_S = 10.0
+"""Fifty times what a candidate takes: one that takes longer is unrolled beyond reason, and it keeps the cores"""
+_LEARN_TIMEOUT_S = 30.0
+_RECYCLE_CALLS = 400
+"""TVM's compiler leaks: a fresh child after this many calls"""
+
+
+class Builder:
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._child = Child("workers.children.building", recycle_calls=_RECYCLE_CALLS)
+        self._args_info: dict[tuple[int, str], list[Any]] = {}
+
+    def start(self) -> None:
+        pass  # the child starts with the first work: a command that has none should not wait for TVM
+
+    def queues(self) -> list[str]:
+        return [BUILD_QUEUE]
+
+    def describe(self, info: WorkerInfo) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._child.stop()
+
+    def handle(self, work: BuildWork) -> None:
+        if self._station.is_moot(work):
+            return
+        delivery = self._station.delivery(work)
+        artifacts: list[ArtifactItem] = []
+        with self._station.gate.working(self._station.cores):
+            for item in work["candidates"]:
+                artifact, code = self._build(work, item)
+                artifacts.append(artifact)
+                if code:
+                    delivery.blob(artifact_blob(work["lease"], item["candidate"]), code)
+            args_info = self._workload(work["workload_hash"])
+        for share in work["shares"]:
+            delivery.enqueue(measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts))
+        delivery.send()
+
+    def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
+        """One candidate; how it failed, when it does, is part of the item."""
+        try:
+            self._workload(work["workload_hash"])
+            answer = self._child.call(
+                "build",
+                _BUILD_TIMEOUT_S,
+                workload_hash=work["workload_hash"],
+                target=work["target"],
+                trace=item["trace"],
+            )
+        except CallFailed as error:
+            return _artifact(item, Status.BUILD_FAILED, str(error)), b""
+        except ChildTimeout as error:
+            return _artifact(item, Status.BUILD_TIMEOUT, str(error)), b""
+        except ChildDied as error:
+            return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
+        return _artifact(item, Status.OK, "", answer["build_secs"]), base64.b64decode(answer["object"])
+
+    def _workload(self, workload_hash: str) -> list[Any]:
+        """Make sure that the present child knows the workload; its argument descriptions."""
+        key = (self._child.ensure(), workload_hash)
+        if key not in self._args_info:
+            text = get_blob(self._station.redis, workload_blob(workload_hash)).decode()
+            self._args_info[key] = self._child.call(
+                "learn_workload", _LEARN_TIMEOUT_S, workload_hash=workload_hash, workload=text
+            )
+        return self._args_info[key]
+
+
+def _artifact(item: CandidateItem, status: Status, cause: str, build_secs: float = 0.0) -> ArtifactItem:
+    return {**item, "build_secs": build_secs, "status": status.value, "cause": cause}
+
+
+def _measure_work(work: BuildWork, share: str, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:
+    return {
+        "do": "measure",
+        "work_id": uuid.uuid4().hex,
+        "lease": work["lease"],
+        "job": work["job"],
+        "kind": work["kind"],
+        "workload_hash": work["workload_hash"],
+        "operator": work["operator"],
+        "target": work["target"],
+        "target_key": work["target_key"],
+        "share": share,
+        "args_info": args_info,
+        "artifacts": artifacts,
+        "reply": work["reply"],
+    }

@@ -1,0 +1,173 @@
+"""Measure: run artifacts under this worker's share and write the records, failed builds included.
+
+A batch is delivered whole. When the anchor kernel drifted while it ran, the machine changed under it: the
+batch is void and measured again, a few times at most; the records then say how far the anchor was off.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from functools import partial
+
+from tuner_core.devices import Device
+from tuner_core.errors import FractuneError
+from tuner_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id, record_id
+from tuner_core.shares import GrantedShare, Share
+from tuner_core.wire import (
+    SERVER_STREAM,
+    ArtifactItem,
+    Measured,
+    MeasureWork,
+    ModelTimed,
+    TimeModelWork,
+    WorkerInfo,
+    WorkFailed,
+    artifact_blob,
+    measure_queue,
+)
+from workers.bench import Batch, Bench, Outcome
+from workers.station import Station
+
+_ATTEMPTS = 3
+_DRIFT_ALLOWED = 0.15
+"""A batch is void when the anchor after it differs from the anchor before it by more than this fraction"""
+
+
+class Measurer:
+    def __init__(self, station: Station, share: Share) -> None:
+        self._station = station
+        self._share = share
+        self._bench = Bench(share, station.cores)
+
+    def start(self) -> None:
+        self._bench.greet()
+
+    def queues(self) -> list[str]:
+        return [measure_queue(Device.from_json(self._bench.hello["device"]).key, str(self._share))]
+
+    def describe(self, info: WorkerInfo) -> None:
+        info["device"] = self._bench.hello["device"]
+        info["granted"] = self._bench.hello["granted"]
+        info["target"] = self._bench.hello["target"]
+        info["versions"] = self._bench.hello["versions"]
+        info["share"] = str(self._share)
+
+    def stop(self) -> None:
+        self._bench.stop()
+
+    def handle(self, work: MeasureWork | TimeModelWork) -> None:
+        if self._station.is_moot(work):
+            return
+        if work["do"] == "time_model":
+            self._time_model(work)
+        else:
+            self._measure(work)
+
+    def _measure(self, work: MeasureWork) -> None:
+        batch = self._batch(work)
+        untuned = candidate_id(work["workload_hash"], work["target_key"], UNTUNED)
+        final = partial(self._bench.final, untuned=untuned)
+        run = final if work["kind"] == Kind.FINAL else self._bench.trials
+        with self._station.gate.measuring(self._station.cores) as neighbours:
+            outcomes, ratio = _steadily(self._bench, run, batch)
+        delivery = self._station.delivery(work)
+        for item in work["artifacts"]:
+            outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])
+            record = self._record(work, item, outcome, ratio, neighbours)
+            event: Measured = {
+                "event": "measured",
+                "job": work["job"],
+                "lease": work["lease"],
+                "record": record.to_json(),
+            }
+            delivery.event(work["reply"], event)
+        delivery.send()
+
+    def _batch(self, work: MeasureWork) -> Batch:
+        """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
+        codes = {
+            item["candidate"]: self._station.signed_blob(artifact_blob(work["lease"], item["candidate"]))
+            for item in work["artifacts"]
+            if item["status"] == Status.OK
+        }
+        return Batch(work["args_info"], zlib.crc32(work["workload_hash"].encode()), codes)
+
+    def _time_model(self, work: TimeModelWork) -> None:
+        delivery = self._station.delivery(work)
+        path = self._station.spool / "timed.fractune"
+        try:
+            path.write_bytes(self._station.signed_blob(work["bundle"]))
+            with self._station.gate.measuring(self._station.cores):
+                answer = self._bench.time_model(path)
+        except FractuneError as error:
+            delivery.event(SERVER_STREAM, _model_failed(work, error))
+        else:
+            timed: ModelTimed = {
+                "event": "model_timed",
+                "job": work["job"],
+                "share": str(self._share),
+                "granted": self._bench.hello["granted"],
+                "run_secs": answer["run_secs"],
+                "max_error": answer["max_error"],
+            }
+            delivery.event(SERVER_STREAM, timed)
+        finally:
+            path.unlink(missing_ok=True)
+        delivery.send()
+
+    def _record(
+        self, work: MeasureWork, item: ArtifactItem, outcome: Outcome, ratio: float, neighbours: int
+    ) -> TuningRecord:
+        return TuningRecord(
+            record_id=record_id(work["lease"], item["candidate"], str(self._share)),
+            kind=Kind(work["kind"]),
+            candidate_id=item["candidate"],
+            workload_hash=work["workload_hash"],
+            operator=work["operator"],
+            target=work["target"],
+            target_key=work["target_key"],
+            trace=item["trace"],
+            device=Device.from_json(self._bench.hello["device"]),
+            share=str(self._share),
+            granted=GrantedShare.from_json(self._bench.hello["granted"]),
+            status=outcome.status,
+            cause=outcome.cause,
+            run_secs=outcome.run_secs,
+            policy=outcome.policy,
+            anchor_ratio=ratio,
+            neighbours=neighbours,
+            job=work["job"],
+            worker=self._station.name,
+            measured_at=time.time(),
+            build_secs=item["build_secs"],
+            max_error=outcome.max_error,
+            versions=self._bench.hello["versions"],
+        )
+
+
+def _steadily(
+    bench: Bench, run: Callable[[Batch], dict[str, Outcome]], batch: Batch
+) -> tuple[dict[str, Outcome], float]:
+    """The outcomes of a batch during which the anchor kept still, or of the last attempt; the anchor's
+    ratio.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        before = bench.anchor()
+        outcomes = run(batch)
+        after = bench.anchor()
+        steady = not before or not after or abs(after / before - 1.0) <= _DRIFT_ALLOWED
+        if steady or attempt == _ATTEMPTS:
+            break
+    return outcomes, after
+
+
+def _model_failed(work: TimeModelWork, error: FractuneError) -> WorkFailed:
+    return {
+        "event": "work_failed",
+        "job": work["job"],
+        "do": "time_model",
+        "error": "JobFailed",
+        "message": f"the compiled model could not be timed at {work['share']}: {error}",
+    }
