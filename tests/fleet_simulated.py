@@ -71,6 +71,16 @@ class SimulatedJob(Job):
         return _local.handle(self.args[0])
 
 
+class DeafWorker(SimpleWorker):
+    """Takes work and no commands: RQ's thread that waits for them dies of a Redis that goes away."""
+
+    def subscribe(self) -> None:
+        pass
+
+    def unsubscribe(self) -> None:
+        pass
+
+
 class SimulatedWorker:
     """One worker of one role; `hold` keeps it from finishing what it has begun."""
 
@@ -163,8 +173,8 @@ class SimulatedWorker:
             except redis.RedisError:
                 self.stopped.wait(0.1)
 
-    def _worker(self, queue: Queue) -> SimpleWorker:
-        worker = SimpleWorker(
+    def _worker(self, queue: Queue) -> DeafWorker:
+        worker = DeafWorker(
             [queue],
             name=self.name,
             connection=self.redis,

@@ -99,6 +99,8 @@ class ServerProcess:
             self.kill()
             raise
         self.address = ready.read_text() if ready.exists() else ""
+        if not self.address:
+            self.process.wait()
 
     def client(self) -> Client:
         return Client(self.address)
@@ -107,10 +109,14 @@ class ServerProcess:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout_s)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
 
     def said(self) -> str:
         return self.stderr.read_text()
