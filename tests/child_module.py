@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,14 @@ def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def tick(note: str, ticks: int) -> int:
+    """Count in the file `note`, a hundred times a second."""
+    for number in range(ticks):
+        Path(note).write_text(str(number))
+        time.sleep(0.01)
+    return ticks
+
+
 def leave() -> None:
     os._exit(3)
 
@@ -48,5 +57,6 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
         "hang": hang,
         "crash": crash,
         "leave": leave,
+        "tick": tick,
         "pid": os.getpid,
     }

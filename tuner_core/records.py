@@ -56,7 +56,10 @@ class TimingPolicy:
         return cls(**data)
 
 
+FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
+"""every trial's first timing, and the only one of a trial that is far behind"""
 TRIAL_POLICY = TimingPolicy("trial", warmups=1, repeats=3, min_repeat_ms=10.0)
+"""the timing of a contender"""
 FINAL_POLICY = TimingPolicy("final", warmups=1, repeats=7, min_repeat_ms=10.0)
 
 

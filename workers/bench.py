@@ -1,19 +1,21 @@
 """The bench: a confined child, and how one batch of artifacts is measured on it.
 
-A trial is timed quickly, one candidate after the other. A final first checks every contestant's output
-against the untuned default's, then times all that were right in turn.
+A trial is timed shortly, and once more for longer when it can win, one candidate after the other. A final first
+checks every contestant's output against the untuned default's, then times all that were right in turn.
 """
 
 from __future__ import annotations
 
 import base64
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tuner_core.errors import FractuneError
-from tuner_core.records import FINAL_POLICY, TRIAL_POLICY, Status, TimingPolicy
+from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
 from tuner_core.shares import Share
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.confinement import confinement_for
@@ -28,6 +30,9 @@ _MODEL_REPEATS = 7
 _TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e-6}
 """Largest difference to the untuned output, relative to its largest value, by type: a schedule may add up in
 another order. Other types must agree exactly."""
+_RUNGS = (FIRST_POLICY, TRIAL_POLICY)
+MARGIN = 1.25
+"""A trial goes on to the second rung while it is at most this much slower than the fastest"""
 _CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout)
 
 
@@ -38,8 +43,13 @@ class Outcome:
     status: Status
     cause: str = ""
     run_secs: tuple[float, ...] = ()
-    policy: TimingPolicy = TRIAL_POLICY
+    policy: TimingPolicy = FIRST_POLICY
     max_error: float | None = None
+
+    @property
+    def median_s(self) -> float:
+        """Infinite for a failure."""
+        return statistics.median(self.run_secs) if self.run_secs else math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +66,8 @@ class Batch:
 class Bench:
     """One share of this machine. A child that dies is replaced, and its share verified anew."""
 
-    def __init__(self, share: Share, cores: Sequence[int]) -> None:
+    def __init__(self, share: Share, cores: Sequence[int], margin: float = MARGIN) -> None:
+        self._margin = margin
         confinement = confinement_for(share, cores)
         confinement.probe()
         units = ",".join(str(core) for core in cores)
@@ -83,9 +94,21 @@ class Bench:
         except _CHILD_ERRORS:
             return 0.0
 
-    def trials(self, batch: Batch) -> dict[str, Outcome]:
-        """Time every candidate once, on its own."""
-        return {name: self._trial(batch, name) for name in batch.codes}
+    def trials(self, batch: Batch, best_s: float = math.inf) -> dict[str, Outcome]:
+        """Race the candidates, each on its own: only one that comes close to the fastest so far is timed for longer.
+
+        `best_s`: the fastest median of this operator before, in seconds. Successive halving in its smallest form
+        (Jamieson and Talwalkar, AISTATS 2016): two rungs, and a margin instead of a quota.
+        """
+        outcomes: dict[str, Outcome] = {}
+        for name in batch.codes:
+            outcomes[name] = self._race(batch, name, _RUNGS, best_s * self._margin)
+            best_s = min(best_s, outcomes[name].median_s)
+        return outcomes
+
+    def timed(self, batch: Batch, policy: TimingPolicy) -> dict[str, Outcome]:
+        """Time every candidate under `policy`, each on its own."""
+        return {name: self._race(batch, name, [policy], math.inf) for name in batch.codes}
 
     def final(self, batch: Batch, untuned: str) -> dict[str, Outcome]:
         """Check every contestant's output against that of `untuned`, then time those that were right in turn."""
@@ -111,21 +134,26 @@ class Bench:
         timed: dict[str, Any] = self._child.call("time_model", _MODEL_TIMEOUT_S, path=str(path), repeats=_MODEL_REPEATS)
         return timed
 
-    def _trial(self, batch: Batch, name: str) -> Outcome:
+    def _race(self, batch: Batch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
         try:
-            self._load(batch, name)
-            secs = self._child.call("time", _TRIAL_TIMEOUT_S, name=name, policy=TRIAL_POLICY.to_json())
-            self._child.call("unload", _LOAD_TIMEOUT_S, name=name)
+            self._prepare(batch)
+            code = base64.b64encode(batch.codes[name]).decode()
+            policies = [policy.to_json() for policy in rungs]
+            answer = self._child.call("race", _TRIAL_TIMEOUT_S, code=code, policies=policies, bar_s=bar_s)
         except _CHILD_ERRORS as error:
             return _failure(error)
-        return Outcome(Status.OK, run_secs=tuple(secs))
+        return Outcome(Status.OK, run_secs=tuple(answer["run_secs"]), policy=TimingPolicy.from_json(answer["policy"]))
 
-    def _load(self, batch: Batch, name: str) -> None:
-        """Load a kernel into the present child, whose arguments must be those of this batch."""
+    def _prepare(self, batch: Batch) -> None:
+        """Make sure that the arguments of the present child are those of this batch."""
         self.greet()
         if self._prepared != (self._child.generation, batch):
             self._child.call("begin", _LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
             self._prepared = (self._child.generation, batch)
+
+    def _load(self, batch: Batch, name: str) -> None:
+        """Load a kernel into the present child."""
+        self._prepare(batch)
         code = base64.b64encode(batch.codes[name]).decode()
         self._child.call("load", _LOAD_TIMEOUT_S, name=name, code=code)
 

@@ -13,14 +13,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from tuner_core.errors import FractuneError, revive
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
+_LOOK_EVERY_S = 0.01
 
 
 class ChildDied(FractuneError):
@@ -33,6 +35,14 @@ class ChildTimeout(FractuneError):
 
 class CallFailed(FractuneError):
     """The call raised inside the child, which goes on living; the message is the exception's first line."""
+
+
+class GivesWay(Protocol):
+    """What a call may have to make room for; `workers.gate.Passage` is one."""
+
+    def is_wanted(self) -> bool: ...
+
+    def step_aside(self) -> None: ...
 
 
 class Child:
@@ -51,6 +61,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._calls = 0
+        self._passage: GivesWay | None = None
         self.generation = 0
         """how many processes there have been: what an earlier one was told, the present one does not know"""
 
@@ -79,7 +90,7 @@ class Child:
         self._calls += 1
         try:
             self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
-            if not self._link.poll(timeout_s):
+            if not self._answers(self._link, timeout_s):
                 self.kill()
                 raise ChildTimeout(f"no answer within {timeout_s:g} s")
             answer = json.loads(self._link.recv_bytes())
@@ -88,6 +99,42 @@ class Child:
         if "error" in answer:
             raise _revived(answer)
         return answer["value"]
+
+    @contextlib.contextmanager
+    def giving_way(self, passage: GivesWay) -> Iterator[None]:
+        """Within the block, the child is stopped (SIGSTOP) in mid-call whenever `passage` is wanted, and continued
+        when it has come back; that time does not count as the call's.
+        """
+        self._passage = passage
+        try:
+            yield
+        finally:
+            self._passage = None
+
+    def _answers(self, link: Connection, timeout_s: float) -> bool:
+        passage = self._passage
+        if passage is None:
+            return link.poll(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if link.poll(min(_LOOK_EVERY_S, left_s)):
+                return True
+            if passage.is_wanted():
+                deadline += self._stopped_for(passage)
+        return False
+
+    def _stopped_for(self, passage: GivesWay) -> float:
+        """Seconds for which the child stood still."""
+        start = time.monotonic()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGSTOP)
+                # Until it has stopped or ended: what waits must not meet its last cycles.
+                os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            passage.step_aside()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGCONT)
+        return time.monotonic() - start
 
     def kill(self) -> None:
         """End the process and everything it started, at once."""

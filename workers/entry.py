@@ -27,10 +27,10 @@ def install(station: Station, role: Role) -> None:
 def handle(work: Work) -> None:
     """Do one piece of work. A worker that has lost its share or its Redis ends here, and the work is given again."""
     station, role = _playing[0]
-    start = time.perf_counter()
+    start, waited_before_s = time.perf_counter(), station.gate.waited_s
     try:
         role.handle(work)
-        waited_s = station.gate.waited_s
+        waited_s = station.gate.waited_s - waited_before_s
         _log.info("%s took %.2f s, %.2f s of it at the gate", work["do"], time.perf_counter() - start, waited_s)
     except redis.ConnectionError as error:
         _end(RedisGone(f"Redis went away ({error})"))

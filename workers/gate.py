@@ -1,8 +1,8 @@
 """The gate: a CPU measurement owns its cores; search and builds on the same cores wait.
 
 One lock file for each core of the host. Search and builds hold their cores' locks shared, a measurement holds its
-own exclusively. A turnstile lets a waiting measurement in before work that came after it. The kernel frees the
-locks of a process that dies.
+own exclusively. A turnstile lets a waiting measurement in before work that came after it; work that is under way
+sees it there, has its process stopped and steps aside. The kernel frees the locks of a process that dies.
 """
 
 from __future__ import annotations
@@ -36,31 +36,37 @@ class Gate:
         # Process ids are no names here: containers that share the folder all have a process 1.
         self._mark = f"measuring-{uuid.uuid4().hex}"
         self.waited_s = 0.0
-        """seconds that the last passage had to wait"""
+        """seconds that passages have had to wait, in all"""
 
     @contextlib.contextmanager
-    def working(self, cores: Iterable[int]) -> Iterator[None]:
+    def working(self, cores: Iterable[int]) -> Iterator[Passage]:
         """Hold `cores` for search or builds; blocks while a measurement owns one of them or waits for it."""
         with contextlib.ExitStack() as held:
-            self._take(held, sorted(cores), fcntl.LOCK_SH)
-            yield
+            passage = Passage(self, held, sorted(cores))
+            passage.enter()
+            yield passage
 
     @contextlib.contextmanager
     def measuring(self, cores: Iterable[int]) -> Iterator[int]:
         """Own `cores` for a measurement; gives the number of other measurements active on this host."""
         owned = range(self._host_cores) if self._host_cores < QUIET_BELOW_CORES else sorted(cores)
         with contextlib.ExitStack() as held:
-            self._take(held, owned, fcntl.LOCK_EX)
+            self.take(held, owned, fcntl.LOCK_EX)
             held.enter_context(self._lock(self._mark, fcntl.LOCK_EX))
             held.callback((self._directory / self._mark).unlink)
             yield self._neighbours()
 
-    def _take(self, held: contextlib.ExitStack, cores: Iterable[int], how: int) -> None:
+    def is_measurement_waiting(self) -> bool:
+        """Whether a measurement stands in the turnstile, or is just passing it."""
+        return self._is_held("turnstile")
+
+    def take(self, held: contextlib.ExitStack, cores: Iterable[int], how: int) -> None:
+        """Lock `cores`, one after the other; `held` unlocks them."""
         start = time.perf_counter()
         with self._lock("turnstile", how):
             for core in cores:
                 held.enter_context(self._lock(f"core-{core}", how))
-        self.waited_s = time.perf_counter() - start
+        self.waited_s += time.perf_counter() - start
 
     def _neighbours(self) -> int:
         marks = [path.name for path in self._directory.glob("measuring-*") if path.name != self._mark]
@@ -79,3 +85,24 @@ class Gate:
         with (self._directory / name).open("a") as file:
             fcntl.flock(file, how)
             yield
+
+
+class Passage:
+    """Work under way behind the gate."""
+
+    def __init__(self, gate: Gate, held: contextlib.ExitStack, cores: list[int]) -> None:
+        self._gate = gate
+        self._held = held
+        self._cores = cores
+
+    def enter(self) -> None:
+        self._gate.take(self._held, self._cores, fcntl.LOCK_SH)
+
+    def is_wanted(self) -> bool:
+        """Whether a measurement waits for work to step aside."""
+        return self._gate.is_measurement_waiting()
+
+    def step_aside(self) -> None:
+        """Let what waits measure, and come back after it. The caller computes nothing in between."""
+        self._held.close()
+        self.enter()

@@ -6,13 +6,14 @@ import logging
 import time
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tuner_core.blobs import drop_blobs
 from tuner_core.jobs import JobState
 from tuner_core.records import Kind, TuningRecord
 from tuner_core.wire import (
+    Lender,
     PastTrial,
     Proposed,
     SearchWork,
@@ -26,12 +27,15 @@ from tuner_server.fleet import TUNE, Fleet
 from tuner_server.job_run import JobRun, LiveRound
 from tuner_server.phases.ingesting import send_workload
 from tuner_server.queues import WorkQueues
+from tuner_server.scheduler.lending import TRIALS_AT_LEAST, anchor_kind, choose_lenders
 from tuner_server.scheduler.rounds import OperatorPlan, joint_times, next_round
 from tuner_server.store.log import LogKey
 from tuner_server.store.rounds import Round
 
 _HISTORY = 256
 """past trials that an instance is given of an operator new to it: the best, and at most as many failures"""
+_LENT_BEST, _LENT_OTHERS = 4, 12
+"""trials of another operator that an instance is given of an operator new to it: what to try, and what to learn from"""
 _FAILURES_ALLOWED = 3
 
 _log = logging.getLogger(__name__)
@@ -173,6 +177,7 @@ class TuningPhase:
         key = run.log_key(plan.workload_hash)
         if key not in instance.known:
             work["history"] = self._history(key, plan)
+            work["lenders"] = self._lenders(key, plan, work["operator"]) if plan.complete < TRIALS_AT_LEAST else []
         send_workload(self._deps, plan.workload_hash)
         # First the queue, then the store: a lease that nobody remembers costs a few trials too many, a lease
         # that nobody works on would hold the job up.
@@ -193,6 +198,17 @@ class TuningPhase:
         failed = [name for name, secs in joint.items() if not secs][:_HISTORY]
         traces = self._deps.store.log.traces(key, best + failed)
         return [{"trace": traces[name], "secs": joint[name]} for name in best + failed]
+
+    def _lenders(self, key: LogKey, plan: OperatorPlan, operator: str) -> list[Lender]:
+        kin = self._deps.store.log.kin(key, f"%{anchor_kind(operator)}%")
+        lenders: list[Lender] = []
+        for each in choose_lenders(kin, operator, key.workload_hash, plan.shares):
+            theirs = replace(key, workload_hash=each.workload_hash)
+            ladder = self._deps.store.log.ladder(theirs, each.share_key, _LENT_BEST, _LENT_OTHERS)
+            send_workload(self._deps, each.workload_hash)
+            trials: list[PastTrial] = [{"trace": trace, "secs": secs} for trace, secs in ladder]
+            lenders.append({"workload_hash": each.workload_hash, "trials": trials})
+        return lenders
 
 
 def _same(known: Instance, worker: WorkerInfo | None) -> bool:

@@ -46,6 +46,16 @@ class LogKey:
 
 
 @dataclass(frozen=True)
+class Kin:
+    """How many trials of an operator ran well at one share."""
+
+    workload_hash: str
+    share_key: str
+    operator: str
+    trials: int
+
+
+@dataclass(frozen=True)
 class TrialRow:
     """The few facts about a trial that scheduling needs."""
 
@@ -193,6 +203,32 @@ class TuningLog:
                 )
                 found.update((candidate, trace) for candidate, trace in connection.execute(query))
         return found
+
+    def kin(self, key: LogKey, pattern: str) -> list[Kin]:
+        """What the log holds for operators named like `pattern` (SQL), this one's other shares included."""
+        columns = records.c
+        query = (
+            select(columns.workload_hash, columns.share_key, func.min(columns.operator), func.count())
+            .where(
+                columns.kind == Kind.TRIAL.value,
+                columns.status == Status.OK.value,
+                columns.target_key == key.target_key,
+                columns.device_key == key.device_key,
+                columns.operator.like(pattern),
+            )
+            .group_by(columns.workload_hash, columns.share_key)
+        )
+        with self._database.read() as connection:
+            return [Kin(*row) for row in connection.execute(query)]
+
+    def ladder(self, key: LogKey, share_key: str, best: int, steps: int) -> list[tuple[str, float]]:
+        """Trace and median of the `best` fastest trials at one share and of `steps` more down to the slowest."""
+        mine = [*key.clauses(Kind.TRIAL), records.c.share_key == share_key, records.c.status == Status.OK.value]
+        with self._database.read() as connection:
+            numbers = list(connection.scalars(select(records.c.seq).where(*mine).order_by(records.c.median_s)))
+            chosen = numbers[:best] + numbers[best :: max(1, (len(numbers) - best) // max(1, steps))]
+            query = select(records.c.trace, records.c.median_s).where(records.c.seq.in_(chosen))
+            return [(trace, secs) for trace, secs in connection.execute(query.order_by(records.c.median_s))]
 
     def finals(self, workload_hash: str) -> list[TuningRecord]:
         """All published and refused contestants of one operator, of every target, device and share."""

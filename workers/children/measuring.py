@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,22 @@ class MeasurerChild:
 
         self._kernels[name] = load_objects([base64.b64decode(code)])
 
-    def time(self, name: str, policy: dict[str, Any]) -> list[float]:
-        """Seconds of one call of the kernel, once for each repeat of the policy."""
+    def race(self, code: str, policies: list[dict[str, Any]], bar_s: float) -> dict[str, Any]:
+        """Time the object file (base64) under one policy after the other, as long as its median is within `bar_s`.
+
+        Returns the last `policy` that it got to, and its `run_secs`. The kernel is not kept.
+        """
+        from workers.children.artifacts import load_objects
         from workers.children.timing import time_kernel
 
-        return time_kernel(self._kernels[name], self._args, TimingPolicy.from_json(policy))
-
-    def unload(self, name: str) -> None:
-        self._kernels.pop(name, None)
+        kernel = load_objects([base64.b64decode(code)])
+        policy, run_secs = policies[0], time_kernel(kernel, self._args, TimingPolicy.from_json(policies[0]))
+        for policy_ahead in policies[1:]:
+            if statistics.median(run_secs) > bar_s:
+                break
+            policy = policy_ahead
+            run_secs = time_kernel(kernel, self._args, TimingPolicy.from_json(policy))
+        return {"policy": policy, "run_secs": run_secs}
 
     def check(self, name: str) -> float:
         """Run the kernel once; the largest difference to the first kernel checked, relative to its largest
@@ -151,5 +160,5 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement = confinement_for(Share.parse(share), [int(core) for core in cores.split(",")])
     confinement.enter()
     child = MeasurerChild(confinement)
-    names = ("hello", "anchor", "begin", "load", "time", "unload", "check", "contest", "time_model")
+    names = ("hello", "anchor", "begin", "load", "race", "check", "contest", "time_model")
     return {name: getattr(child, name) for name in names}

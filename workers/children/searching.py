@@ -24,19 +24,28 @@ from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch, MeasureC
 from tuner_core.records import candidate_id
 from workers.children.artifacts import read_trace, read_workload, write_trace
 from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.transfer import seeds
 
-_MEASURED_BEFORE_EVOLUTION = 8
-"""Below this many measured candidates of an operator the cost model knows too little to guide: sample instead"""
-_POPULATION = 128
-_GENERATIONS = 2
-"""A quarter of MetaSchedule's population for half its generations: a fifth of the CPU time of a round"""
 _TREES_WITHOUT_GAIN = 10
 """The cost model stops growing after this many trees that did not help (50 in MetaSchedule)"""
 _WARM_SAMPLES = 32
 """The cost model guesses at random until it has seen this many"""
 _SAMPLING_TRIES = 4
+_LENT = 3
+"""schedules that each lender gives"""
 _OPERATORS_KEPT = 256
 _UNBOUNDED_TRIALS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """How hard one round searches. The defaults come from `benchmarks.evolution`."""
+
+    population: int = 64
+    generations: int = 2
+    """an eighth of MetaSchedule's population for half its generations: a twelfth of the CPU time of a round"""
+    sampled: int = 8
+    """Below this many measured candidates the cost model knows too little of an operator to guide: sample instead"""
 
 
 @dataclass
@@ -48,7 +57,16 @@ class _Pending:
 class OperatorSearch:
     """The search for one operator: candidates out, run times in."""
 
-    def __init__(self, workload: Any, target: Any, cost_model: Any, seed: int, threads: int) -> None:
+    def __init__(
+        self,
+        workload: Any,
+        target: Any,
+        cost_model: Any,
+        seed: int,
+        threads: int,
+        evolution: Evolution = Evolution(),
+    ) -> None:
+        self._evolution = evolution
         self._target = target
         self._cost_model = cost_model
         self._database = ms.database.MemoryDatabase()
@@ -58,18 +76,19 @@ class OperatorSearch:
         self._pending: dict[str, _Pending] = {}
         self._measured = 0
         self._sampler = self._context(ReplayTrace(), seed, threads)
-        self._evolver = self._context(
-            EvolutionarySearch(population_size=_POPULATION, genetic_num_iters=_GENERATIONS), seed + 1, threads
-        )
+        strategy = EvolutionarySearch(population_size=evolution.population, genetic_num_iters=evolution.generations)
+        self._evolver = self._context(strategy, seed + 1, threads)
         self._spaces = self._sampler.generate_design_space()
+        self._borrowed: list[Any] = []
         self._round_size = 0
 
     def propose(self, count: int, round_size: int, name: Callable[[str], str]) -> list[dict[str, str]]:
         """Up to `count` candidates never proposed before: `candidate` (named by `name` from the trace) and `trace`."""
         self._start_rounds(round_size)
-        fresh: list[Any] = []
-        if self._measured >= _MEASURED_BEFORE_EVOLUTION:
-            fresh += self._unseen(self._evolver.generate_measure_candidates(), count)
+        fresh = self._unseen(self._borrowed, count)
+        self._borrowed = []
+        if len(fresh) < count and self._measured >= self._evolution.sampled:
+            fresh += self._unseen(self._evolver.generate_measure_candidates(), count - len(fresh))
         for _ in range(_SAMPLING_TRIES):
             if len(fresh) >= count:
                 break
@@ -100,6 +119,12 @@ class OperatorSearch:
             self._seen.add(_module_hash(candidate))
             trials.append((candidate, secs))
         self._take_in(trials)
+
+    def borrow(self, traces: Iterable[str]) -> None:
+        """Try the schedules of other operators first, adapted to this one."""
+        rules = self._sampler.space_generator.postprocs
+        adapted = seeds(traces, self._workload.mod, self._spaces, rules)
+        self._borrowed = [MeasureCandidate(sch, self._args_info) for sch in adapted]
 
     def _take_in(self, trials: list[tuple[Any, float]]) -> None:
         if not trials:
@@ -154,6 +179,7 @@ class SearcherChild:
         self._threads = threads
         self._operators: OrderedDict[tuple[str, str], OperatorSearch] = OrderedDict()
         self._cost_models: dict[str, Any] = {}
+        self._lenders: set[tuple[str, str]] = set()
 
     def knows(self, workload_hash: str, target_key: str) -> bool:
         return (workload_hash, target_key) in self._operators
@@ -166,27 +192,34 @@ class SearcherChild:
         target_key: str,
         seed: int,
         history: list[dict[str, Any]],
+        lenders: list[dict[str, Any]],
     ) -> None:
-        """Take on an operator: MetaSchedule's workload as JSON text, and its earlier trials."""
+        """Take on an operator: MetaSchedule's workload as JSON text, its earlier trials (`trace` and `secs`), and
+        those of its lenders (`workload_hash`, `workload`, `trials`, the fastest first).
+        """
         if target_key not in self._cost_models:
-            np.random.seed(seed % 2**32)  # noqa: NPY002  the cost model draws from it until it has learned
-            self._cost_models[target_key] = ms.cost_model.XGBModel(
-                num_warmup_samples=_WARM_SAMPLES,
-                early_stopping_rounds=_TREES_WITHOUT_GAIN,
-                num_tuning_cores=self._threads,
-            )
-        search = OperatorSearch(
-            read_workload(workload),
-            tvm.target.Target(json.loads(target)),
-            self._cost_models[target_key],
-            # Operators of one job must not all draw the same random numbers.
-            seed + int(workload_hash[:8], 16),
-            self._threads,
-        )
+            self._cost_models[target_key] = new_cost_model(seed, self._threads)
+        # Operators of one job must not all draw the same random numbers.
+        search = self._search(workload, target, target_key, seed + int(workload_hash[:8], 16))
         search.warm((trial["trace"], trial["secs"]) for trial in history)
+        for lender in lenders:
+            self._learn_from(lender, target, target_key)
+        search.borrow(trial["trace"] for lender in lenders for trial in lender["trials"][:_LENT])
         self._operators[workload_hash, target_key] = search
         while len(self._operators) > _OPERATORS_KEPT:
             self._operators.popitem(last=False)
+
+    def _search(self, workload: str, target: str, target_key: str, seed: int) -> OperatorSearch:
+        parsed = tvm.target.Target(json.loads(target))
+        return OperatorSearch(read_workload(workload), parsed, self._cost_models[target_key], seed, self._threads)
+
+    def _learn_from(self, lender: dict[str, Any], target: str, target_key: str) -> None:
+        """Teach the cost model a lender's trials, unless it has seen them here."""
+        key = (lender["workload_hash"], target_key)
+        if key not in self._operators and key not in self._lenders:
+            self._lenders.add(key)
+            search = self._search(lender["workload"], target, target_key, seed=0)
+            search.warm((trial["trace"], trial["secs"]) for trial in lender["trials"])
 
     def learn(self, workload_hash: str, target_key: str, results: list[tuple[str, str, float]], shares: int) -> None:
         """Results of an operator: (candidate, share, seconds or 0 for a failure); unknown ones are passed over."""
@@ -200,6 +233,14 @@ class SearcherChild:
         return self._operators[workload_hash, target_key].propose(
             count, round_size, lambda trace: candidate_id(workload_hash, target_key, trace)
         )
+
+
+def new_cost_model(seed: int, threads: int) -> Any:
+    """MetaSchedule's gradient-boosted trees, which learn from all operators of a target."""
+    np.random.seed(seed % 2**32)  # noqa: NPY002  it draws from it until it has learned
+    return ms.cost_model.XGBModel(
+        num_warmup_samples=_WARM_SAMPLES, early_stopping_rounds=_TREES_WITHOUT_GAIN, num_tuning_cores=threads
+    )
 
 
 def geometric_mean(secs: Iterable[float]) -> float:

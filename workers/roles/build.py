@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import statistics
 import uuid
+from collections import deque
 from typing import Any
 
 from tuner_core.blobs import get_blob
@@ -22,16 +24,36 @@ from tuner_core.wire import (
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.station import Station
 
-_BUILD_TIMEOUT_S = 10.0
-"""Fifty times what a candidate takes: one that takes longer is unrolled beyond reason, and it keeps the cores"""
+_LONGEST_S = 10.0
+_SHORTEST_S = 3.0
+_TIMES_MEDIAN = 10.0
+_WINDOW = 64
 _LEARN_TIMEOUT_S = 30.0
 _RECYCLE_CALLS = 400
 """TVM's compiler leaks: a fresh child after this many calls"""
 
 
+class Deadline:
+    """How long a build may take: ten times what the last ones took. One that takes longer is unrolled beyond
+    reason.
+    """
+
+    def __init__(self) -> None:
+        self._secs: deque[float] = deque(maxlen=_WINDOW)
+
+    def note(self, build_secs: float) -> None:
+        self._secs.append(build_secs)
+
+    @property
+    def timeout_s(self) -> float:
+        usual_s = statistics.median(self._secs) if self._secs else _LONGEST_S
+        return min(_LONGEST_S, max(_SHORTEST_S, _TIMES_MEDIAN * usual_s))
+
+
 class Builder:
     def __init__(self, station: Station) -> None:
         self._station = station
+        self._deadline = Deadline()
         self._child = Child("workers.children.building", recycle_calls=_RECYCLE_CALLS)
         self._args_info: dict[tuple[int, str], list[Any]] = {}
 
@@ -52,13 +74,13 @@ class Builder:
             return
         delivery = self._station.delivery(work)
         artifacts: list[ArtifactItem] = []
-        with self._station.gate.working(self._station.cores):
-            for item in work["candidates"]:
+        for item in work["candidates"]:
+            with self._station.gate.working(self._station.cores) as passage, self._child.giving_way(passage):
                 artifact, code = self._build(work, item)
-                artifacts.append(artifact)
-                if code:
-                    delivery.blob(artifact_blob(work["lease"], item["candidate"]), code)
-            args_info = self._workload(work["workload_hash"])
+            artifacts.append(artifact)
+            if code:
+                delivery.blob(artifact_blob(work["lease"], item["candidate"]), code)
+        args_info = self._workload(work["workload_hash"])
         for share in work["shares"]:
             delivery.enqueue(measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts))
         delivery.send()
@@ -69,7 +91,7 @@ class Builder:
             self._workload(work["workload_hash"])
             answer = self._child.call(
                 "build",
-                _BUILD_TIMEOUT_S,
+                self._deadline.timeout_s,
                 workload_hash=work["workload_hash"],
                 target=work["target"],
                 trace=item["trace"],
@@ -80,6 +102,7 @@ class Builder:
             return _artifact(item, Status.BUILD_TIMEOUT, str(error)), b""
         except ChildDied as error:
             return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
+        self._deadline.note(answer["build_secs"])
         return _artifact(item, Status.OK, "", answer["build_secs"]), base64.b64decode(answer["object"])
 
     def _workload(self, workload_hash: str) -> list[Any]:

@@ -6,6 +6,7 @@ batch is void and measured again, a few times at most; the records then say how 
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable
@@ -40,6 +41,8 @@ class Measurer:
         self._station = station
         self._share = share
         self._bench = Bench(share, station.cores)
+        self._best_s: dict[tuple[str, str], float] = {}
+        """fastest median seen here, by workload and target: what a trial races against"""
 
     def start(self) -> None:
         self._bench.greet()
@@ -68,10 +71,15 @@ class Measurer:
     def _measure(self, work: MeasureWork) -> None:
         batch = self._batch(work)
         untuned = candidate_id(work["workload_hash"], work["target_key"], UNTUNED)
+        operator = (work["workload_hash"], work["target_key"])
         final = partial(self._bench.final, untuned=untuned)
-        run = final if work["kind"] == Kind.FINAL else self._bench.trials
+        trials = partial(self._bench.trials, best_s=self._best_s.get(operator, math.inf))
+        run = final if work["kind"] == Kind.FINAL else trials
         with self._station.gate.measuring(self._station.cores) as neighbours:
             outcomes, ratio = _steadily(self._bench, run, batch)
+        if outcomes and work["kind"] == Kind.TRIAL:
+            fastest_s = min(outcome.median_s for outcome in outcomes.values())
+            self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
         delivery = self._station.delivery(work)
         for item in work["artifacts"]:
             outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])

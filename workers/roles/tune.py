@@ -19,6 +19,7 @@ from tuner_core.wire import (
     STREAMS,
     TUNER,
     BuildWork,
+    Lender,
     Proposed,
     SearchWork,
     WorkerInfo,
@@ -32,8 +33,8 @@ from workers.station import Station, chunks
 
 _SEARCH_TIMEOUT_S = 300.0
 _LEARN_TIMEOUT_S = 120.0
-BATCH = 4
-"""candidates in one piece of build work: small enough that several builders share a round"""
+BATCH = 8
+"""candidates in one piece of build work: several builders share a round, and the anchor is timed once for each"""
 _READ = 1000
 _THREADS_AT_MOST = 8
 
@@ -87,16 +88,17 @@ class Tuner:
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
         operator: dict[str, Any] = {"workload_hash": work["workload_hash"], "target_key": work["target_key"]}
-        with self._station.gate.working(self._station.cores):
+        with self._station.gate.working(self._station.cores) as passage, self._child.giving_way(passage):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
                 self._child.call(
                     "open",
                     _SEARCH_TIMEOUT_S,
                     **operator,
-                    workload=get_blob(self._station.redis, workload_blob(work["workload_hash"])).decode(),
+                    workload=self._workload(work),
                     target=work["target"],
                     seed=work["seed"],
                     history=work.get("history", []),
+                    lenders=[{**lender, "workload": self._workload(lender)} for lender in work.get("lenders", [])],
                 )
             results = self._results.pop((work["workload_hash"], work["target_key"]), [])
             if results:
@@ -105,6 +107,9 @@ class Tuner:
                 "propose", _SEARCH_TIMEOUT_S, **operator, count=work["count"], round_size=work["round_size"]
             )
         return proposed
+
+    def _workload(self, of: SearchWork | Lender) -> str:
+        return get_blob(self._station.redis, workload_blob(of["workload_hash"])).decode()
 
     def _read_results(self) -> None:
         """Take in what the stream holds by now; acknowledged at once: thoughts may be lost."""

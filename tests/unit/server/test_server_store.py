@@ -23,7 +23,7 @@ from tuner_core.jobs import JobSpec, JobState, OperatorTask
 from tuner_core.records import Kind, Status, TuningRecord
 from tuner_server.store.filters import RecordFilter
 from tuner_server.store.folder import StateFolder
-from tuner_server.store.log import LogKey, Page
+from tuner_server.store.log import Kin, LogKey, Page
 from tuner_server.store.models import IngestedModel, IngestKey, StoredModel
 from tuner_server.store.rounds import Round
 from tuner_server.store.store import Store, sqlite_url
@@ -70,6 +70,26 @@ class StoreContract:
         second = make()
         assert list(second.log.all(EVERYTHING)) == records
         second.close()
+
+    def test_kin_are_counted_by_workload_and_share(self, store: Store) -> None:
+        other = {"workload_hash": "e" * 16, "operator": "fused_conv2d2_relu"}
+        store.log.add([trial(str(n), 1, 1.0 + n) for n in range(3)] + [trial("x", 2, 1.0), failed("y", 1)])
+        store.log.add([trial(f"o{n}", 1, 1.0, **other) for n in range(2)])
+        store.log.add([trial("m", 1, 1.0, workload_hash="d" * 16, operator="matmul")])
+        share = {units: granted(units).key for units in (1, 2)}
+        assert sorted(store.log.kin(KEY, "%conv2d%"), key=lambda each: -each.trials) == [
+            Kin("f" * 16, share[1], "conv2d", 3),
+            Kin("e" * 16, share[1], "fused_conv2d2_relu", 2),
+            Kin("f" * 16, share[2], "conv2d", 1),
+        ]
+
+    def test_a_ladder_holds_the_best_and_steps_down_to_the_slowest(self, store: Store) -> None:
+        store.log.add([trial(str(n), 1, 1.0 + n) for n in range(40)] + [failed("y", 1), trial("z", 2, 0.1)])
+        ladder = store.log.ladder(KEY, granted(1).key, best=4, steps=6)
+        assert [trace for trace, _ in ladder[:4]] == ["0", "1", "2", "3"]
+        assert [secs for _, secs in ladder] == sorted(secs for _, secs in ladder)
+        assert 9 <= len(ladder) <= 12
+        assert ladder[-1][1] > 30
 
     def test_a_record_that_is_there_stays_as_it_is(self, store: Store) -> None:
         assert store.log.add([trial("a", 1, 1.0)]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +87,43 @@ def test_stop_leaves_nothing(child: Child) -> None:
     pid = child.pid or 0
     child.stop()
     assert not alive(pid)
+
+
+class Standstill:
+    """A passage that is wanted once, as soon as the child has begun; looks at the child while it stands aside."""
+
+    def __init__(self, child: Child, note: Path) -> None:
+        self.child, self.note = child, note
+        self.states: list[str] = []
+
+    def is_wanted(self) -> bool:
+        return self.note.exists() and not self.states
+
+    def step_aside(self) -> None:
+        self.states.append(Path(f"/proc/{self.child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0])
+        before = self.note.read_text()
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            assert self.note.read_text() == before
+            time.sleep(0.05)
+
+
+def test_a_call_stands_still_while_it_gives_way_and_that_time_does_not_count(child: Child, tmp_path: Path) -> None:
+    child.ensure()
+    passage = Standstill(child, tmp_path / "note")
+    with child.giving_way(passage):
+        assert child.call("tick", 1.4, note=str(tmp_path / "note"), ticks=20) == 20
+    assert passage.states == ["T"]
+    assert child.generation == 1
+    assert child.call("echo", 20, value=1) == 1
+
+
+def test_a_child_that_dies_while_it_stands_still_is_noticed(child: Child, tmp_path: Path) -> None:
+    class Deadly(Standstill):
+        def step_aside(self) -> None:
+            self.states.append("killed")
+            os.kill(self.child.pid or 0, signal.SIGKILL)
+
+    child.ensure()
+    with child.giving_way(Deadly(child, tmp_path / "note")), pytest.raises(ChildDied, match="SIGKILL"):
+        child.call("tick", 10, note=str(tmp_path / "note"), ticks=1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ import sys
 from pathlib import Path
 from workers.gate import Gate
 how, folder, host, cores = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), [int(c) for c in sys.argv[4].split(",")]
-with getattr(Gate(folder, host), how)(cores) as neighbours:
-    print("in", neighbours, flush=True)
+with getattr(Gate(folder, host), how)(cores) as inside:
+    print("in", inside if how == "measuring" else "to work", flush=True)
     sys.stdin.read()
 """
 
@@ -54,7 +55,7 @@ class Holder:
 
 def test_builds_share_cores_and_a_measurement_does_not(tmp_path: Path) -> None:
     first, second = Holder("working", tmp_path, "0"), Holder("working", tmp_path, "0")
-    assert first.enter() == second.enter() == "in None"
+    assert first.enter() == second.enter() == "in to work"
     measuring = Holder("measuring", tmp_path, "0")
     first.leave()
     second.leave()
@@ -69,7 +70,7 @@ def test_other_cores_are_free_and_neighbours_are_counted(tmp_path: Path) -> None
         Holder("working", tmp_path, "3"),
     )
     assert {one.enter(), other.enter()} <= {"in 0", "in 1"}
-    assert build.enter() == "in None"
+    assert build.enter() == "in to work"
     third = Holder("measuring", tmp_path, "4")
     assert third.enter() == "in 2"
     for holder in (one, other, build, third):
@@ -92,8 +93,24 @@ def test_a_killed_holder_frees_its_cores(tmp_path: Path) -> None:
     waiting = Holder("working", tmp_path, "0")
     wait_until(waiting.waits)
     measuring.kill()
-    assert waiting.enter() == "in None"
+    assert waiting.enter() == "in to work"
     waiting.leave()
     again = Holder("measuring", tmp_path, "0")
     assert again.enter() == "in 0"
     again.leave()
+
+
+def test_work_steps_aside_for_a_measurement_that_waits(tmp_path: Path) -> None:
+    gate = Gate(tmp_path, 8)
+    with gate.working([0]) as passage:
+        assert not passage.is_wanted()
+        measuring = Holder("measuring", tmp_path, "0")
+        wait_until(passage.is_wanted)
+        back = threading.Thread(target=passage.step_aside)
+        back.start()
+        assert measuring.enter() == "in 0"
+        assert back.is_alive()
+        measuring.leave()
+        back.join(10)
+        assert not back.is_alive()
+        assert not passage.is_wanted()

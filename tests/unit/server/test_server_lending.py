@@ -1,0 +1,49 @@
+"""Who lends schedules to an operator that is new."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner_server.scheduler.lending import LENDERS_AT_MOST, TRIALS_AT_LEAST, anchor_kind, choose_lenders
+from tuner_server.store.log import Kin
+
+MANY = TRIALS_AT_LEAST
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("fused_conv2d3_add2_relu2", "conv2d"),
+        ("conv2d_transpose1", "conv2d"),
+        ("matmul", "matmul"),
+        ("fused_matmul12_add", "matmul"),
+        ("", ""),
+    ],
+)
+def test_the_kind_is_read_off_the_name(name: str, kind: str) -> None:
+    assert anchor_kind(name) == kind
+
+
+def test_the_operator_itself_comes_first_then_the_best_measured_of_its_kind() -> None:
+    kin = [
+        Kin("a", "1", "conv2d1", MANY),
+        Kin("b", "1", "fused_conv2d2_relu", MANY + 2),
+        Kin("me", "2", "conv2d9", MANY),
+        Kin("me", "1", "conv2d9", MANY + 50),
+        Kin("few", "1", "conv2d3", MANY - 1),
+        Kin("other", "1", "matmul", MANY + 9),
+    ]
+    assert [each.workload_hash for each in choose_lenders(kin, "conv2d9", "me", {"1"})] == ["me", "b", "a"]
+
+
+def test_the_shares_of_the_job_go_before_others() -> None:
+    kin = [Kin("a", "4", "conv2d1", MANY + 90), Kin("a", "1", "conv2d1", MANY)]
+    assert choose_lenders(kin, "conv2d", "me", {"1"}) == [kin[1]]
+    assert choose_lenders(kin, "conv2d", "me", {"2"}) == [kin[0]]
+
+
+def test_no_more_than_a_few() -> None:
+    kin = [Kin(str(number), "1", "conv2d", MANY + number) for number in range(50)]
+    assert [each.workload_hash for each in choose_lenders(kin, "conv2d", "me", {"1"})] == [
+        str(number) for number in range(49, 49 - LENDERS_AT_MOST, -1)
+    ]
