@@ -167,7 +167,7 @@ class Child:
         self._link = Connection(ours.detach())
         self._calls = 0
         self.generation += 1
-        if not self._link.poll(_START_TIMEOUT_S):
+        if not self._answers(self._link, _START_TIMEOUT_S):
             self.kill()
             raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s")
         try:

@@ -25,7 +25,7 @@ from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.station import Station
 
 _LONGEST_S = 10.0
-_SHORTEST_S = 3.0
+_SHORTEST_S = 4.0
 _TIMES_MEDIAN = 10.0
 _WINDOW = 64
 _LEARN_TIMEOUT_S = 30.0

@@ -43,7 +43,8 @@ class Tuner:
     def __init__(self, station: Station) -> None:
         self._station = station
         threads = min(len(station.cores), _THREADS_AT_MOST)
-        self._child = Child("workers.children.searching", [str(threads)])
+        # Threads of the cost model that wait must not spin: builds run beside them.
+        self._child = Child("workers.children.searching", [str(threads)], env={"OMP_WAIT_POLICY": "passive"})
         self._stream = tuner_stream(station.name)
         self._results: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
         """results not yet learned, by workload and target"""
