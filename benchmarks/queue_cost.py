@@ -62,12 +62,8 @@ def ms_per_candidate(station: Station, candidates: int, batch: int) -> float:
     return spent_s / candidates * 1e3
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smoke run")
-    parser.add_argument("--out", type=Path, help="write the JSON here")
-    args = parser.parse_args()
-    candidates, rounds = (64, 2) if args.quick else (512, 7)
+def costs_of(candidates: int, rounds: int) -> dict[int, list[float]]:
+    """Milliseconds a candidate, `rounds` times, by the number of candidates in one piece of work: 1, and ours."""
     costs: dict[int, list[float]] = {1: [], BATCH: []}
     with running_redis() as url, tempfile.TemporaryDirectory() as folder:
         connection = redis.Redis.from_url(url, socket_timeout=None)
@@ -76,6 +72,16 @@ def main() -> None:
         for _ in range(rounds):  # in turn, so that both meet the same weather
             for batch, found in costs.items():
                 found.append(ms_per_candidate(station, candidates, batch))
+    return costs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run")
+    parser.add_argument("--out", type=Path, help="write the JSON here")
+    args = parser.parse_args()
+    candidates, rounds = (64, 2) if args.quick else (512, 7)
+    costs = costs_of(candidates, rounds)
     single, batched = statistics.median(costs[1]), statistics.median(costs[BATCH])
     print(f"{'candidates in one piece of work':<34}{'ms a candidate (median)':>26}{'smallest':>10}{'largest':>10}")
     for batch, found in costs.items():

@@ -21,9 +21,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tuner_client.client import Client
+from tuner_client.noise_file import advice_for
 from tuner_client.processes import POLL_S, Part, Running, end_in_order
 from tuner_client.state import StateFolder, open_state, socket_dir
 from tuner_core.errors import FractuneError, RedisGone, ServerUnreachable
+from tuner_core.noise import NoiseAdvice
 from tuner_core.shares import Share, parse_shares
 
 START_TIMEOUT_S = 60.0
@@ -231,7 +233,8 @@ class Stack:
         available = sorted(os.sched_getaffinity(0))
         plan = plan_cores(shares, available)
         rest = work_cores(plan, available)
-        parts = [self._measure_part(share, plan.get(str(share), [])) for share in shares]
+        advice = advice_for(self._folder.path, [str(share) for share in shares])
+        parts = [self._measure_part(share, plan.get(str(share), []), advice[str(share)]) for share in shares]
         if self._options.search:
             builders = min(self._options.builders, len(rest))
             parts += [self._worker_part(f"build-{number}", "build", rest) for number in range(builders)]
@@ -240,8 +243,10 @@ class Stack:
             parts.append(self._worker_part("compile", "compile", rest))
         return parts
 
-    def _measure_part(self, share: Share, cores: Sequence[int]) -> Part:
-        return self._worker_part(f"measure-{share}".replace(":", "-"), "measure", cores, ["--share", str(share)])
+    def _measure_part(self, share: Share, cores: Sequence[int], advice: NoiseAdvice | None) -> Part:
+        args = ["--share", str(share)]
+        args += ["--margin", str(advice.margin)] if advice else []
+        return self._worker_part(f"measure-{share}".replace(":", "-"), "measure", cores, args)
 
     def _worker_part(self, label: str, role: str, cores: Sequence[int], args: Sequence[str] = ()) -> Part:
         def command() -> list[str]:
@@ -254,7 +259,7 @@ class Stack:
         return self._own_part(label, command, _WORKERS)
 
     def _own_part(self, name: str, command: Callable[[], list[str]], rank: int) -> Part:
-        return Part(name, command, self._folder.logs / f"{name}.log", _own_env(), rank)
+        return Part(name, command, self._folder.logs / f"{name}.log", own_env(), rank)
 
     def _fractune(self, command: str, args: Sequence[str]) -> list[str]:
         redis_url = "unix://" + quote(str(self._sockets / _REDIS_SOCKET))
@@ -288,7 +293,7 @@ def _redis_gone(told: str) -> RedisGone:
     return RedisGone(f"Redis stopped: {told}; committed results are kept; run the same command again to go on")
 
 
-def _own_env() -> dict[str, str]:
+def own_env() -> dict[str, str]:
     """Children import our packages from where this process has them, never from the folder they run in."""
     root = str(Path(__file__).parents[1])
     inherited = os.environ.get("PYTHONPATH")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner_client.text import time_text
 from tuner_core.errors import BadRequest, FractuneError, StateUnusable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SUFFIXES = (".svg", ".png")
 
@@ -46,6 +49,11 @@ def draw_table(times: Mapping[str, Mapping[str, float]], model: str, path: Path)
     bar = figure.colorbar(image, ax=axes, ticks=[0, 0.5, 1])
     bar.ax.set_yticklabels(["fastest here", "+50%", "+100% or more"])
     axes.set_title(f"{model}: latency by the share\nit was tuned at and the share it runs at", pad=14)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Raises StateUnusable when the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -44,5 +44,15 @@ def ratio_text(slower: float | None, faster: float | None) -> str:
     return f"{slower / faster:.2f}x"
 
 
+def percent_text(fraction: float | None) -> str:
+    """`1.2 %`; `-` for what is not known."""
+    return "-" if fraction is None else f"{fraction * 100:.1f} %"
+
+
+def score_text(score: float | None) -> str:
+    """`0.98`; `-` for what is not known."""
+    return "-" if score is None else f"{score:.2f}"
+
+
 def counts_text(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"

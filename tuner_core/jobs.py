@@ -49,10 +49,15 @@ class JobSpec:
     round_size: int = 16
     """candidates a round"""
     only: str = ""
-    """tune just the operators whose name contains this"""
+    """tune just the operators whose name contains this, or one of several texts separated by commas; empty = all"""
     seed: int = 0
     priority: int = 0
     """higher goes first"""
+
+    def wants(self, operator: str) -> bool:
+        """True when the operator of this name is to be tuned."""
+        texts = [text.strip() for text in self.only.split(",") if text.strip()]
+        return not texts or any(text in operator for text in texts)
 
     def check(self) -> None:
         """Raises BadRequest for a budget, a round or a share that cannot be meant."""

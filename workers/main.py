@@ -25,6 +25,7 @@ from tuner_core.errors import BadRequest, RedisGone
 from tuner_core.shares import Share
 from tuner_core.wire import WORKER_TTL_S, WorkerInfo, worker_key
 from workers import entry
+from workers.bench import MARGIN
 from workers.confinement.cpu import CpuConfinement
 from workers.gate import Gate, default_gate_dir
 from workers.roles import Role
@@ -54,6 +55,8 @@ class WorkerOptions:
     gate_dir: Path | None = None
     """lock files of the host's cores; None = one folder for all of this user's workers on this host"""
     name: str | None = None
+    margin: float | None = None
+    """measurers only: a trial at most this many times slower than the fastest is timed for longer; None = default"""
 
 
 def run_worker(options: WorkerOptions) -> None:
@@ -119,7 +122,7 @@ def _station(options: WorkerOptions, spool: Path) -> Station:
 
 def _role(options: WorkerOptions, station: Station) -> Role:
     if options.share is not None:
-        return Measurer(station, Share.parse(options.share))
+        return Measurer(station, Share.parse(options.share), options.margin or MARGIN)
     if options.role == "compile":
         return Compiler(station)
     if options.role == "tune":

@@ -86,6 +86,8 @@ def test_only_some_operators(client: Client) -> None:
     job = client.finish(client.create(model, trials=6, only="dense").name)
     assert job.state == pb.JOB_STATE_DONE
     assert [(op.selected, op.trials) for op in job.operators] == [(False, 0), (False, 0), (True, 6)]
+    two = client.finish(client.create(model, trials=6, only="conv2d_a, dense").name)
+    assert [op.selected for op in two.operators] == [True, False, True]
     none = client.finish(client.create(model, trials=6, only="softmax").name)
     assert none.state == pb.JOB_STATE_FAILED
     assert none.error == "BadModel"

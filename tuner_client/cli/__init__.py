@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tuner_client.cli import jobs, log, run, stack, tune
+from tuner_client.cli import jobs, log, noise, run, stack, tune
 from tuner_client.environment import DEBUG, wants_tracebacks
 from tuner_core import __version__
 from tuner_core.errors import BadRequest, FractuneError
@@ -33,6 +33,7 @@ app.command("watch")(jobs.watch)
 app.command("cancel")(jobs.cancel)
 app.command("bundle")(jobs.bundle)
 app.command("workers")(jobs.workers)
+app.command("noise")(noise.noise)
 app.command("match")(log.match)
 app.add_typer(log.app, name="log")
 app.command("up")(stack.up)

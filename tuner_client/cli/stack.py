@@ -109,6 +109,12 @@ def worker(
         Path | None, typer.Option("--gate", help="Folder of the locks that keep measurements undisturbed.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name in the fleet (default: made up).")] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            "--margin", help="Measurers: a trial this close to the fastest is timed for longer (1.25)."
+        ),
+    ] = None,
     secret_file: SecretFile = None,
 ) -> None:
     """Run one worker alone."""
@@ -118,6 +124,8 @@ def worker(
         raise BadRequest(f"--share {share}: only a measure worker has a share")
     if share is not None:
         Share.parse(share)
+    if margin is not None and not margin >= 1:
+        raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
     become_worker(
         role.value,
         redis,
@@ -126,6 +134,7 @@ def worker(
         cores=_parse_cores(cores) if cores else None,
         gate_dir=gate,
         name=name,
+        margin=margin,
     )
 
 

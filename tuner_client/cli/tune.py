@@ -38,7 +38,7 @@ def tune(
     round_size: Annotated[int, typer.Option("--round", help="Candidates a round.")] = DEFAULT_ROUND_SIZE,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = 0,
     target: options.Target = "",
-    only: Annotated[str, typer.Option("--only", help="Only operators whose name contains this.")] = "",
+    only: Annotated[str, typer.Option("--only", help="Only operators whose name contains this; several: A,B.")] = "",
     inputs: options.Inputs = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the bundle.")] = Path(),
     picture: Annotated[

@@ -1,4 +1,5 @@
-"""Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them.
+"""Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them, and
+`fractune noise` measures with them.
 
 The one module of the client that imports the server and the workers, and only when it is called: the client
 alone is installed without them.
@@ -7,9 +8,12 @@ alone is installed without them.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tuner_core.errors import FractuneError
+from tuner_core.shares import Share
 
 
 def become_server(
@@ -50,6 +54,7 @@ def become_worker(
     cores: list[int] | None,
     gate_dir: Path | None,
     name: str | None,
+    margin: float | None,
 ) -> None:
     """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
     _require("rq", "tvm")
@@ -64,8 +69,39 @@ def become_worker(
             cores=cores,
             gate_dir=gate_dir,
             name=name,
+            margin=margin,
         )
     )
+
+
+def measure_noise(
+    share: Share,
+    tell: Callable[[str], None],
+    *,
+    measurers: Sequence[int],
+    candidates: int,
+    seed: int,
+    model: Path | None,
+    inputs: dict[str, list[int]],
+    only: str,
+) -> dict[str, Any]:
+    """Measure what a measurement is worth here; the report as plain JSON values. `tell` is given lines of progress.
+
+    Raises ShareUnavailable for a share that cannot be verified, BadModel.
+    """
+    _require("tvm", "xgboost")
+    from workers import noise
+
+    options = noise.NoiseOptions(
+        share=share,
+        measurers=tuple(measurers),
+        candidates=candidates,
+        seed=seed,
+        model=model,
+        inputs=inputs,
+        only=only,
+    )
+    return noise.measure_noise(options, tell)
 
 
 def _require(*modules: str) -> None:

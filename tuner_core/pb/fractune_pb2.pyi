@@ -225,7 +225,7 @@ class JobSpec(_message.Message):
     round_size: _builtins.int
     """Candidates a round. 0 = 16."""
     only: _builtins.str
-    """Tune just the operators whose name contains this."""
+    """Tune just the operators whose name contains this, or one of several texts separated by commas. Empty = all."""
     seed: _builtins.int
     priority: _builtins.int
     """Higher goes first."""

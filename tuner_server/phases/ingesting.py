@@ -103,7 +103,7 @@ class IngestPhase:
         for note in found.notes:
             run.note(note)
         run.operators = [
-            StoredOperator(task.workload_hash, task.name, task.weight, selected=job.spec.only in task.name)
+            StoredOperator(task.workload_hash, task.name, task.weight, selected=job.spec.wants(task.name))
             for task in found.operators
         ]
         if not run.selected:

@@ -28,7 +28,7 @@ from tuner_core.wire import (
     artifact_blob,
     measure_queue,
 )
-from workers.bench import Batch, Bench, Outcome
+from workers.bench import MARGIN, Batch, Bench, Outcome
 from workers.station import Station
 
 _ATTEMPTS = 3
@@ -37,10 +37,10 @@ _DRIFT_ALLOWED = 0.15
 
 
 class Measurer:
-    def __init__(self, station: Station, share: Share) -> None:
+    def __init__(self, station: Station, share: Share, margin: float = MARGIN) -> None:
         self._station = station
         self._share = share
-        self._bench = Bench(share, station.cores)
+        self._bench = Bench(share, station.cores, margin)
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
 

@@ -1,0 +1,50 @@
+"""The child that times compiled models of several bundles at one share: confined first, then TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tuner_core.bundles import Bundle
+from tuner_core.shares import Share
+from workers.confinement import confinement_for
+
+_TURN_MS = 50
+"""One turn calls the model until this long has passed"""
+
+
+def time_in_turn(contestants: list[list[str]], turns: int) -> list[list[float]]:
+    """Seconds of one inference of each (bundle, variant), `turns` times, every round in the other order."""
+    evaluators = [_evaluator(Path(path), variant) for path, variant in contestants]
+    for evaluate in evaluators:
+        evaluate()
+    run_secs: list[list[float]] = [[] for _ in evaluators]
+    for turn in range(turns):
+        places = range(len(evaluators))
+        for place in reversed(places) if turn % 2 else places:
+            run_secs[place].append(evaluators[place]())
+    return run_secs
+
+
+def _evaluator(path: Path, variant: str) -> Callable[[], float]:
+    """A function that takes one turn."""
+    import tvm
+
+    from workers.children.models import load_variant, weights_of
+    from workers.children.timing import random_args
+
+    bundle = Bundle(path)
+    machine = load_variant(bundle, variant)
+    inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
+    args = [*random_args(inputs, seed=0), *weights_of(bundle)]
+    timer = machine.time_evaluator("main", tvm.cpu(), number=1, repeat=1, min_repeat_ms=_TURN_MS)
+    return lambda: float(timer(*args).results[0])
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """The arguments are the share and its cores, separated by commas. Raises ShareUnavailable."""
+    share, cores = args
+    confinement = confinement_for(Share.parse(share), [int(core) for core in cores.split(",")])
+    confinement.enter()
+    return {"time": time_in_turn}

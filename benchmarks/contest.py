@@ -1,0 +1,90 @@
+"""Candidates of several tuners against each other: built anew, checked for right output, timed in turn, alone.
+
+Nothing else may run on the machine meanwhile; the gate keeps other fractune processes of this user away.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import Operator
+from tuner_core.records import UNTUNED
+from tuner_core.shares import Share
+from workers.bench import Batch, Bench
+from workers.child import Child
+from workers.confinement import confinement_for
+from workers.confinement.cpu import CpuConfinement
+from workers.gate import Gate, default_gate_dir
+
+CONTESTS = 3
+"""contests of each operator; each times every contestant as often as a final does (7 times, slow ones 3 times)"""
+_BUILD_TIMEOUT_S = 120.0
+_BUNDLES_TIMEOUT_S = 1800.0
+_UNTUNED_NAME = "untuned"
+
+
+def contest(
+    operator: Operator, traces: Mapping[str, str], target: str, bench: Bench, cores: Sequence[int]
+) -> dict[str, float]:
+    """Median seconds of each contestant, named as in `traces`; infinite for one that fails or gives wrong output.
+
+    `target` is TVM's target as JSON. The untuned operator takes part: it is what outputs are compared with.
+    """
+    names = {trace: f"candidate{index}" for index, trace in enumerate(dict.fromkeys(traces.values()))}
+    batch = _build(operator, {_UNTUNED_NAME: UNTUNED, **{name: trace for trace, name in names.items()}}, target)
+    run_secs: dict[str, list[float]] = {name: [] for name in names.values()}
+    for _ in range(CONTESTS):
+        with Gate(default_gate_dir()).measuring(cores):
+            outcomes = bench.final(batch, _UNTUNED_NAME)
+        for name, secs in run_secs.items():
+            secs.extend(outcomes[name].run_secs or (math.inf,))
+    return {label: statistics.median(run_secs[names[trace]]) for label, trace in traces.items()}
+
+
+def open_bench(share: str) -> tuple[Bench, list[int]]:
+    """A confined child for `share`, and its cores."""
+    cores = CpuConfinement(Share.parse(share)).cores
+    return Bench(Share.parse(share), cores), cores
+
+
+def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Batch:
+    child = Child("workers.children.building")
+    workload: dict[str, Any] = {"workload_hash": operator.workload_hash}
+    try:
+        args_info = child.call("learn_workload", _BUILD_TIMEOUT_S, **workload, workload=operator.workload)
+        built = {
+            name: child.call("build", _BUILD_TIMEOUT_S, **workload, target=target, trace=trace)["object"]
+            for name, trace in traces.items()
+        }
+    finally:
+        child.stop()
+    return Batch(args_info, 0, {name: base64.b64decode(code) for name, code in built.items()})
+
+
+def time_bundles(share: str, contestants: Sequence[tuple[Path, str]], turns: int) -> list[list[float]]:
+    """Seconds of one inference, `turns` times, of each (bundle, variant), all in turn, in one child at `share`."""
+    confinement = confinement_for(Share.parse(share))
+    cores = CpuConfinement(Share.parse(share)).cores
+    child = Child(
+        "benchmarks.bundles_child",
+        [share, ",".join(map(str, cores))],
+        env={**confinement.environment(), "PYTHONPATH": _import_path()},
+    )
+    entries = [[str(path), variant] for path, variant in contestants]
+    try:
+        with Gate(default_gate_dir()).measuring(cores):
+            timed: list[list[float]] = child.call("time", _BUNDLES_TIMEOUT_S, contestants=entries, turns=turns)
+    finally:
+        child.stop()
+    return timed
+
+
+def _import_path() -> str:
+    """So that the child finds benchmarks/, whatever folder it runs in."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))

@@ -1,0 +1,117 @@
+"""The models that benchmarks tune, all from wheels of the development environment, and their heavy operators."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workers.child import Child
+
+_INGEST_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    path: Path
+    kinds: tuple[str, ...] = ("conv2d",)
+    """operators whose name contains one of these take nearly all of its time"""
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    """shapes of the inputs that the file leaves open"""
+
+    @property
+    def options(self) -> list[str]:
+        """Options of `fractune tune` that the model needs."""
+        return [f"--input={name}={','.join(map(str, dims))}" for name, dims in self.inputs.items()]
+
+
+@dataclass(frozen=True)
+class Operator:
+    name: str
+    weight: int
+    """how often the model runs it"""
+    workload_hash: str
+    workload: str
+    """MetaSchedule's workload as JSON text"""
+
+
+def _in_package(package: str, path: str) -> Path:
+    """A file that a package ships; the package is not imported."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"benchmarks: the package {package} is not installed; run: make setup")
+    return Path(spec.origin).parent / path
+
+
+def _light(name: str) -> Model:
+    return Model(name, _in_package("onnx", f"backend/test/data/light/light_{name}.onnx"))
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        _light("squeezenet"),
+        _light("resnet50"),
+        _light("zfnet512"),
+        _light("bvlc_alexnet"),
+        # trained weights: a detector of file types
+        Model(
+            "magika",
+            _in_package("magika", "models/standard_v3_3/model.onnx"),
+            kinds=("conv2d", "matmul"),
+            inputs={"bytes": [1, 2048]},
+        ),
+    )
+}
+
+
+def find_model(name: str) -> Model:
+    if name not in MODELS:
+        raise SystemExit(f"benchmarks: no model '{name}'; there are {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def operators_of(model: Model) -> list[Operator]:
+    """All operators, found by a compiler's child just as a job finds them."""
+    child = Child("workers.children.compiling")
+    try:
+        found: dict[str, Any] = child.call(
+            "ingest", _INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target="", isa=""
+        )
+    finally:
+        child.stop()
+    return [Operator(op["name"], op["weight"], op["workload_hash"], op["workload"]) for op in found["operators"]]
+
+
+def heavy(operators: Sequence[Operator], kinds: Sequence[str], count: int) -> list[Operator]:
+    """The first `count` heavy operators in the order of the model.
+
+    TVM numbers the operators of a kind as it meets them: conv2d, conv2d1, conv2d2.
+    """
+    chosen = [operator for operator in operators if any(kind in operator.name for kind in kinds)]
+    return sorted(chosen, key=lambda operator: _place(operator.name, kinds))[:count]
+
+
+def _place(name: str, kinds: Sequence[str]) -> tuple[int, int, str]:
+    rank, kind = next((rank, kind) for rank, kind in enumerate(kinds) if kind in name)
+    number = re.search(rf"{re.escape(kind)}(\d*)", name)
+    return rank, int(number.group(1) or 0) if number else 0, name
+
+
+def resized(model: Model, side: int, folder: Path) -> Model:
+    """The same network for square images of `side` pixels, as a file in `folder`. It must not flatten its features."""
+    import onnx
+
+    net = onnx.load(model.path)
+    weights = {tensor.name for tensor in net.graph.initializer}
+    (image,) = [value for value in net.graph.input if value.name not in weights]
+    for dim in image.type.tensor_type.shape.dim[2:]:
+        dim.dim_value = side
+    del net.graph.value_info[:]
+    path = folder / f"{model.path.stem}_{side}.onnx"
+    onnx.save(net, path)
+    return Model(f"{model.name}_{side}", path, model.kinds, model.inputs)

@@ -1,0 +1,111 @@
+"""Whole commands, timed: wall and CPU seconds with everything they start, and their lines as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+_PR_SET_CHILD_SUBREAPER = 36
+_ORPHANS_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended well."""
+
+    started: float
+    """seconds since 1970"""
+    wall_s: float
+    cpu_s: float
+    """user and system time of the process and of all that it started"""
+    lines: list[tuple[float, str]]
+    """standard output: seconds since 1970 at which a line came, and the line"""
+
+
+def run_timed(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command to its end. Raises SystemExit with its last words when it fails. Main thread only."""
+    _adopt_orphans()
+    signal.signal(signal.SIGTERM, _stop)
+    cpu_before_s, started = _cpu_of_children(), time.time()
+    lines: list[tuple[float, str]] = []
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        with _session(command, errors, env or {}) as process:
+            reader = threading.Thread(target=_read, args=(process.stdout, lines))
+            reader.start()
+            code = process.wait()
+            wall_s = time.time() - started
+        reader.join()
+        if code:
+            errors.seek(0)
+            last = "\n".join(errors.read().splitlines()[-20:])
+            raise SystemExit(f"benchmarks: exit code {code} of {' '.join(command)}\n{last}")
+    _reap_orphans()
+    return Ended(started, wall_s, _cpu_of_children() - cpu_before_s, lines)
+
+
+@contextlib.contextmanager
+def _session(command: Sequence[str], errors: IO[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """The command in a session of its own, of which nothing is left afterwards: TVM's workers outlive their parent,
+    and would keep its standard output open.
+    """
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        env={**os.environ, **env},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:  # this benchmark was interrupted: the command may end in order
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _read(output: IO[str] | None, lines: list[tuple[float, str]]) -> None:
+    if output is not None:
+        with output:
+            lines.extend((time.time(), line.rstrip("\n")) for line in output)
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit("benchmarks: stopped")
+
+
+def _adopt_orphans() -> None:
+    """What outlives the process that started it becomes our child, so that its CPU time counts here."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _reap_orphans() -> None:
+    """Wait for what a command left behind; call only while this process has no other child."""
+    deadline = time.monotonic() + _ORPHANS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            time.sleep(0.05)
+
+
+def _cpu_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

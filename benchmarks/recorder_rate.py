@@ -1,0 +1,64 @@
+"""How fast results go from a stream into the log: a real Redis, the real Recorder, a real SQLite on this disk."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import redis
+
+from benchmarks.queue_cost import TRACE
+from tests.fleet_simulated import TARGET, TARGET_KEY, made_up_record, workload_hash
+from tests.redis_process import running_redis
+from tuner_core.records import candidate_id
+from tuner_core.wire import EVENT_FIELD, STREAMS, tuner_stream
+from tuner_server.recorder import Recorder
+from tuner_server.store.filters import RecordFilter
+from tuner_server.store.store import Store, sqlite_url
+
+_OPERATORS = 20
+_PART = 500
+
+
+def records_per_s(records: int) -> float:
+    """From the first look into the stream until the last record is committed and acknowledged."""
+    with running_redis() as url, tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
+        connection = redis.Redis.from_url(url, socket_timeout=None)
+        _fill(connection, records)
+        store = Store(sqlite_url(Path(folder)))
+        recorder, seen = Recorder(connection, store.log), 0
+        start = time.perf_counter()
+        while seen < records:
+            batch = recorder.poll(block_ms=1000)
+            recorder.acknowledge(batch)
+            seen += len(batch.arrivals)
+        spent_s = time.perf_counter() - start
+        kept = store.log.count(RecordFilter())
+        store.close()
+        connection.close()
+    if kept != records:
+        raise SystemExit(f"overhead: {kept} of {records} records are in the log")
+    return records / spent_s
+
+
+def _fill(connection: redis.Redis, records: int) -> None:
+    stream = tuner_stream("bench")
+    connection.sadd(STREAMS, stream)
+    for start in range(0, records, _PART):
+        with connection.pipeline(transaction=False) as pipe:
+            for index in range(start, min(start + _PART, records)):
+                pipe.xadd(stream, {EVENT_FIELD: json.dumps(_event(index))})
+            pipe.execute()
+
+
+def _event(index: int) -> dict[str, object]:
+    """One `measured` event, with a trace as long as that of a convolution."""
+    operator = f"operator{index % _OPERATORS}"
+    name, trace = workload_hash(operator), f'["{index}{TRACE}"]'
+    work = {"kind": "trial", "share": "cpu:1", "lease": uuid.uuid4().hex, "job": "j", "operator": operator}
+    work |= {"workload_hash": name, "target": TARGET, "target_key": TARGET_KEY}
+    record = made_up_record(work, candidate_id(name, TARGET_KEY, trace), trace)
+    return {"event": "measured", "job": "j", "lease": work["lease"], "record": record.to_json()}

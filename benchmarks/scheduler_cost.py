@@ -1,0 +1,142 @@
+"""What the scheduler's decisions cost with many open operators and a large fleet.
+
+One job in the middle of tuning, every operator with the same number of trials behind it. A tuner instance stands for
+each measurer, which is more than a fleet needs: what is looked at for every instance is at its worst here. Redis and
+SQLite are real.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import redis
+
+from tests.fleet_simulated import DEVICE, SECRET, TARGET, TARGET_KEY, granted, made_up_record, workload_hash
+from tests.redis_process import running_redis
+from tuner_core.jobs import JobSpec, JobState
+from tuner_core.records import Status, TuningRecord
+from tuner_core.wire import WorkerInfo
+from tuner_server.blob_store import BlobStore
+from tuner_server.deps import Changes, Deps
+from tuner_server.fleet import Fleet
+from tuner_server.job_run import JobRun
+from tuner_server.phases.tuning import Instance, TuningPhase
+from tuner_server.queues import WorkQueues
+from tuner_server.scheduler.rounds import OperatorPlan, next_round
+from tuner_server.store.store import Store, sqlite_url
+from tuner_server.store.stored_job import StoredJob, StoredOperator
+
+SHARE = "cpu:1"
+_TRIALS_BEHIND = 8
+"""of every operator"""
+_BUDGET = 64
+"""candidates an operator, so that every one of them is open"""
+_REPEATS = 15
+
+
+class OpenPhase(TuningPhase):
+    """The tuning phase, with its one decision made to be called alone."""
+
+    def decide(self, run: JobRun) -> tuple[OperatorPlan, int] | None:
+        """The next round of the first instance, chosen just as `advance` does."""
+        instance: Instance = next(iter(self._instances.values()))
+        return next_round(list(run.plans.values()), run.budget, run.own_done, partial(self._may_have, run, instance))
+
+
+@dataclass(frozen=True)
+class World:
+    deps: Deps
+    phase: OpenPhase
+    run: JobRun
+    record: TuningRecord
+    """a trial of one of the operators"""
+
+
+def costs_ms(operators: int, measurers: int) -> dict[str, float]:
+    """Median milliseconds of each step."""
+    with _world(operators, measurers) as world:
+        run, phase = world.run, world.phase
+        plans = list(run.plans.values())
+        pure = _median_ms(lambda: next_round(plans, run.budget, 0))
+        start = time.perf_counter()
+        phase.advance(run, [run])
+        handed_out = (time.perf_counter() - start) * 1e3 / max(1, len(run.rounds))
+        if len(run.rounds) != measurers:
+            raise SystemExit(f"overhead: {len(run.rounds)} rounds under way, not {measurers}")
+        return {
+            "next_round": pure,
+            "decision": _median_ms(lambda: phase.decide(run)),
+            "round handed out": handed_out,
+            "turn, nothing to start": _median_ms(lambda: phase.advance(run, [run])),
+            "count_progress": _median_ms(run.count_progress),
+            "save of the job": _median_ms(lambda: world.deps.store.jobs.save(run.job, run.operators)),
+            "trial taken in": _median_ms(lambda: run.take_trial(world.record)),
+        }
+
+
+def _median_ms(step: Callable[[], object]) -> float:
+    spent = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        step()
+        spent.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(spent)
+
+
+@contextmanager
+def _world(operators: int, measurers: int) -> Iterator[World]:
+    with running_redis() as url, tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
+        connection = redis.Redis.from_url(url, socket_timeout=None)
+        deps = Deps(Store(sqlite_url(Path(folder))), connection, BlobStore(Path(folder)), SECRET, Changes())
+        run = _run(operators)
+        deps.store.log.add_workloads((name, "{}") for name in run.plans)
+        deps.store.jobs.create(run.job)
+        phase = OpenPhase(deps, WorkQueues(connection))
+        phase.meet(Fleet(_tuner(index) for index in range(measurers)), [run])
+        last = run.operators[-1]
+        work = {"kind": "trial", "share": SHARE, "lease": "l", "job": run.id, "operator": last.name}
+        work |= {"workload_hash": last.workload_hash, "target": TARGET, "target_key": TARGET_KEY}
+        try:
+            yield World(deps, phase, run, made_up_record(work, "candidate", "trace"))
+        finally:
+            deps.store.close()
+            connection.close()
+
+
+def _run(operators: int) -> JobRun:
+    names = [f"operator{index}" for index in range(operators)]
+    spec = JobSpec(model="0" * 64, model_name="many.onnx", shares=(SHARE,), trials=_BUDGET * operators)
+    job = StoredJob("j", spec, time.time(), DEVICE, {SHARE: granted(SHARE)}, "", JobState.TUNING)
+    job.target, job.target_key, job.tuning_began = TARGET, TARGET_KEY, time.time()
+    run = JobRun(job, [StoredOperator(workload_hash(name), name, 1, selected=True) for name in names])
+    for place, operator in enumerate(run.operators):
+        plan = OperatorPlan(operator.workload_hash, operator.weight, run.share_keys)
+        for number in range(_TRIALS_BEHIND):
+            candidate = f"{operator.name} {number}"
+            plan.add_trial(candidate, run.share_keys[0], 1e-3 * (1 + place % 7))
+            run.own[candidate, SHARE] = Status.OK
+        run.plans[operator.workload_hash] = plan
+    return run
+
+
+def _tuner(index: int) -> WorkerInfo:
+    return {
+        "name": f"tune-{index}",
+        "role": "tune",
+        "host": "here",
+        "pid": 1,
+        "started_at": 1.0,
+        "cores": [0],
+        "device": {},
+        "granted": {},
+        "share": "",
+        "target": "",
+        "versions": {},
+    }

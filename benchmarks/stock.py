@@ -1,0 +1,132 @@
+"""The peer: stock TVM MetaSchedule on the very operators and target that a job of ours would tune.
+
+Nothing is turned but what a comparison needs: the tasks, the trials, the size of a round. Builder, runner, search,
+cost model and task scheduler are TVM's defaults. Only the import of the model is ours, so that both sides begin with
+the same workloads. Run as a process of its own: python -m benchmarks.stock MODEL --out FILE [--only A,B]
+[--share cpu:2] [--trials 384] [--round 64] [--seed 1]. It knows no --quick: benchmarks.vs_stock runs it.
+
+A round's results come together, when all of it is measured; that moment is what their times say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import Model, find_model
+from benchmarks.processes import run_timed
+from benchmarks.runs import Run
+from benchmarks.trajectory import Trial
+from tuner_core.jobs import JobSpec
+from tuner_core.shares import Share
+
+
+def tune(model: Model, share: str, only: str, trials: int, round_size: int, seed: int) -> Run:
+    """Tune in a fresh process, to its end."""
+    with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
+        out = Path(folder) / "stock.json"
+        command = [sys.executable, "-m", "benchmarks.stock", model.name, "--share", share, "--only", only]
+        command += ["--trials", str(trials), "--round", str(round_size), "--seed", str(seed), "--out", str(out)]
+        # As many threads as the share has cores: the kernels are timed by a process that TVM starts.
+        ended = run_timed(command, env={"TVM_NUM_THREADS": str(Share.parse(share).cores)})
+        told = json.loads(out.read_text())
+    found = [Trial(at, name, math.inf if secs is None else secs, trace) for at, name, secs, trace in told["trials"]]
+    return Run(ended, told["tuning_began"], told["weights"], found, told["failures"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--only", default="", help="operators, as `fractune tune --only` takes them")
+    parser.add_argument("--share", default="cpu:2")
+    parser.add_argument("--trials", type=int, default=384, help="over all operators")
+    parser.add_argument("--round", type=int, default=64, help="candidates a round")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True, help="write the JSON here")
+    args = parser.parse_args()
+    model = find_model(args.model)
+    cores = Share.parse(args.share).cores
+    tasks = _tasks(model, args.only, cores)
+    with tempfile.TemporaryDirectory(prefix="stock-tvm-") as work_dir:
+        told = _search(tasks, cores, work_dir, args.trials, args.round, args.seed)
+    args.out.write_text(json.dumps(told))
+
+
+def _tasks(model: Model, only: str, cores: int) -> list[Any]:
+    """MetaSchedule's own tasks of the model as we import it, for this host's own target."""
+    from tvm.s_tir import meta_schedule as ms
+
+    from workers.children.ingest import load_model
+    from workers.children.passes import prepare
+    from workers.children.target import default_target
+
+    spec = JobSpec(model="", model_name=model.name, shares=(), only=only)
+    target = default_target(cores)
+    module = prepare(load_model(model.path, model.inputs), target)
+    return [task for task in ms.relax_integration.extract_tasks(module, target) if spec.wants(str(task.task_name))]
+
+
+def _search(tasks: list[Any], cores: int, work_dir: str, trials: int, round_size: int, seed: int) -> dict[str, Any]:
+    """Tune the tasks; when tuning began, the weights by workload hash, every trial, and failures by their cause."""
+    from tvm.s_tir import meta_schedule as ms
+
+    from workers.children.passes import workload_hash
+
+    names = [workload_hash(task.dispatched[0]) for task in tasks]
+    weights: Counter[str] = Counter()
+    for name, task in zip(names, tasks, strict=True):
+        weights[name] += int(task.weight)
+    firsts = [names.index(name) for name in weights]
+    measured: list[Any] = []
+    failures: Counter[str] = Counter()
+    began = time.time()
+    contexts, _ = ms.relax_integration.extracted_tasks_to_tune_contexts(
+        [tasks[index] for index in firsts], work_dir=work_dir, num_threads=cores, seed=seed
+    )
+    ms.tune.tune_tasks(
+        tasks=contexts,
+        task_weights=[float(weight) for weight in weights.values()],
+        work_dir=work_dir,
+        max_trials_global=trials,
+        num_trials_per_iter=round_size,
+        # The watch comes first, so that the time of TVM's own callbacks does not count against TVM.
+        measure_callbacks=[_watch(list(weights), measured, failures), *ms.MeasureCallback.create("default")],
+    )
+    return {"tuning_began": began, "weights": weights, "trials": measured, "failures": failures}
+
+
+def _watch(names: list[str], measured: list[Any], failures: Counter[str]) -> Any:
+    """A callback that appends every candidate to `measured`: moment, workload hash, median (None = failed), trace.
+
+    `failures` counts the causes of those that failed.
+    """
+    from tvm.ir.utils import derived_object
+    from tvm.s_tir import meta_schedule as ms
+
+    from workers.children.artifacts import write_trace
+
+    @derived_object
+    class Watch(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]
+        def apply(
+            self, _scheduler: Any, task_id: int, candidates: list[Any], builds: list[Any], runs: list[Any]
+        ) -> None:
+            now = time.time()
+            for candidate, build, run in zip(candidates, builds, runs, strict=True):
+                error = build.error_msg or run.error_msg
+                failures.update([str(error).strip().splitlines()[0]] if error else [])
+                secs = statistics.median(map(float, run.run_secs)) if run.run_secs else None
+                measured.append([now, names[task_id], secs, write_trace(candidate.sch.trace)])
+
+    return Watch()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""How a tuning run gets better over time: pure functions over its trials.
+
+The latency at a moment is the sum over operators of weight x the best time measured so far; it is infinite until
+every operator has one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One measured candidate."""
+
+    at_s: float
+    """when its tuner had the result, in seconds on any clock"""
+    operator: str
+    """workload hash"""
+    secs: float
+    """median run time; infinite for a failure"""
+    trace: str = ""
+
+
+def best(trials: Iterable[Trial], until_s: float = math.inf) -> dict[str, Trial]:
+    """The fastest trial of each operator among those up to `until_s`; the earlier one of equal ones."""
+    found: dict[str, Trial] = {}
+    for trial in sorted(trials, key=lambda trial: trial.at_s):
+        known = found.get(trial.operator)
+        if trial.at_s <= until_s and math.isfinite(trial.secs) and (known is None or trial.secs < known.secs):
+            found[trial.operator] = trial
+    return found
+
+
+def latencies(trials: Iterable[Trial], weights: Mapping[str, int]) -> list[tuple[float, float]]:
+    """(moment, latency in seconds) from the moment on at which every operator of `weights` has a time, whenever the
+    latency falls.
+    """
+    held: dict[str, float] = {}
+    curve: list[tuple[float, float]] = []
+    for trial in sorted(trials, key=lambda trial: trial.at_s):
+        if trial.operator not in weights or not trial.secs < held.get(trial.operator, math.inf):
+            continue
+        held[trial.operator] = trial.secs
+        if len(held) == len(weights):
+            curve.append((trial.at_s, sum(weights[name] * secs for name, secs in held.items())))
+    return curve
+
+
+def final_latency(trials: Iterable[Trial], weights: Mapping[str, int]) -> float:
+    """Seconds; infinite when an operator has no time at all."""
+    curve = latencies(trials, weights)
+    return curve[-1][1] if curve else math.inf
+
+
+def moment_of(trials: Iterable[Trial], weights: Mapping[str, int], latency_s: float) -> float:
+    """When the latency was first no more than `latency_s`; infinite when it never was."""
+    return next((at_s for at_s, held_s in latencies(trials, weights) if held_s <= latency_s), math.inf)
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Of values above 0; not a number when there are none."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan

@@ -1,0 +1,75 @@
+"""`fractune noise` for real: candidates searched, built and timed, with builds beside; and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli_process import descendants, error_line, events, fractune, start_fractune
+from tests.worker_processes import alive
+from tuner_client.noise_file import NOISE_FILE, load_noise
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) -> None:
+    state, picture = tmp_path / "state", tmp_path / "noise.svg"
+    options = ["--share", "cpu:1", "--measurers", "1", "--candidates", "8", "--json", "--picture", str(picture)]
+    ended = fractune("noise", *options, "--state", str(state))
+    (report,) = events(ended)
+    assert report["event"] == "noise"
+    assert report["granted"]["units"] == 1
+    assert report["candidates"] == 8
+    names = [each["name"] for each in report["settings"]]
+    assert names == ["final, alone", "first, alone", "race, alone", "trial, alone", "trial, alone, builds beside"]
+    for each in report["settings"]:
+        assert each["failures"] == 0
+        assert len(each["median_s"]) == 8
+        assert all(secs > 0 for passes in each["median_s"].values() for secs in passes)
+        assert -1.0 <= each["tau"] <= 1.0
+        assert each["regret"] >= 0.0
+        assert 0.0 <= each["spread_median"] <= each["spread_p90"] <= 2.0
+    saved = load_noise(state / NOISE_FILE)[report["device"]]["cpu:1"]
+    assert vars(saved) == report["advice"]
+    assert saved.measurers == 1
+    assert saved.margin >= 1.10
+    assert picture.stat().st_size > 1000
+    assert "building 8 candidates" in ended.stderr
+
+
+@pytest.mark.parametrize(("share", "says"), [("cpu:9999", "larger than this machine"), ("mps:25", "cpu:N only")])
+def test_a_share_that_cannot_be_had_is_refused(tmp_path: Path, share: str, says: str) -> None:
+    ended = fractune("noise", "--share", share, "--state", str(tmp_path))
+    assert ended.returncode == 4
+    assert says in error_line(ended)
+    assert not (tmp_path / NOISE_FILE).exists()
+
+
+def test_a_model_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"\x00\x01 this is no model")
+    ended = fractune("noise", "--share", "cpu:1", "--model", str(model), "--state", str(tmp_path))
+    assert ended.returncode == 3
+    assert ended.stderr.splitlines()[-1].startswith("fractune: m.onnx")
+    assert "Traceback" not in ended.stderr
+
+
+def test_stopping_it_leaves_no_process(tmp_path: Path) -> None:
+    process = start_fractune("noise", "--share", "cpu:1", "--state", str(tmp_path))
+    try:
+        assert process.stderr is not None
+        assert any(line.startswith("operator") for line in process.stderr)
+        started = descendants(process.pid)
+        assert started
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in told
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in started) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not [pid for pid in started if alive(pid)]

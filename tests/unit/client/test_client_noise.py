@@ -1,0 +1,166 @@
+"""`fractune noise`: what it refuses before it measures, its file in the state folder, its picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tuner_client.cli.noise as command
+from tuner_client.cli import main
+from tuner_client.noise_file import NOISE_FILE, load_noise, save_noise
+from tuner_client.noise_picture import draw_noise
+from tuner_core.errors import StateUnusable
+from tuner_core.noise import NoiseAdvice
+
+ADVICE = NoiseAdvice(measurers=2, margin=1.25, builds_beside=False, tau=0.95, regret=0.01, measured_at=1_000.0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No signal handler or variable outlives a test, and no command gets as far as to measure."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(command, "own_env", dict)
+    monkeypatch.setattr(command, "measure_noise", lambda *_, **__: pytest.fail("measured"))
+
+
+def setting(name: str, secs: list[list[float | None]], **changes: Any) -> dict[str, Any]:
+    score = {"spread_median": 0.01, "spread_p90": 0.02, "tau": 0.95, "tau_all": 0.9, "regret": 0.0}
+    cost = {"failures": 0, "secs_per_candidate": 0.05}
+    times = {f"c{number}": each for number, each in enumerate(secs)}
+    return {"name": name, **score, **cost, "median_s": times, **changes}
+
+
+def report() -> dict[str, Any]:
+    return {
+        "event": "noise",
+        "share": "cpu:1",
+        "granted": {"units": 1, "units_total": 2, "unit": "core"},
+        "device": "cpu-x",
+        "operator": "conv2d",
+        "candidates": 2,
+        "tie_width": 0.02,
+        "settings": [
+            setting("final, alone", [[1e-3, 1.1e-3], [2e-3, 2e-3]]),
+            setting("first, alone", [[1e-3, None], [2e-3, 2e-3]], tau=None, regret=None, failures=1),
+            setting("trial, alone", [[1e-3, 1e-3], [2e-3, 2e-3]]),
+        ],
+        "advice": {**vars(ADVICE)},
+        "race_margin": 1.25,
+        "race_keeps_winner": True,
+        "notes": ["2 measurers share cores"],
+        "wall_s": 61.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--share", "cpu:0"], 2, "cpu:0"),
+        (["--share", "nothing"], 2, "unknown mechanism"),
+        (["--share", "cpu:1", "--measurers", "0"], 2, "--measurers '0'"),
+        (["--share", "cpu:1", "--measurers", "1,x"], 2, "--measurers '1,x'"),
+        (["--share", "cpu:1", "--measurers", ""], 2, "--measurers ''"),
+        (["--share", "cpu:1", "--measurers", "1000"], 2, "from 1 to"),
+        (["--share", "cpu:1", "--candidates", "7"], 2, "--candidates is 7"),
+        (["--share", "cpu:1", "--candidates", "1000"], 2, "--candidates is 1000"),
+        (["--share", "cpu:1", "--only", "conv"], 2, "--model"),
+        (["--share", "cpu:1", "--model", "/nowhere.onnx"], 3, "no such model file"),
+        (["--share", "cpu:1", "--picture", "x.gif"], 2, "--picture"),
+        ([], 2, "--share"),
+    ],
+)
+def test_a_wrong_option_is_one_line_before_anything_is_measured(
+    options: list[str], code: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["noise", *options, "--state", str(tmp_path)]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fractune: ")
+    assert says in line
+
+
+def test_a_state_that_cannot_be_used_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / NOISE_FILE).write_text("{")
+    assert main(["noise", "--share", "cpu:1", "--state", str(tmp_path)]) == StateUnusable.exit_code
+    assert "damaged" in capsys.readouterr().err
+    assert main(["noise", "--share", "cpu:1", "--state", str(tmp_path / NOISE_FILE)]) == StateUnusable.exit_code
+
+
+def test_the_advice_is_printed_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "measure_noise", lambda *_, **__: report())
+    assert main(["noise", "--share", "cpu:1", "--state", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "further apart than 2.0 %" in said
+    assert "note: 2 measurers share cores" in said
+    assert "measurers at the same time: 2 (tau 0.95, regret 1.0 %" in said
+    assert "builds beside a measurement: no" in said
+    assert "racing margin: 1.25" in said
+    assert load_noise(tmp_path / NOISE_FILE) == {"cpu-x": {"cpu:1": ADVICE}}
+    assert main(["noise", "--share", "cpu:1", "--state", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**report(), "saved": str(tmp_path / NOISE_FILE)}
+
+
+def test_the_file_keeps_the_other_shares_and_devices(tmp_path: Path) -> None:
+    path = tmp_path / "made" / NOISE_FILE
+    assert load_noise(path) == {}
+    unknown = replace(ADVICE, tau=None, regret=None)
+    save_noise(path, "cpu-x", "cpu:1", ADVICE)
+    save_noise(path, "cpu-x", "cpu:2", unknown)
+    save_noise(path, "cpu-y", "cpu:1", ADVICE)
+    save_noise(path, "cpu-x", "cpu:1", replace(ADVICE, measurers=4))
+    assert load_noise(path) == {
+        "cpu-x": {"cpu:1": replace(ADVICE, measurers=4), "cpu:2": unknown},
+        "cpu-y": {"cpu:1": ADVICE},
+    }
+    assert [each.name for each in path.parent.iterdir()] == [NOISE_FILE]
+
+
+def missing(fields: dict[str, Any]) -> Any:
+    return {"d": {"cpu:1": {name: value for name, value in fields.items() if name != "margin"}}}
+
+
+def of_another_type(fields: dict[str, Any]) -> Any:
+    return {"d": {"cpu:1": {**fields, "measurers": "two"}}}
+
+
+def a_list(fields: dict[str, Any]) -> Any:
+    return [fields]
+
+
+def not_nested(fields: dict[str, Any]) -> Any:
+    return fields
+
+
+@pytest.mark.parametrize("damage", [missing, of_another_type, a_list, not_nested])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]], Any]) -> None:
+    path = tmp_path / NOISE_FILE
+    path.write_text(json.dumps(damage(vars(ADVICE))))
+    with pytest.raises(StateUnusable, match=r"noise\.json is damaged; delete it"):
+        load_noise(path)
+    with pytest.raises(StateUnusable, match="damaged"):
+        save_noise(path, "d", "cpu:1", ADVICE)
+
+
+def test_binary_garbage_is_damage_too(tmp_path: Path) -> None:
+    path = tmp_path / NOISE_FILE
+    path.write_bytes(b"\xff\x00")
+    with pytest.raises(StateUnusable, match="damaged"):
+        load_noise(path)
+
+
+@pytest.mark.parametrize("name", ["a.svg", "a.png"])
+def test_the_picture_shows_every_setting(tmp_path: Path, name: str) -> None:
+    draw_noise(report(), tmp_path / name)
+    assert (tmp_path / name).stat().st_size > 1000
+    if name.endswith("svg"):
+        text = (tmp_path / name).read_text()
+        assert "tau -, regret -" in text
+        assert "tau 0.95, regret 0.0 %" in text

@@ -1,0 +1,120 @@
+"""The experiment without a machine: who measures where, what follows what, and what the report says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from tuner_core.errors import FractuneError
+from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
+from tuner_core.shares import Share
+from workers.bench import MARGIN, Outcome
+from workers.company import places
+from workers.noise import settings
+from workers.noise_report import Pass, Setting, report
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "available", "where"),
+    [
+        ("cpu:1", 2, [0, 1], [[0], [1]]),
+        ("cpu:2", 2, [4, 5, 6, 7], [[4, 5], [6, 7]]),
+        ("cpu:2", 3, [0, 1, 2, 3], [[0, 1], [2, 3], [0, 1]]),
+        ("cpu:2", 2, [0, 1, 2], [[0, 1], [2, 0]]),
+        ("cpu:9", 1, [0, 1], [[0, 1]]),  # the confinement refuses it, and says why
+        ("mps:25", 2, [0, 1], [[], []]),
+    ],
+)
+def test_measurers_have_cores_of_their_own_while_there_are_any(
+    share: str, count: int, available: list[int], where: list[list[int]]
+) -> None:
+    assert places(Share.parse(share), count, available) == where
+
+
+def test_every_number_of_measurers_is_timed_without_and_with_builds() -> None:
+    assert settings([1, 4]) == [
+        Setting(FINAL_POLICY),
+        Setting(FIRST_POLICY),
+        Setting(None),
+        *(Setting(TRIAL_POLICY, count, builds) for count in (1, 4) for builds in (False, True)),
+    ]
+
+
+def timed(secs: Mapping[str, float], failed: str = "") -> Pass:
+    outcomes = {name: Outcome(Status.OK, run_secs=(each,)) for name, each in secs.items()}
+    return Pass(outcomes | ({failed: Outcome(Status.CRASHED, "it crashed")} if failed else {}), wall_s=len(outcomes))
+
+
+TRUE = {f"c{number}": 1e-3 * (number + 1) for number in range(10)}
+MIXED_UP = {name: 1 / secs for name, secs in TRUE.items()}
+NEARLY = {name: secs * 1.01 for name, secs in TRUE.items()}
+
+
+def experiment(**odd: Mapping[str, float]) -> dict[Setting, list[Pass]]:
+    return {each: [timed(odd.get(str(each), TRUE)), timed(NEARLY)] for each in settings([1, 2])}
+
+
+def test_a_quiet_machine_is_advised_to_do_more_at_once() -> None:
+    told = report(experiment(), {1: True, 2: True})
+    assert told["advice"]["measurers"] == 2
+    assert told["advice"]["builds_beside"] is True
+    assert told["advice"]["margin"] == 1.10
+    assert told["advice"]["tau"] == 1.0
+    assert told["race_keeps_winner"] is True
+    assert told["notes"] == []
+    assert told["tie_width"] == pytest.approx(0.01, rel=0.1)
+    assert {each["secs_per_candidate"] for each in told["settings"]} == {1.0}
+    json.dumps(told, allow_nan=False)
+
+
+def test_what_ranks_badly_is_not_advised() -> None:
+    odd = {"trial, 2 measurers": MIXED_UP, "trial, alone, builds beside": MIXED_UP, "race, alone": MIXED_UP}
+    told = report(experiment(**odd), {1: True, 2: False})
+    assert told["advice"]["measurers"] == 1
+    assert told["advice"]["builds_beside"] is False
+    assert told["race_keeps_winner"] is False
+    assert [each["own_cores"] for each in told["settings"]] == [True] * 5 + [False] * 2
+    assert told["notes"] == ["2 measurers share cores: this machine has too few for each to have its own"]
+
+
+def test_a_noisy_reference_agrees_with_nothing_and_says_so() -> None:
+    told = report(experiment(**{"final, alone": MIXED_UP}), {1: True, 2: True})
+    assert told["tie_width"] == 0.05
+    assert told["settings"][0]["tau"] == pytest.approx(-1.0)
+    assert told["advice"]["measurers"] == 1
+    assert told["advice"]["builds_beside"] is False
+    assert told["advice"]["margin"] >= MARGIN
+    assert "does not agree with itself" in told["notes"][0]
+
+
+def test_ties_are_nothing_to_judge_by() -> None:
+    same = dict.fromkeys(TRUE, 1e-3)
+    told = report({each: [timed(same)] * 2 for each in settings([1, 2])}, {1: True, 2: True})
+    assert told["settings"][0]["tau"] is None
+    assert told["advice"]["measurers"] == 1
+    assert "ties" in told["notes"][0]
+
+
+def test_a_failure_is_counted_and_left_out() -> None:
+    passes = experiment()
+    passes[Setting(TRIAL_POLICY)] = [timed(TRUE, failed="c10"), timed(NEARLY, failed="c10")]
+    passes[Setting(FINAL_POLICY)] = [timed(TRUE, failed="c10"), timed({**NEARLY, "c10": 1e-9})]
+    told = report({each: [timed({**TRUE, "c10": 1.0})] * 2 for each in passes} | passes, {1: True, 2: True})
+    (alone,) = [each for each in told["settings"] if each["name"] == "trial, alone"]
+    assert alone["failures"] == 2
+    assert alone["median_s"]["c10"] == [None, None]
+    assert alone["regret"] == 0.0
+
+
+def test_nothing_to_time_is_an_error_with_the_cause() -> None:
+    passes = {each: [timed({}, failed="c0")] * 2 for each in settings([1])}
+    with pytest.raises(FractuneError, match="it crashed"):
+        report(passes, {1: True})
+
+
+def test_settings_have_names_of_their_own() -> None:
+    names = [str(each) for each in settings([1, 2, 3])]
+    assert len(set(names)) == len(names)
+    assert str(Setting(TimingPolicy("final", 1, 7, 10.0), 3, builds=True)) == "final, 3 measurers, builds beside"
