@@ -1,13 +1,35 @@
-"""`python -m benchmarks [--quick]`: all benchmarks, one after the other."""
+"""`python -m benchmarks [--quick]`: all benchmarks, one after the other, each as a process of its own.
+
+With --quick each is a smoke run, whose results are not kept.
+"""
 
 from __future__ import annotations
 
-from benchmarks import queue_cost
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BENCHMARKS = ("queue_cost", "overhead", "evolution", "warm_start", "k_shares", "vs_stock")
+"""modules of this package; the longest come last"""
 
 
-def main() -> None:
-    queue_cost.main()
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smoke runs, whose results are not kept")
+    quick = parser.parse_args().quick
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
+        for name in BENCHMARKS:
+            print(f"\n== {name}", flush=True)
+            options = ["--quick", "--out", str(Path(folder) / f"{name}.json")] if quick else []
+            if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], check=False).returncode:
+                failed.append(name)
+    if failed:
+        print(f"benchmarks: these did not end well: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

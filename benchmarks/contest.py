@@ -59,7 +59,9 @@ def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Batch:
     try:
         args_info = child.call("learn_workload", _BUILD_TIMEOUT_S, **workload, workload=operator.workload)
         built = {
-            name: child.call("build", _BUILD_TIMEOUT_S, **workload, target=target, trace=trace)["object"]
+            name: child.call("build", _BUILD_TIMEOUT_S, **workload, target=target, trace=trace, limit_cpu_s=60)[
+                "object"
+            ]
             for name, trace in traces.items()
         }
     finally:

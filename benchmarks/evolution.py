@@ -33,7 +33,7 @@ from workers.children.intrinsics import load_cpu_intrinsics
 from workers.children.passes import Operator, extract, prepare
 from workers.children.searching import Evolution, OperatorSearch, new_cost_model
 
-_BUILD_TIMEOUT_S = 10.0
+_BUILD_TIMEOUT_S = 120.0
 _CORES = 2
 MODEL = files("onnx") / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
 SETTINGS = {
@@ -73,7 +73,7 @@ class Builders:
 
     def _child(self) -> Child:
         if not hasattr(self._local, "child"):
-            self._local.child = Child("workers.children.building", recycle_calls=400)
+            self._local.child = Child("workers.children.building")
             with self._lock:
                 self._children.append(self._local.child)
         found: Child = self._local.child

@@ -7,13 +7,14 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tuner_core.errors import StateUnusable
-from tuner_core.noise import NoiseAdvice
+from tuner_core.noise import DEFAULT_MARGIN, NoiseAdvice
 
 NOISE_FILE = "noise.json"
 
@@ -39,6 +40,18 @@ def advice_for(state: Path, shares: Iterable[str]) -> dict[str, NoiseAdvice | No
     advices = load_noise(state / NOISE_FILE)
     found = {share: [each[share] for each in advices.values() if share in each] for share in shares}
     return {share: max(of, key=lambda advice: advice.measured_at, default=None) for share, of in found.items()}
+
+
+def measuring_text(share: str, advice: NoiseAdvice | None) -> str:
+    """How trials are timed at a share, and who says so."""
+    if advice is None:
+        how = f"a trial within {DEFAULT_MARGIN:g}x of the fastest is timed for longer"
+        return f"measuring at {share}: {how} (default; 'fractune noise --share {share}' finds out what fits here)"
+    day = time.strftime("%Y-%m-%d", time.gmtime(advice.measured_at))
+    how = f"a trial within {advice.margin:g}x of the fastest is timed for longer"
+    worth = f"tau {advice.tau:.2f}" if advice.tau is not None else "all ties"
+    lost = f", top-1 regret {advice.regret:.1%}" if advice.regret is not None else ""
+    return f"measuring at {share}: {how} (by 'fractune noise' of {day}: {worth}{lost})"
 
 
 def save_noise(path: Path, device: str, share: str, advice: NoiseAdvice) -> None:

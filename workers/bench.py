@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner_core.errors import FractuneError
+from tuner_core.noise import DEFAULT_MARGIN
 from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
 from tuner_core.shares import Share
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
@@ -31,8 +32,6 @@ _TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e
 """Largest difference to the untuned output, relative to its largest value, by type: a schedule may add up in
 another order. Other types must agree exactly."""
 _RUNGS = (FIRST_POLICY, TRIAL_POLICY)
-MARGIN = 1.25
-"""A trial goes on to the second rung while it is at most this much slower than the fastest"""
 _CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout)
 
 
@@ -66,7 +65,7 @@ class Batch:
 class Bench:
     """One share of this machine. A child that dies is replaced, and its share verified anew."""
 
-    def __init__(self, share: Share, cores: Sequence[int], margin: float = MARGIN) -> None:
+    def __init__(self, share: Share, cores: Sequence[int], margin: float = DEFAULT_MARGIN) -> None:
         self._margin = margin
         confinement = confinement_for(share, cores)
         confinement.probe()

@@ -15,6 +15,7 @@ from typing import Any
 
 from tuner_core.errors import BadModel, FractuneError
 from tuner_core.noise import FEWEST_CANDIDATES
+from tuner_core.records import Status
 from tuner_core.targets import target_key, with_cores
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.gate import Gate
@@ -95,7 +96,7 @@ class OperatorBuilder:
             try:
                 self._move_to(cores)
                 for trace in itertools.cycle(traces):
-                    with contextlib.suppress(ChildTimeout):  # crowded cores: it is a load all the same
+                    with contextlib.suppress(ChildTimeout, CallFailed):  # crowded cores: it is a load all the same
                         self._build(trace)
                     busy.set()
                     if ended.is_set():
@@ -112,6 +113,8 @@ class OperatorBuilder:
             self.args_info = self.child.call("learn_workload", _LEARN_TIMEOUT_S, **known, workload=workload)
             self._taught = self.child.generation
         answer = self.child.call("build", _BUILD_TIMEOUT_S, **known, target=self._operator.target, trace=trace)
+        if answer["status"] != Status.OK:
+            raise CallFailed(answer["cause"])
         return base64.b64decode(answer["object"])
 
     def _move_to(self, cores: Sequence[int]) -> None:

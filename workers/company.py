@@ -54,12 +54,12 @@ def builds_beside(builders: Sequence[OperatorBuilder], traces: Sequence[str], co
     """`builders` at work on `cores` until the block ends. They do not pass the gate: the disturbance is the purpose."""
     ended = threading.Event()
     busy = [threading.Event() for _ in builders]
-    building = [builder.build_until(ended, each, traces, cores) for builder, each in zip(builders, busy, strict=True)]
+    under_way = [builder.build_until(ended, each, traces, cores) for builder, each in zip(builders, busy, strict=True)]
     try:
         for each in busy:
             each.wait()
         yield
     finally:
         ended.set()
-    for each_building in building:
-        each_building.result()
+    for work in under_way:
+        work.result()

@@ -22,10 +22,10 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from tuner_core.errors import BadRequest, RedisGone
+from tuner_core.noise import DEFAULT_MARGIN
 from tuner_core.shares import Share
 from tuner_core.wire import WORKER_TTL_S, WorkerInfo, worker_key
 from workers import entry
-from workers.bench import MARGIN
 from workers.confinement.cpu import CpuConfinement
 from workers.gate import Gate, default_gate_dir
 from workers.roles import Role
@@ -122,7 +122,7 @@ def _station(options: WorkerOptions, spool: Path) -> Station:
 
 def _role(options: WorkerOptions, station: Station) -> Role:
     if options.share is not None:
-        return Measurer(station, Share.parse(options.share), options.margin or MARGIN)
+        return Measurer(station, Share.parse(options.share), options.margin or DEFAULT_MARGIN)
     if options.role == "compile":
         return Compiler(station)
     if options.role == "tune":

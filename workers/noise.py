@@ -128,8 +128,8 @@ class Experiment:
 
     def are_apart(self, count: int) -> bool:
         """Whether the first `count` measurers have no core in common."""
-        owned = [core for lane in self._lanes[:count] for core in lane.cores]
-        return len(set(owned)) == len(owned)
+        taken = [core for lane in self._lanes[:count] for core in lane.cores]
+        return len(set(taken)) == len(taken)
 
     def _pass(self, setting: Setting, turn: int) -> Pass:
         lanes = self._lanes[: setting.measurers]

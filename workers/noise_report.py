@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner_core.errors import FractuneError
 from tuner_core.noise import (
+    DEFAULT_MARGIN,
     NoiseAdvice,
     Score,
     is_negligible,
@@ -21,7 +22,7 @@ from tuner_core.noise import (
     tie_width,
 )
 from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
-from workers.bench import MARGIN, Outcome
+from workers.bench import Outcome
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def report(passes: Passes, own_cores: Mapping[int, bool]) -> dict[str, Any]:
         "tie_width": tie,
         "settings": [_told(setting, passes[setting], scores[setting], own_cores) for setting in passes],
         "advice": asdict(_advice(reference, passes, scores)),
-        "race_margin": MARGIN,
+        "race_margin": DEFAULT_MARGIN,
         "race_keeps_winner": is_negligible(scores[RACE].regret),
         "notes": _notes(noise.p90, scores[REFERENCE], own_cores),
     }
@@ -103,7 +104,7 @@ def _advice(reference: Mapping[str, float], passes: Passes, scores: Mapping[Sett
     margin = racing_margin(reference, [each.times for each in passes[FIRST]])
     return NoiseAdvice(
         measurers=measurers,
-        margin=margin if judges else max(margin, MARGIN),
+        margin=margin if judges else max(margin, DEFAULT_MARGIN),
         builds_beside=judges and scores[Setting(TRIAL_POLICY, measurers, builds=True)].is_good,
         tau=quiet[measurers].tau,
         regret=quiet[measurers].regret,

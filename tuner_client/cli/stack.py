@@ -111,9 +111,7 @@ def worker(
     name: Annotated[str | None, typer.Option("--name", help="Name in the fleet (default: made up).")] = None,
     margin: Annotated[
         float | None,
-        typer.Option(
-            "--margin", help="Measurers: a trial this close to the fastest is timed for longer (1.25)."
-        ),
+        typer.Option("--margin", help="Measurers: a trial this close to the fastest is timed for longer (1.25)."),
     ] = None,
     secret_file: SecretFile = None,
 ) -> None:

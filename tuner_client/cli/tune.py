@@ -17,7 +17,9 @@ from tuner_client.cli.progress import View, choose_view
 from tuner_client.cli.result import check_ended_well, print_result, result_json, tuned_at_run_at
 from tuner_client.cli.session import session
 from tuner_client.client import Client
+from tuner_client.noise_file import advice_for, measuring_text
 from tuner_client.picture import check_picture, draw_table
+from tuner_client.state import default_state_dir
 from tuner_core.bundles import SUFFIX
 from tuner_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, spec_to_proto
 from tuner_core.errors import BadModel, BadRequest, FractuneError, JobFailed, StateUnusable
@@ -76,6 +78,9 @@ def tune(
         print(json.dumps(result_json(job, str(bundle))), flush=True)
     else:
         print_result(job, str(bundle))
+        if server is None:
+            for share, advice in advice_for(state or default_state_dir(), spec.shares).items():
+                print(measuring_text(share, advice))
     if picture is not None:
         draw_table(tuned_at_run_at(job), model.name, picture)
         if not as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import statistics
 import uuid
 from collections import deque
@@ -24,18 +25,18 @@ from tuner_core.wire import (
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.station import Station
 
-_LONGEST_S = 10.0
-_SHORTEST_S = 4.0
-_TIMES_MEDIAN = 10.0
+_LONGEST_S = 10
+_SHORTEST_S = 2
+_TIMES_MEDIAN = 8
 _WINDOW = 64
+_STUCK_S = 120.0
+"""the child's own deadline, by the clock: far beyond what the limit on CPU time allows"""
 _LEARN_TIMEOUT_S = 30.0
-_RECYCLE_CALLS = 400
-"""TVM's compiler leaks: a fresh child after this many calls"""
 
 
 class Deadline:
-    """How long a build may take: ten times what the last ones took. One that takes longer is unrolled beyond
-    reason.
+    """How much CPU time a build may take: eight times what the last ones took. One that takes longer is unrolled
+    beyond reason, and the builds after it wait.
     """
 
     def __init__(self) -> None:
@@ -45,16 +46,18 @@ class Deadline:
         self._secs.append(build_secs)
 
     @property
-    def timeout_s(self) -> float:
+    def limit_cpu_s(self) -> int:
+        """Whole seconds: the kernel counts no others."""
         usual_s = statistics.median(self._secs) if self._secs else _LONGEST_S
-        return min(_LONGEST_S, max(_SHORTEST_S, _TIMES_MEDIAN * usual_s))
+        return min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES_MEDIAN * usual_s)))
 
 
 class Builder:
     def __init__(self, station: Station) -> None:
         self._station = station
         self._deadline = Deadline()
-        self._child = Child("workers.children.building", recycle_calls=_RECYCLE_CALLS)
+        # One thread: a fork takes only the calling one along.
+        self._child = Child("workers.children.building", env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
         self._args_info: dict[tuple[int, str], list[Any]] = {}
 
     def start(self) -> None:
@@ -91,10 +94,11 @@ class Builder:
             self._workload(work["workload_hash"])
             answer = self._child.call(
                 "build",
-                self._deadline.timeout_s,
+                _STUCK_S,
                 workload_hash=work["workload_hash"],
                 target=work["target"],
                 trace=item["trace"],
+                limit_cpu_s=self._deadline.limit_cpu_s,
             )
         except CallFailed as error:
             return _artifact(item, Status.BUILD_FAILED, str(error)), b""
@@ -102,8 +106,10 @@ class Builder:
             return _artifact(item, Status.BUILD_TIMEOUT, str(error)), b""
         except ChildDied as error:
             return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
-        self._deadline.note(answer["build_secs"])
-        return _artifact(item, Status.OK, "", answer["build_secs"]), base64.b64decode(answer["object"])
+        if answer["status"] == Status.OK:
+            self._deadline.note(answer["build_secs"])
+        artifact = _artifact(item, Status(answer["status"]), answer["cause"], answer["build_secs"])
+        return artifact, base64.b64decode(answer["object"])
 
     def _workload(self, workload_hash: str) -> list[Any]:
         """Make sure that the present child knows the workload; its argument descriptions."""

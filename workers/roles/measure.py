@@ -14,6 +14,7 @@ from functools import partial
 
 from tuner_core.devices import Device
 from tuner_core.errors import FractuneError
+from tuner_core.noise import DEFAULT_MARGIN
 from tuner_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id, record_id
 from tuner_core.shares import GrantedShare, Share
 from tuner_core.wire import (
@@ -28,7 +29,7 @@ from tuner_core.wire import (
     artifact_blob,
     measure_queue,
 )
-from workers.bench import MARGIN, Batch, Bench, Outcome
+from workers.bench import Batch, Bench, Outcome
 from workers.station import Station
 
 _ATTEMPTS = 3
@@ -37,7 +38,7 @@ _DRIFT_ALLOWED = 0.15
 
 
 class Measurer:
-    def __init__(self, station: Station, share: Share, margin: float = MARGIN) -> None:
+    def __init__(self, station: Station, share: Share, margin: float = DEFAULT_MARGIN) -> None:
         self._station = station
         self._share = share
         self._bench = Bench(share, station.cores, margin)

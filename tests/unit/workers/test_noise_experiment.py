@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import pytest
 
 from tuner_core.errors import FractuneError
+from tuner_core.noise import DEFAULT_MARGIN
 from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
 from tuner_core.shares import Share
-from workers.bench import MARGIN, Outcome
+from workers.bench import Outcome
 from workers.company import places
 from workers.noise import settings
 from workers.noise_report import Pass, Setting, report
@@ -85,7 +86,7 @@ def test_a_noisy_reference_agrees_with_nothing_and_says_so() -> None:
     assert told["settings"][0]["tau"] == pytest.approx(-1.0)
     assert told["advice"]["measurers"] == 1
     assert told["advice"]["builds_beside"] is False
-    assert told["advice"]["margin"] >= MARGIN
+    assert told["advice"]["margin"] >= DEFAULT_MARGIN
     assert "does not agree with itself" in told["notes"][0]
 
 
