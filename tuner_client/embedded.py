@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -71,10 +71,28 @@ def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, l
     return plan
 
 
-def work_cores(plan: Mapping[str, Sequence[int]], available: Sequence[int]) -> list[int]:
+def plan_measurers(
+    shares: Sequence[Share], wanted: Mapping[str, int], available: Sequence[int]
+) -> list[tuple[Share, list[int]]]:
+    """The measurers and their cores: one for each share, then more, as many as `wanted` says by share, while there
+    are cores that no other measurer has and one is left for builds.
+    """
+    plan = plan_cores(shares, available)
+    measurers = [(share, plan.get(str(share), [])) for share in shares]
+    taken = {core for cores in plan.values() for core in cores}
+    free = [core for core in available if core not in taken]
+    for share in shares:
+        for _ in range(1, wanted.get(str(share), 1)):
+            if plan.get(str(share)) and share.cores < len(free):
+                measurers.append((share, free[: share.cores]))
+                free = free[share.cores :]
+    return measurers
+
+
+def work_cores(measured: Iterable[Sequence[int]], available: Sequence[int]) -> list[int]:
     """Cores for search and builds: those that no measurement has, or all of them where none is left."""
-    measured = {core for cores in plan.values() for core in cores}
-    return [core for core in available if core not in measured] or list(available)
+    taken = {core for cores in measured for core in cores}
+    return [core for core in available if core not in taken] or list(available)
 
 
 @contextlib.contextmanager
@@ -231,10 +249,15 @@ class Stack:
     def _worker_parts(self) -> list[Part]:
         shares = parse_shares(",".join(self._options.shares)) if self._options.shares else []
         available = sorted(os.sched_getaffinity(0))
-        plan = plan_cores(shares, available)
-        rest = work_cores(plan, available)
         advice = advice_for(self._folder.path, [str(share) for share in shares])
-        parts = [self._measure_part(share, plan.get(str(share), []), advice[str(share)]) for share in shares]
+        wanted = {share: each.measurers for share, each in advice.items() if each}
+        measurers = plan_measurers(shares, wanted, available)
+        rest = work_cores([cores for _, cores in measurers], available)
+        parts: list[Part] = []
+        for share, cores in measurers:
+            label = f"measure-{share}".replace(":", "-")
+            twins = sum(part.name.startswith(label) for part in parts)
+            parts.append(self._measure_part(f"{label}-{twins + 1}" if twins else label, share, cores, advice))
         if self._options.search:
             builders = min(self._options.builders, len(rest))
             parts += [self._worker_part(f"build-{number}", "build", rest) for number in range(builders)]
@@ -243,10 +266,12 @@ class Stack:
             parts.append(self._worker_part("compile", "compile", rest))
         return parts
 
-    def _measure_part(self, share: Share, cores: Sequence[int], advice: NoiseAdvice | None) -> Part:
-        args = ["--share", str(share)]
-        args += ["--margin", str(advice.margin)] if advice else []
-        return self._worker_part(f"measure-{share}".replace(":", "-"), "measure", cores, args)
+    def _measure_part(
+        self, label: str, share: Share, cores: Sequence[int], advices: Mapping[str, NoiseAdvice | None]
+    ) -> Part:
+        advice = advices[str(share)]
+        margin = ["--margin", str(advice.margin)] if advice else []
+        return self._worker_part(label, "measure", cores, ["--share", str(share), *margin])
 
     def _worker_part(self, label: str, role: str, cores: Sequence[int], args: Sequence[str] = ()) -> Part:
         def command() -> list[str]:

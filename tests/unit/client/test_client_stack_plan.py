@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner_client.cli.stack import default_shares
-from tuner_client.embedded import plan_cores, redis_binary, work_cores
+from tuner_client.embedded import plan_cores, plan_measurers, redis_binary, work_cores
 from tuner_core.shares import Share, parse_shares
 
 
@@ -49,4 +49,21 @@ def test_the_redis_of_the_wheel_is_found() -> None:
 )
 def test_search_and_builds_stay_off_the_measured_cores(shares: str, cores: int, rest: list[int]) -> None:
     available = list(range(cores))
-    assert work_cores(plan_cores(parse_shares(shares), available), available) == rest
+    assert work_cores(plan_cores(parse_shares(shares), available).values(), available) == rest
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cores", "found"),
+    [
+        ({}, 8, [("cpu:1", [0]), ("cpu:2", [1, 2])]),
+        ({"cpu:1": 3}, 8, [("cpu:1", [0]), ("cpu:2", [1, 2]), ("cpu:1", [3]), ("cpu:1", [4])]),
+        ({"cpu:2": 3}, 8, [("cpu:1", [0]), ("cpu:2", [1, 2]), ("cpu:2", [3, 4]), ("cpu:2", [5, 6])]),
+        ({"cpu:2": 4}, 7, [("cpu:1", [0]), ("cpu:2", [1, 2]), ("cpu:2", [3, 4])]),
+        ({"cpu:1": 4}, 2, [("cpu:1", [0]), ("cpu:2", [0, 1])]),
+    ],
+)
+def test_more_measurers_while_one_core_is_left_for_builds(
+    wanted: dict[str, int], cores: int, found: list[tuple[str, list[int]]]
+) -> None:
+    measurers = plan_measurers(parse_shares("cpu:1,cpu:2"), wanted, range(cores))
+    assert [(str(share), list(of)) for share, of in measurers] == found
