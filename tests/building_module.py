@@ -1,0 +1,32 @@
+"""The builder's child with a compiler of its own, which does what the trace says."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from workers.children import building
+
+
+def _obey(trace: str, _target: Any) -> bytes:
+    if trace == "spin":
+        while True:
+            pass
+    if trace == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if trace == "leave":
+        raise SystemExit(3)
+    if trace == "fail":
+        raise ValueError("no such loop\nand more")
+    return f"{trace} by {os.getpid()}".encode()
+
+
+def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
+    building.read_trace = lambda text, _workload: SimpleNamespace(mod=text)
+    building.build_object = _obey
+    child = building.BuilderChild()
+    child._workloads["w"] = None
+    return {"build": child.build, "pid": os.getpid}

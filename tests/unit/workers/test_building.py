@@ -1,0 +1,55 @@
+"""Builds in forks of a warm process: what happens to one happens to no other."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.redis_process import wait_until
+from tests.worker_processes import alive
+from workers.child import Child
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    child = Child("tests.building_module")
+    yield child
+    child.stop()
+
+
+def build(child: Child, trace: str, **limit: int) -> dict[str, Any]:
+    target = '{"kind": "llvm"}'
+    answer: dict[str, Any] = child.call("build", 60, workload_hash="w", target=target, trace=trace, **limit)
+    return answer
+
+
+def test_every_build_has_a_process_of_its_own_that_ends_with_it(child: Child) -> None:
+    said = [base64.b64decode(build(child, "good")["object"]).decode() for _ in range(2)]
+    pids = [int(text.removeprefix("good by ")) for text in said]
+    assert len({*pids, child.call("pid", 20)}) == 3
+    wait_until(lambda: not any(alive(pid) for pid in pids))
+
+
+def test_a_failure_is_the_candidates_and_has_one_line(child: Child) -> None:
+    answer = build(child, "fail")
+    assert (answer["status"], answer["cause"]) == ("build_failed", "ValueError: no such loop")
+    assert answer["object"] == ""
+
+
+def test_a_build_beyond_its_cpu_time_is_ended(child: Child) -> None:
+    answer = build(child, "spin", limit_cpu_s=1)
+    assert (answer["status"], answer["cause"]) == ("build_timeout", "not built within 1 s of CPU time")
+    assert 0.9 < answer["build_secs"] < 2.5
+
+
+@pytest.mark.parametrize(("trace", "how"), [("crash", "SIGSEGV"), ("leave", "an early end")])
+def test_a_compiler_that_ends_takes_nothing_along(child: Child, trace: str, how: str) -> None:
+    pid = child.call("pid", 20)
+    answer = build(child, trace)
+    assert answer["status"] == "crashed"
+    assert how in answer["cause"]
+    assert child.call("pid", 20) == pid
+    assert build(child, "good")["status"] == "ok"
