@@ -193,14 +193,24 @@ def test_work_of_a_cancelled_job_is_skipped(fleet: Fleet) -> None:
 def test_a_child_that_is_killed_is_replaced_and_the_candidate_blamed(fleet: Fleet) -> None:
     measurer = fleet.workers["measurer"]
     (child,) = measurer.children()
-    lease = uuid.uuid4().hex
-    slow = [r.trace for r in _trials(fleet)]
-    fleet.build(lease, [*slow, UNTUNED])
-    wait_until(lambda: Path(f"/proc/{child}/wchan").exists() and _busy(child), 60)
-    os.kill(child, signal.SIGKILL)
-    wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == len(slow) + 1, 60)
-    statuses = [r.status for r in fleet.records(SERVER_STREAM, lease)]
-    assert statuses.count("ok") >= len(slow)
+    small, lease = fleet.workload, uuid.uuid4().hex
+    fleet.workload = matmul_workload(768)  # seconds of untuned work: there is time to kill it in
+    try:
+        put_blob(fleet.redis, workload_blob(fleet.workload["hash"]), fleet.workload["json"].encode())
+        before = _ticks(child)
+        fleet.build(lease, [UNTUNED])
+        wait_until(lambda: _ticks(child) > before + 30, 60)
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 1, 60)
+    finally:
+        fleet.workload = small
+    (blamed,) = fleet.records(SERVER_STREAM, lease)
+    assert blamed.status == "crashed"
+    assert "SIGKILL" in blamed.cause
+    after = uuid.uuid4().hex
+    fleet.build(after, [UNTUNED])
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, after)) == 1, 60)
+    assert fleet.records(SERVER_STREAM, after)[0].status == "ok"
     assert measurer.children() != [child]
     assert not alive(child)
 
@@ -244,11 +254,7 @@ def _trials(fleet: Fleet) -> list[TuningRecord]:
     return [TuningRecord.from_json(event["record"]) for event in events]
 
 
-def _busy(pid: int) -> bool:
-    """True once the process has used CPU time since it was looked at first."""
+def _ticks(pid: int) -> int:
+    """CPU time of the process so far, in hundredths of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    ticks = int(fields[11]) + int(fields[12])
-    return ticks > _first_ticks.setdefault(pid, ticks)
-
-
-_first_ticks: dict[int, int] = {}
+    return int(fields[11]) + int(fields[12])

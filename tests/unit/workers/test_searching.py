@@ -1,0 +1,64 @@
+"""The searcher's child: what is proposed first, and that nothing is proposed twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import tvm
+from tvm import te, topi
+
+from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.passes import Operator, _operator
+from workers.children.searching import SearcherChild
+from workers.children.transfer import adapt
+
+# TVM's own builder calls what TVM has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
+
+TARGET = json.dumps({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+
+
+def matmul(rows: int) -> Operator:
+    a, b = te.placeholder((rows, 24), name="a"), te.placeholder((24, 32), name="b")
+    return _operator("matmul", 1, tvm.IRModule({"main": te.create_prim_func([a, b, topi.matmul(a, b)])}))
+
+
+def opened(child: SearcherChild, operator: Operator, lenders: list[dict[str, Any]]) -> None:
+    child.open(operator.workload_hash, operator.workload_json, TARGET, "key", 5, [], lenders)
+
+
+def proposed(child: SearcherChild, operator: Operator, count: int) -> list[str]:
+    return [item["trace"] for item in child.propose(operator.workload_hash, "key", count, count)]
+
+
+@pytest.fixture
+def child() -> SearcherChild:
+    load_cpu_intrinsics()
+    return SearcherChild(threads=1)
+
+
+def test_a_lenders_schedules_are_tried_first_and_only_once(child: SearcherChild) -> None:
+    lender, borrower = matmul(16), matmul(48)
+    opened(child, lender, [])
+    lent = proposed(child, lender, 4)
+    trials = [{"trace": trace, "secs": 1e-3 * (1 + at)} for at, trace in enumerate(lent)]
+    entry = {"workload_hash": lender.workload_hash, "workload": lender.workload_json, "trials": trials}
+    opened(child, borrower, [entry])
+    first = proposed(child, borrower, 8)
+    search = child._operators[borrower.workload_hash, "key"]
+    rules = search._sampler.space_generator.postprocs
+    adapted = [adapt(trace, search._workload.mod, search._spaces, rules) for trace in lent[:3]]
+    assert len(first) == 8
+    wanted = list(dict.fromkeys(str(sch.mod) for sch in adapted if sch is not None))
+    assert wanted
+    assert [str(pending.candidate.sch.mod) for pending in search._pending.values()][: len(wanted)] == wanted
+    assert not set(proposed(child, borrower, 8)) & set(first)
+
+
+def test_without_lenders_it_samples(child: SearcherChild) -> None:
+    operator = matmul(16)
+    opened(child, operator, [])
+    first, second = proposed(child, operator, 6), proposed(child, operator, 6)
+    assert len({*first, *second}) == 12
