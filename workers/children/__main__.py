@@ -5,10 +5,8 @@ The module's `open_child(args)` gives the methods that the parent may call, by n
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -16,18 +14,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tuner_core.errors import FractuneError
+from workers.children.lifeline import die_with_parent
 from workers.children.messages import first_line
 
-_PR_SET_PDEATHSIG = 1
-
 Methods = Mapping[str, Callable[..., Any]]
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies, also by `kill -9`."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def serve(link: Connection, methods: Methods) -> None:

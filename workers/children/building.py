@@ -22,6 +22,7 @@ import tvm
 from tuner_core.records import Status
 from workers.children.artifacts import args_of, build_object, read_trace, read_workload
 from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.lifeline import die_with_parent
 from workers.children.messages import first_line
 
 _LIMIT_CPU_S = 10
@@ -41,8 +42,10 @@ class BuilderChild:
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
         """Build one candidate: `status`, its one-line `cause`, `object` (base64) and `build_secs` (CPU seconds)."""
         reader, writer = os.pipe()
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
+            die_with_parent(parent)
             os.close(reader)
             self._build_and_leave(writer, workload_hash, target, trace, limit_cpu_s)
         os.close(writer)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.redis_process import wait_until
 from tests.worker_processes import alive
-from workers.child import Child
+from workers.child import Child, ChildDied
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +57,19 @@ def test_a_compiler_that_ends_takes_nothing_along(child: Child, trace: str, how:
     assert how in answer["cause"]
     assert child.call("pid", 20) == pid
     assert build(child, "good")["status"] == "ok"
+
+
+def test_no_build_outlives_its_parent(child: Child) -> None:
+    parent = child.call("pid", 20)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(build, child, "spin", limit_cpu_s=30)
+        wait_until(lambda: bool(_forks(parent)))
+        (fork,) = _forks(parent)
+        os.kill(parent, signal.SIGKILL)
+        with pytest.raises(ChildDied):
+            call.result(20)
+    wait_until(lambda: not alive(fork))
+
+
+def _forks(pid: int) -> list[int]:
+    return [int(found) for found in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
