@@ -39,7 +39,7 @@ _UNBOUNDED_TRIALS = 1 << 30
 
 @dataclass(frozen=True)
 class Evolution:
-    """How hard one round searches. The defaults come from `benchmarks.evolution`."""
+    """How hard one round searches; `benchmarks.evolution` compares sizes."""
 
     population: int = 64
     generations: int = 2
