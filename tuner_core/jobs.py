@@ -56,8 +56,7 @@ class JobSpec:
 
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""
-        texts = [text.strip() for text in self.only.split(",") if text.strip()]
-        return not texts or any(text in operator for text in texts)
+        return is_among(self.only, operator)
 
     def check(self) -> None:
         """Raises BadRequest for a budget, a round or a share that cannot be meant."""
@@ -95,3 +94,9 @@ class OperatorTask:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorTask:
         return cls(**data)
+
+
+def is_among(only: str, operator: str) -> bool:
+    """Whether the operator's name contains one of the texts in `only`, separated by commas; no text = any operator."""
+    texts = [text.strip() for text in only.split(",") if text.strip()]
+    return not texts or any(text in operator for text in texts)

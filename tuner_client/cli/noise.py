@@ -36,7 +36,7 @@ def noise(
     model: Annotated[
         Path | None, typer.Option("--model", help="Take this model's heaviest operator (default: a convolution).")
     ] = None,
-    only: Annotated[str, typer.Option("--only", help="Only an operator whose name contains this.")] = "",
+    only: Annotated[str, typer.Option("--only", help="Only an operator whose name contains one of these (A,B).")] = "",
     inputs: options.Inputs = None,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw each setting's times over the reference's (.svg or .png).")

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from tuner_core.errors import BadModel
+from tuner_core.jobs import is_among
 from workers.children.ingest import load_model
 from workers.children.intrinsics import load_cpu_intrinsics
 from workers.children.passes import Operator, extract, prepare
@@ -30,11 +31,11 @@ def builtin() -> dict[str, Any]:
 def heaviest(path: str, inputs: dict[str, list[int]], only: str) -> dict[str, Any]:
     """The operator of the model file at `path` that computes most in one run of the model, for this host.
 
-    `only`: among those whose name contains this. Raises BadModel.
+    `only`: among those whose name contains one of these texts, separated by commas. Raises BadModel.
     """
     target = default_target(1)
     operators = extract(prepare(load_model(Path(path), inputs), target), target)
-    chosen = [operator for operator in operators if only in operator.name]
+    chosen = [operator for operator in operators if is_among(only, operator.name)]
     if not chosen:
         names = ", ".join(sorted(operator.name for operator in operators))
         raise BadModel(f"no operator has '{only}' in its name; there are {names}")
