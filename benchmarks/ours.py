@@ -14,7 +14,7 @@ from benchmarks.models import Model
 from benchmarks.processes import Ended, run_timed
 from benchmarks.runs import Run
 from benchmarks.trajectory import Trial
-from tuner_core.records import Kind, TuningRecord
+from tuner_core.records import Kind, Status, TuningRecord
 
 _COMMAND = [sys.executable, "-m", "tuner_client.cli"]
 
@@ -60,6 +60,12 @@ def records_of(state: Path) -> list[TuningRecord]:
         with path.open(encoding="utf-8") as file:
             parts = [json.loads(line) for line in file]
     return [TuningRecord.from_json(part["record"]) for part in parts if "record" in part]
+
+
+def winners(records: Sequence[TuningRecord], share: str) -> dict[str, str]:
+    """What is published: by workload hash the trace that was fastest in the finals, the untuned one among them."""
+    finals = [r for r in records if r.kind is Kind.FINAL and r.share == share and r.status is Status.OK]
+    return {r.workload_hash: r.trace for r in sorted(finals, key=lambda record: -record.median_s)}
 
 
 def as_run(tuned: Tuned, records: Sequence[TuningRecord], share: str) -> Run:

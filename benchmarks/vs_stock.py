@@ -3,8 +3,9 @@
 Each pair runs one side after the other, each as processes of its own from a fresh state, in the other order every
 time. Time to quality: when a side first held the latency (sum of weight x best trial) that stock ends with, by each
 side's own trials, on a clock that starts with the process; the second figure starts the clock when tuning begins.
-What they end with is then measured again, alone: the best candidate of every operator of both sides, in turn.
-Ours also checks its winners, compiles the model and times it, which its wall and CPU seconds contain.
+What they end with is then measured again, alone and in turn: of stock the best candidate of every operator, of ours
+the one that it publishes, which its own finals chose. Ours also checks its winners, compiles the model and times it,
+which its wall and CPU seconds contain.
 
 Usage: python -m benchmarks.vs_stock [--quick] [--out FILE] [--models A,B] [--trials N] [--round N] [--tasks N]
 [--pairs N] [--share cpu:N]. With the defaults it takes hours.
@@ -16,7 +17,7 @@ import argparse
 import math
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from benchmarks.contest import contest, open_bench
 from benchmarks.machine import write_result
 from benchmarks.models import Model, Operator, find_model, heavy, operators_of
 from benchmarks.runs import Run, finite
-from benchmarks.trajectory import best, geometric_mean
+from benchmarks.trajectory import Trial, best, geometric_mean
+from tuner_core.records import TuningRecord
 
 TIME_BAR = 0.2
 RATE_BAR = 5.0
@@ -110,15 +112,20 @@ def _pair(
     """Run both sides, stock first in even pairs, and compare them; the ratios, and what they come from."""
     only = ",".join(operator.name for operator in operators)
     if number % 2:
-        mine, target = _run_ours(model, settings, only, number)
+        mine, records = _run_ours(model, settings, only, number)
         peer = _run_stock(model, settings, only, number)
     else:
         peer = _run_stock(model, settings, only, number)
-        mine, target = _run_ours(model, settings, only, number)
+        mine, records = _run_ours(model, settings, only, number)
     for side, run in (("stock", peer), ("fractune", mine)):
         _check_same(side, run, operators)
     moments = {"stock": peer.moment_of(peer.latency_s), "ours": mine.moment_of(peer.latency_s)}
-    times = _measure_again(operators, peer, mine, moments["ours"], target, settings.share)
+    traces = {
+        "stock": _traces(best(peer.trials)),
+        "ours": ours.winners(records, settings.share),
+        "then": _traces(best(mine.trials, moments["ours"])),
+    }
+    times = _measure_again(operators, traces, records[0].target, settings.share)
     told = {
         "stock": peer.to_json(),
         "ours": mine.to_json(),
@@ -138,15 +145,15 @@ def _run_stock(model: Model, settings: Settings, only: str, number: int) -> Run:
     return stock.tune(model, settings.share, only, settings.trials, settings.round_size, seed=number + 1)
 
 
-def _run_ours(model: Model, settings: Settings, only: str, number: int) -> tuple[Run, str]:
-    """The run, and the target as JSON that it was measured for."""
+def _run_ours(model: Model, settings: Settings, only: str, number: int) -> tuple[Run, list[TuningRecord]]:
+    """The run, and all records of its log."""
     print(f"{model.name}: fractune ...", flush=True)
     options = ["--trials", str(settings.trials), "--round", str(settings.round_size), "--only", only]
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         state = Path(folder) / "state"
         tuned = ours.tune(model, settings.share, state, Path(folder), [*options, "--seed", str(number)])
         records = ours.records_of(state)
-    return ours.as_run(tuned, records, settings.share), records[0].target
+    return ours.as_run(tuned, records, settings.share), records
 
 
 def _check_same(side: str, run: Run, operators: Sequence[Operator]) -> None:
@@ -156,17 +163,20 @@ def _check_same(side: str, run: Run, operators: Sequence[Operator]) -> None:
         raise SystemExit(f"vs_stock: {side} tuned {run.weights}, not {wanted} (weight by workload hash)")
 
 
+def _traces(held: Mapping[str, Trial]) -> dict[str, str]:
+    return {name: trial.trace for name, trial in held.items()}
+
+
 def _measure_again(
-    operators: Sequence[Operator], peer: Run, mine: Run, moment: float, target: str, share: str
+    operators: Sequence[Operator], sides: Mapping[str, Mapping[str, str]], target: str, share: str
 ) -> dict[str, dict[str, float]]:
-    """Seconds by workload hash, then by contestant: `stock`, `ours`, `then` (ours at `moment`); infinite = none."""
-    sides = {"stock": best(peer.trials), "ours": best(mine.trials), "then": best(mine.trials, moment)}
+    """Seconds by workload hash, then by side; infinite = none. `sides` holds traces by workload hash."""
     bench, cores = open_bench(share)
     times: dict[str, dict[str, float]] = {}
     try:
         for operator in operators:
             name = operator.workload_hash
-            traces = {side: held[name].trace for side, held in sides.items() if name in held}
+            traces = {side: held[name] for side, held in sides.items() if name in held}
             found = contest(operator, traces, target, bench, cores) if traces else {}
             times[name] = {side: found.get(side, math.inf) for side in sides}
     finally:

@@ -3,7 +3,7 @@
 (a) The same command a second time: new trials and wall seconds.
 (b) The sibling B is tuned from a fresh state, and in a state that holds the log of A. How long, on a clock that starts
 with the command, and how many trials until the second run holds the latency that the first one ended with, by each
-run's own trials; also until within 2 % of it. What both end with is measured again, alone, operator by operator.
+run's own trials; also until within 2 % of it. What both publish is measured again, alone, operator by operator.
 
 Two families: one network at two resolutions, and two networks of a kind. Usage: python -m benchmarks.warm_start
 [--quick] [--out FILE] [--families resolution,zoo] [--trials N] [--share cpu:N] [--only TEXT]
@@ -24,7 +24,8 @@ from benchmarks.contest import contest, open_bench
 from benchmarks.machine import write_result
 from benchmarks.models import Model, find_model, operators_of, resized
 from benchmarks.runs import Run, finite
-from benchmarks.trajectory import best, geometric_mean
+from benchmarks.trajectory import geometric_mean
+from tuner_core.records import TuningRecord
 
 SAME_TRIALS_BAR = 0
 SAME_WALL_BAR_S = 10.0
@@ -81,10 +82,10 @@ def _family(known: Model, sibling: Model, settings: Settings, folder: Path) -> d
     _tune(known, settings, folder / "warm")
     again, again_trials = _tune(known, settings, folder / "warm")
     warm, _ = _tune(sibling, settings, folder / "warm")
-    records = ours.records_of(folder / "warm")
+    records = {side: ours.records_of(folder / side) for side in ("cold", "warm")}
     runs = {
-        "cold": ours.as_run(cold, ours.records_of(folder / "cold"), settings.share),
-        "warm": ours.as_run(warm, records, settings.share),
+        "cold": ours.as_run(cold, records["cold"], settings.share),
+        "warm": ours.as_run(warm, records["warm"], settings.share),
     }
     goals = {"reached": runs["cold"].latency_s, "near": runs["cold"].latency_s * NEAR}
     reached = {goal: {side: _reach(run, secs) for side, run in runs.items()} for goal, secs in goals.items()}
@@ -99,7 +100,7 @@ def _family(known: Model, sibling: Model, settings: Settings, folder: Path) -> d
             "trials": _ratio(reached["reached"], "trials"),
             "time_near": _ratio(reached["near"], "secs"),
             "trials_near": _ratio(reached["near"], "trials"),
-            "latency": _measure_again(sibling, runs, records[0].target, settings),
+            "latency": _measure_again(sibling, records, settings.share),
         },
         "runs": {side: run.to_json() for side, run in runs.items()},
     }
@@ -126,16 +127,17 @@ def _ratio(reached: dict[str, dict[str, float | None]], what: str) -> float | No
     return None if warm is None or not cold else warm / cold
 
 
-def _measure_again(sibling: Model, runs: dict[str, Run], target: str, settings: Settings) -> float | None:
-    """Warm over cold: geometric mean over the operators of what both ended with, timed in turn."""
-    held = {side: best(run.trials) for side, run in runs.items()}
+def _measure_again(sibling: Model, records: dict[str, list[TuningRecord]], share: str) -> float | None:
+    """Warm over cold: geometric mean over the operators of what both publish, timed in turn."""
+    held = {side: ours.winners(found, share) for side, found in records.items()}
+    target = records["cold"][0].target
     ratios = []
-    bench, cores = open_bench(settings.share)
+    bench, cores = open_bench(share)
     try:
         for operator in operators_of(sibling):
             name = operator.workload_hash
-            if all(name in trials for trials in held.values()):
-                traces = {side: trials[name].trace for side, trials in held.items()}
+            if all(name in traces for traces in held.values()):
+                traces = {side: found[name] for side, found in held.items()}
                 times = contest(operator, traces, target, bench, cores)
                 ratios.append(times["warm"] / times["cold"])
     finally:
