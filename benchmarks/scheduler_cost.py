@@ -121,7 +121,7 @@ def _run(operators: int) -> JobRun:
         for number in range(_TRIALS_BEHIND):
             candidate = f"{operator.name} {number}"
             plan.add_trial(candidate, run.share_keys[0], 1e-3 * (1 + place % 7))
-            run.own[candidate, SHARE] = Status.OK
+            run.own.add(candidate, SHARE, Status.OK)
         run.plans[operator.workload_hash] = plan
     return run
 

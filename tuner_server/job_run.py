@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tuner_core.jobs import JobState
-from tuner_core.records import Kind, Status, TuningRecord, candidate_id, record_id
+from tuner_core.records import Kind, TuningRecord, candidate_id, record_id
+from tuner_server.own_trials import OwnTrials
 from tuner_server.scheduler.rounds import Budget, OperatorPlan
 from tuner_server.store.log import LogKey, TuningLog
 from tuner_server.store.rounds import Round
@@ -54,8 +55,7 @@ class JobRun:
     """by workload hash, selected operators only; filled when tuning begins"""
     rounds: dict[str, LiveRound] = field(default_factory=dict)
     """by lease"""
-    own: dict[tuple[str, str], Status] = field(default_factory=dict)
-    """status by candidate and share of this job's own trials"""
+    own: OwnTrials = field(default_factory=OwnTrials)
     asked: set[str] = field(default_factory=set)
     """single pieces of work that are under way: `ingest`, `compile`, the share being timed"""
     attempts: Counter[str] = field(default_factory=Counter)
@@ -66,6 +66,8 @@ class JobRun:
     saved_at: float = 0.0
     """monotonic seconds"""
     saved_state: JobState | None = None
+    _log_keys: dict[str, LogKey] = field(default_factory=dict)
+    """made once each: decisions look at those of all operators"""
 
     @property
     def id(self) -> str:
@@ -91,8 +93,7 @@ class JobRun:
     @property
     def own_done(self) -> int:
         """Candidates that this job has measured at every share."""
-        by_candidate = Counter(candidate for candidate, _ in self.own)
-        return sum(count >= len(self.shares) for count in by_candidate.values())
+        return self.own.complete(len(self.shares))
 
     @property
     def order(self) -> tuple[int, float]:
@@ -105,7 +106,10 @@ class JobRun:
         return minutes > 0 and began is not None and time.time() >= began + minutes * 60
 
     def log_key(self, workload_hash: str) -> LogKey:
-        return LogKey(workload_hash, self.job.target_key, self.job.device.key)
+        key = self._log_keys.get(workload_hash)
+        if key is None or key.target_key != self.job.target_key:
+            key = self._log_keys[workload_hash] = LogKey(workload_hash, self.job.target_key, self.job.device.key)
+        return key
 
     def untuned(self, workload_hash: str) -> str:
         """Candidate id of the untuned default."""
@@ -144,7 +148,7 @@ class JobRun:
             for row in log.trials(self.log_key(operator.workload_hash)):
                 plan.add_trial(row.candidate_id, row.share_key, row.median_s)
                 if row.job == self.id:
-                    self.own[row.candidate_id, row.share] = row.status
+                    self.own.add(row.candidate_id, row.share, row.status)
             self.plans[operator.workload_hash] = plan
             self._copy_plan(operator, plan)
         self.count_progress()
@@ -165,7 +169,7 @@ class JobRun:
             return
         plan.add_trial(record.candidate_id, record.granted.key, record.median_s)
         if record.job == self.id:
-            self.own[record.candidate_id, record.share] = record.status
+            self.own.add(record.candidate_id, record.share, record.status)
         self._copy_plan(self.operator(record.workload_hash), plan)
         self.dirty = True
 
@@ -174,8 +178,8 @@ class JobRun:
         progress = self.job.progress
         under_way = sum(r.in_flight for r in self.rounds.values() if r.stored.kind is Kind.TRIAL)
         progress.done = self.own_done
-        progress.by_share = dict.fromkeys(self.shares, 0) | Counter(share for _, share in self.own)
-        progress.failures = dict(Counter(s.value for s in self.own.values() if s is not Status.OK))
+        progress.by_share = dict.fromkeys(self.shares, 0) | self.own.by_share
+        progress.failures = dict(self.own.failures)
         progress.planned = progress.done + under_way
         if self.job.state is JobState.TUNING and self.plans and not self.time_is_up:
             progress.planned += self.budget.remaining(list(self.plans.values()), self.own_done)

@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tuner_core.blobs import drop_blobs
@@ -47,8 +47,6 @@ class Instance:
 
     name: str
     started_at: float
-    known: set[LogKey] = field(default_factory=set)
-    """operators that it has searched before"""
 
 
 class TuningPhase:
@@ -58,6 +56,8 @@ class TuningPhase:
         self._deps = deps
         self._queues = queues
         self._instances: dict[str, Instance] = {}
+        self._owners: dict[LogKey, str] = {}
+        """the instance that has searched an operator before"""
 
     def begin(self, run: JobRun) -> None:
         """Read from the log how the operators stand, so that nothing is measured again."""
@@ -72,6 +72,8 @@ class TuningPhase:
         gone = {name for name, known in self._instances.items() if not _same(known, present.get(name))}
         for name in gone:
             del self._instances[name]
+        if gone:
+            self._owners = {key: owner for key, owner in self._owners.items() if owner not in gone}
         for name, worker in present.items():
             self._instances.setdefault(name, Instance(name, worker["started_at"]))
         for run in runs:
@@ -154,8 +156,7 @@ class TuningPhase:
 
     def _may_have(self, run: JobRun, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""
-        key = run.log_key(plan.workload_hash)
-        return key in instance.known or not any(key in other.known for other in self._instances.values())
+        return self._owners.get(run.log_key(plan.workload_hash), instance.name) == instance.name
 
     def _start(self, run: JobRun, instance: Instance, plan: OperatorPlan, count: int) -> None:
         lease = uuid.uuid4().hex
@@ -175,7 +176,7 @@ class TuningPhase:
             "seed": run.job.spec.seed,
         }
         key = run.log_key(plan.workload_hash)
-        if key not in instance.known:
+        if self._owners.get(key) != instance.name:
             work["history"] = self._history(key, plan)
             work["lenders"] = self._lenders(key, plan, work["operator"]) if plan.complete < TRIALS_AT_LEAST else []
         send_workload(self._deps, plan.workload_hash)
@@ -185,7 +186,7 @@ class TuningPhase:
         stored = Round(lease, run.id, Kind.TRIAL, plan.workload_hash, instance.name, count)
         self._deps.store.jobs.save_round(stored)
         run.rounds[lease] = LiveRound(stored, best_before_s=plan.best_s, complete_before=plan.complete)
-        instance.known.add(key)
+        self._owners[key] = instance.name
         run.dirty = True
 
     def _history(self, key: LogKey, plan: OperatorPlan) -> list[PastTrial]:
