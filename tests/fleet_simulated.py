@@ -235,7 +235,7 @@ class SimulatedWorker:
         operator = json.loads(get_blob(self.redis, wire.workload_blob(name)))
         space = operator.get("space", 1_000_000)
         self._tried[name].update(past["trace"] for past in work.get("history", []))
-        items = []
+        items: list[dict[str, str]] = []
         while len(items) < work["count"] and self._next[name] < space:
             trace = json.dumps([operator["name"], self._next[name]])
             self._next[name] += 1
