@@ -121,6 +121,7 @@ class JobRun:
     def enter(self, state: JobState) -> None:
         self.job.state = state
         self.asked.clear()
+        self.note_waiting(())  # whoever was waited for has come
         self.dirty = True
 
     def end(self, state: JobState, error: str = "", message: str = "") -> None:

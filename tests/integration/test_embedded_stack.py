@@ -52,7 +52,7 @@ def test_kill_minus_nine_of_the_command_leaves_no_process(state: Path) -> None:
         assert any("redis-server" in command_of(pid) for pid in started)
         tuning.kill()
         tuning.wait()
-        wait_until(lambda: not any(parent_of(pid) for pid in started), 10)
+        wait_until(lambda: not any(parent_of(pid) for pid in started), 30)
         assert users_of(state) == []
 
 
@@ -63,7 +63,7 @@ def test_a_stopped_command_cancels_its_job_and_ends_everything(state: Path, numb
         await_event(tuning, event="job", state="ingesting")
         started = descendants(tuning.pid)
         tuning.send_signal(number)
-        _, said = tuning.communicate(timeout=30)
+        _, said = tuning.communicate(timeout=90)
     assert (tuning.returncode, said) == (code, "")
     assert not any(parent_of(pid) for pid in started)
     assert users_of(state) == []
@@ -79,7 +79,7 @@ def test_redis_gone_in_mid_job_is_told_and_the_next_run_goes_on(state: Path) -> 
             done = await_event(tuning, event="progress", state="tuning")["candidates_done"]
         started = descendants(tuning.pid)
         os.kill(find(tuning, "redis-server"), signal.SIGKILL)
-        _, said = tuning.communicate(timeout=30)
+        _, said = tuning.communicate(timeout=90)
     assert tuning.returncode == 5
     assert said.startswith("fractune: Redis stopped: ")
     assert "run the same command again" in said
@@ -116,7 +116,7 @@ def test_parts_killed_in_mid_job_are_started_again_and_no_record_is_lost_or_doub
             await_event(tuning, event="progress", state="tuning")
             os.kill(find(tuning, "tuner_client.cli", *part), signal.SIGKILL)
         result = await_event(tuning, event="result")
-        tuning.communicate(timeout=30)
+        tuning.communicate(timeout=90)
     assert tuning.returncode == 0
     assert result["trials"] == {"cpu:1": 40}
     trials = events(fractune("log", "show", "--kind", "trial", "--state", str(state), "--limit", "999", "--json"))
