@@ -37,7 +37,7 @@ def load_noise(path: Path) -> Advices:
 
 def advice_for(state: Path, shares: Iterable[str]) -> dict[str, NoiseAdvice | None]:
     """The newest advice for each share in a state folder; a folder belongs to one machine. Raises StateUnusable."""
-    advices = load_noise(state / NOISE_FILE)
+    advices = load_noise(state.expanduser() / NOISE_FILE)
     found = {share: [each[share] for each in advices.values() if share in each] for share in shares}
     return {share: max(of, key=lambda advice: advice.measured_at, default=None) for share, of in found.items()}
 

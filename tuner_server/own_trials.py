@@ -8,10 +8,10 @@ from tuner_core.records import Status
 
 
 class OwnTrials:
-    """Status by candidate and share."""
+    """What has been measured, by candidate and share."""
 
     def __init__(self) -> None:
-        self._status: dict[tuple[str, str], Status] = {}
+        self._known: set[tuple[str, str]] = set()
         self._shares: Counter[str] = Counter()
         """shares at which a candidate was measured"""
         self._candidates: Counter[int] = Counter()
@@ -22,9 +22,9 @@ class OwnTrials:
 
     def add(self, candidate: str, share: str, status: Status) -> None:
         """Take note of a trial; the same one again changes nothing."""
-        if (candidate, share) in self._status:
+        if (candidate, share) in self._known:
             return
-        self._status[candidate, share] = status
+        self._known.add((candidate, share))
         self._candidates[self._shares[candidate]] -= 1
         self._shares[candidate] += 1
         self._candidates[self._shares[candidate]] += 1

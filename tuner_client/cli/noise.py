@@ -54,7 +54,7 @@ def noise(
     _check_model(model, only, inputs)
     if picture is not None:
         check_picture(picture)
-    noise_file = (state or default_state_dir()) / NOISE_FILE
+    noise_file = (state or default_state_dir()).expanduser() / NOISE_FILE
     check_noise_file(noise_file)
     # The children must import our packages from where this process has them, never from the folder they run in.
     os.environ.update(own_env())

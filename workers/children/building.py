@@ -15,7 +15,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import tvm
 
@@ -45,9 +45,7 @@ class BuilderChild:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            die_with_parent(parent)
-            os.close(reader)
-            self._build_and_leave(writer, workload_hash, target, trace, limit_cpu_s)
+            _leave_with(lambda: self._attempt(workload_hash, target, trace, limit_cpu_s), reader, writer, parent)
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
             answer = pipe.read()
@@ -58,22 +56,33 @@ class BuilderChild:
         found: dict[str, Any] = json.loads(answer)
         return found
 
-    def _build_and_leave(self, writer: int, workload_hash: str, target: str, trace: str, limit_cpu_s: int) -> None:
+    def _attempt(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int) -> dict[str, Any]:
         answer: dict[str, Any] = {"status": Status.OK.value, "cause": "", "object": "", "build_secs": 0.0}
         try:
             # What the parent has used counts in no fork: CPU time begins at 0 in each.
             resource.setrlimit(resource.RLIMIT_CPU, (limit_cpu_s, limit_cpu_s + 1))
             sch = read_trace(trace, self._workloads[workload_hash])
             code = build_object(sch.mod, tvm.target.Target(json.loads(target)))
-            answer |= {"object": base64.b64encode(code).decode(), "build_secs": time.process_time()}
         except Exception as error:  # noqa: BLE001  whatever TVM raises is the candidate's fault
-            answer |= {"status": Status.BUILD_FAILED.value, "cause": f"{type(error).__name__}: {first_line(error)}"}
-        except BaseException:  # noqa: BLE001  a fork must not go on as a second server
-            traceback.print_exc()
-            os._exit(1)
+            return answer | {
+                "status": Status.BUILD_FAILED.value,
+                "cause": f"{type(error).__name__}: {first_line(error)}",
+            }
+        return answer | {"object": base64.b64encode(code).decode(), "build_secs": time.process_time()}
+
+
+def _leave_with(attempt: Callable[[], dict[str, Any]], reader: int, writer: int, parent: int) -> NoReturn:
+    """In a fork: write the answer to the pipe and end. Whatever happens, it must not go on as a second server."""
+    try:
+        die_with_parent(parent)
+        os.close(reader)
         with os.fdopen(writer, "wb") as pipe:
-            pipe.write(json.dumps(answer).encode())
+            pipe.write(json.dumps(attempt()).encode())
         os._exit(0)
+    except BaseException:  # noqa: BLE001  its parent sees a pipe without an answer
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def _ended(number: int, spent_s: float, limit_cpu_s: int) -> dict[str, Any]:
