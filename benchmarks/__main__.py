@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-BENCHMARKS = ("queue_cost", "overhead", "evolution", "warm_start", "k_shares", "vs_stock")
+BENCHMARKS = ("queue_cost", "overhead", "evolution", "guidance", "warm_start", "k_shares", "memory", "vs_stock")
 """modules of this package; the longest come last"""
 
 

@@ -1,4 +1,4 @@
-"""Whole commands, timed: wall and CPU seconds with everything they start, and their lines as they come."""
+"""Whole commands, timed: wall and CPU seconds and memory with everything they start, and their lines as they come."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+import psutil
+
 _PR_SET_CHILD_SUBREAPER = 36
 _ORPHANS_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 60.0
+_SAMPLE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class Ended:
     """user and system time of the process and of all that it started"""
     lines: list[tuple[float, str]]
     """standard output: seconds since 1970 at which a line came, and the line"""
+    memory: list[tuple[float, int]]
+    """seconds since 1970, and bytes that all its processes held then; what they share counts once"""
+
+    @property
+    def peak_bytes(self) -> int:
+        return max((held for _, held in self.memory), default=0)
 
 
 def run_timed(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ended:
@@ -39,19 +48,29 @@ def run_timed(command: Sequence[str], env: Mapping[str, str] | None = None) -> E
     signal.signal(signal.SIGTERM, _stop)
     cpu_before_s, started = _cpu_of_children(), time.time()
     lines: list[tuple[float, str]] = []
+    memory: list[tuple[float, int]] = []
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         with _session(command, errors, env or {}) as process:
-            reader = threading.Thread(target=_read, args=(process.stdout, lines))
-            reader.start()
-            code = process.wait()
+            ended = threading.Event()
+            threads = [
+                threading.Thread(target=_read, args=(process.stdout, lines)),
+                threading.Thread(target=_sample_memory, args=(process.pid, ended, memory)),
+            ]
+            for thread in threads:
+                thread.start()
+            try:
+                code = process.wait()
+            finally:
+                ended.set()
             wall_s = time.time() - started
-        reader.join()
+        for thread in threads:
+            thread.join()
         if code:
             errors.seek(0)
             last = "\n".join(errors.read().splitlines()[-20:])
             raise SystemExit(f"benchmarks: exit code {code} of {' '.join(command)}\n{last}")
     _reap_orphans()
-    return Ended(started, wall_s, _cpu_of_children() - cpu_before_s, lines)
+    return Ended(started, wall_s, _cpu_of_children() - cpu_before_s, lines, memory)
 
 
 @contextlib.contextmanager
@@ -83,6 +102,25 @@ def _read(output: IO[str] | None, lines: list[tuple[float, str]]) -> None:
     if output is not None:
         with output:
             lines.extend((time.time(), line.rstrip("\n")) for line in output)
+
+
+def _sample_memory(pid: int, ended: threading.Event, samples: list[tuple[float, int]]) -> None:
+    while not ended.wait(_SAMPLE_EVERY_S):
+        samples.append((time.time(), sum(_held(process) for process in _family(pid))))
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def _held(process: psutil.Process) -> int:
+    """Its proportional set size in bytes; 0 when it is gone."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return int(process.memory_full_info().pss)
+    return 0
 
 
 def _stop(*_: object) -> None:

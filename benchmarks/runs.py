@@ -54,6 +54,7 @@ class Run:
         return {
             "wall_s": self.process.wall_s,
             "cpu_s": self.process.cpu_s,
+            "peak_bytes": self.process.peak_bytes,
             "before_tuning_s": self.tuning_began - self.process.started,
             "tuning_span_s": self.span_s,
             "trials": len(self.new),

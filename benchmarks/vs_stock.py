@@ -228,6 +228,7 @@ def _print_pair(model: str, number: int, ratios: Ratios, told: dict[str, Any]) -
     rows = [
         ("wall, s", "wall_s", ratios.wall),
         ("CPU, s", "cpu_s", ratios.cpu),
+        ("peak memory, bytes", "peak_bytes", None),
         ("before tuning, s", "before_tuning_s", None),
         ("tuning, s", "tuning_span_s", None),
         ("trials", "trials", None),

@@ -138,7 +138,6 @@ class SearchWork(OperatorWork):
     shares: list[str]
     count: int
     """candidates wanted"""
-    round_size: int
     seed: int
     history: NotRequired[list[PastTrial]]
     """given when the operator is new to this instance"""

@@ -156,7 +156,7 @@ def sample(operator: Operator, count: int, seed: int, place: Workplace, builder:
         for _ in range(_ROUNDS):
             missing = count - len(codes)
             with place.busy(search):
-                proposed = search.call("propose", _SEARCH_TIMEOUT_S, **known, count=missing, round_size=count)
+                proposed = search.call("propose", _SEARCH_TIMEOUT_S, **known, count=missing)
             for item in proposed:
                 # What cannot be built is no candidate to time; the next round makes up for it.
                 with place.busy(builder.child), contextlib.suppress(*_CHILD_ERRORS):

@@ -68,7 +68,7 @@ class Fleet:
         }
 
     def search(self, lease: str, count: int) -> None:
-        extra = {"do": "search", "count": count, "round_size": count, "seed": 3, "history": []}
+        extra = {"do": "search", "count": count, "seed": 3, "history": []}
         self.enqueue(tune_queue("tuner"), {**self.common(lease), **extra})
 
     def build(self, lease: str, traces: list[str], kind: str = "trial") -> list[str]:

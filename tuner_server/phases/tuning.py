@@ -172,7 +172,6 @@ class TuningPhase:
             "device_key": run.job.device.key,
             "shares": run.shares,
             "count": count,
-            "round_size": run.job.spec.round_size,
             "seed": run.job.spec.seed,
         }
         key = run.log_key(plan.workload_hash)

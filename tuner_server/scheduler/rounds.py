@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 
 from tuner_server.scheduler import budget
 
+FIRST_ROUND = 8
+"""candidates of an operator's first round; later ones double, up to the job's size of a round: the search learns early,
+and its cost for each candidate falls as what it can still learn does"""
 _PRIOR_GAIN = 0.5
 _GAIN_FLOOR = 0.01
 _ROUNDS_BEFORE_JUDGED = 2
@@ -113,9 +116,14 @@ def next_round(
     owed = [] if limits.more else [plan for plan in free if plan.count < low]
     if owed:
         plan = max(owed, key=lambda plan: plan.weight)
-        return plan, min(limits.round_size, low - plan.count)
+        return plan, min(_grown(plan, limits), low - plan.count)
     plan = max(free, key=lambda plan: (plan.score, plan.weight))
-    return plan, int(min(limits.round_size, left, high - plan.count))
+    return plan, int(min(_grown(plan, limits), left, high - plan.count))
+
+
+def _grown(plan: OperatorPlan, limits: Budget) -> int:
+    """How many candidates the next round of this operator may have."""
+    return min(limits.round_size, max(FIRST_ROUND, plan.count))
 
 
 def geometric_mean(times: Iterable[float]) -> float | None:

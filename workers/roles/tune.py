@@ -105,7 +105,7 @@ class Tuner:
             if results:
                 self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=len(work["shares"]))
             proposed: list[dict[str, str]] = self._child.call(
-                "propose", _SEARCH_TIMEOUT_S, **operator, count=work["count"], round_size=work["round_size"]
+                "propose", _SEARCH_TIMEOUT_S, **operator, count=work["count"]
             )
         return proposed
 

@@ -12,7 +12,7 @@ from tests.samples import final
 from tuner_core.records import Status
 from tuner_server.scheduler import budget
 from tuner_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
-from tuner_server.scheduler.rounds import Budget, OperatorPlan, geometric_mean, joint_times, next_round
+from tuner_server.scheduler.rounds import FIRST_ROUND, Budget, OperatorPlan, geometric_mean, joint_times, next_round
 
 SHARES = ("cpu/1of2core", "cpu/2of2core")
 
@@ -89,16 +89,27 @@ def test_more_goes_on_whatever_the_log_holds(more: int, round_size: int, operato
 
 def test_first_every_operator_to_its_minimum_the_heavy_ones_first() -> None:
     plans = [plan("light", 1), plan("heavy", 9)]
-    limits = Budget(40, 0, 16)
+    limits = Budget(4 * FIRST_ROUND, 0, 16)
     first = next_round(plans, limits, 0)
     assert first is not None
-    assert (first[0].workload_hash, first[1]) == ("heavy", 10)
-    plans[1].busy, plans[1].in_flight = True, 10
+    assert (first[0].workload_hash, first[1]) == ("heavy", FIRST_ROUND)
+    plans[1].busy, plans[1].in_flight = True, FIRST_ROUND
     second = next_round(plans, limits, 0)
     assert second is not None
-    assert (second[0].workload_hash, second[1]) == ("light", 10)
-    plans[0].busy, plans[0].in_flight = True, 10
+    assert (second[0].workload_hash, second[1]) == ("light", FIRST_ROUND)
+    plans[0].busy, plans[0].in_flight = True, FIRST_ROUND
     assert next_round(plans, limits, 0) is None
+
+
+def test_rounds_begin_small_and_double_up_to_the_size_of_a_round() -> None:
+    only = plan("only")
+    sizes = []
+    for _ in range(6):
+        found = next_round([only], Budget(1, 1000, 50), only.complete)
+        assert found is not None
+        sizes.append(found[1])
+        only.complete += found[1]
+    assert sizes == [8, 8, 16, 32, 50, 50]
 
 
 def test_the_larger_expected_saving_goes_next_and_gains_decide_once_known() -> None:

@@ -30,7 +30,7 @@ def opened(child: SearcherChild, operator: Operator, lenders: list[dict[str, Any
 
 
 def proposed(child: SearcherChild, operator: Operator, count: int) -> list[str]:
-    return [item["trace"] for item in child.propose(operator.workload_hash, "key", count, count)]
+    return [item["trace"] for item in child.propose(operator.workload_hash, "key", count)]
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def test_a_lenders_schedules_are_tried_first_and_only_once(child: SearcherChild)
     opened(child, borrower, [entry])
     first = proposed(child, borrower, 8)
     search = child._operators[borrower.workload_hash, "key"]
-    rules = search._sampler.space_generator.postprocs
-    adapted = [adapt(trace, search._workload.mod, search._spaces, rules) for trace in lent[:3]]
+    rules = search.postprocs
+    adapted = [adapt(trace, search._workload.mod, search.spaces, rules) for trace in lent[:3]]
     assert len(first) == 8
     wanted = list(dict.fromkeys(str(sch.mod) for sch in adapted if sch is not None))
     assert wanted
-    assert [str(pending.candidate.sch.mod) for pending in search._pending.values()][: len(wanted)] == wanted
+    assert [str(pending.sch.mod) for pending in search._pending.values()][: len(wanted)] == wanted
     assert not set(proposed(child, borrower, 8)) & set(first)
 
 
