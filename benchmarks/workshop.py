@@ -22,7 +22,7 @@ from workers.bench import Batch, Bench
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.children.artifacts import args_of, read_workload
 from workers.children.ingest import load_model
-from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.intrinsics import keep_out_gpu_intrinsics
 from workers.children.passes import Operator, extract, prepare
 
 CORES = 2
@@ -68,7 +68,7 @@ class Workshop:
 
 @contextlib.contextmanager
 def open_workshop(shares: Sequence[str]) -> Iterator[Workshop]:
-    load_cpu_intrinsics()
+    keep_out_gpu_intrinsics()
     benches = {share: Bench(Share.parse(share), range(Share.parse(share).cores)) for share in shares}
     builders = Builders(CORES)
     try:

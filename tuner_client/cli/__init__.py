@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -13,32 +14,26 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tuner_client.cli import jobs, log, noise, run, stack, tune
 from tuner_client.environment import DEBUG, wants_tracebacks
 from tuner_core import __version__
 from tuner_core.errors import BadRequest, FractuneError
 
-app = typer.Typer(
-    name="fractune",
-    help="Tunes deep-learning models for the share of a processor that they will really run on.",
-    no_args_is_help=False,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command("tune")(tune.tune)
-app.command("run")(run.run)
-app.command("jobs")(jobs.jobs)
-app.command("watch")(jobs.watch)
-app.command("cancel")(jobs.cancel)
-app.command("bundle")(jobs.bundle)
-app.command("workers")(jobs.workers)
-app.command("noise")(noise.noise)
-app.command("match")(log.match)
-app.add_typer(log.app, name="log")
-app.command("up")(stack.up)
-app.command("server")(stack.server)
-app.command("worker")(stack.worker)
+_COMMANDS = {
+    "tune": "tune",
+    "run": "run",
+    "jobs": "jobs",
+    "watch": "jobs",
+    "cancel": "jobs",
+    "bundle": "jobs",
+    "workers": "jobs",
+    "noise": "noise",
+    "match": "log",
+    "log": "log",
+    "up": "up",
+    "server": "parts",
+    "worker": "parts",
+}
+"""Module of each command. A stack starts many processes: each imports what its own command needs."""
 
 
 class Stopped(BaseException):
@@ -59,8 +54,27 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
-def fractune(
+def build_app(wanted: str) -> typer.Typer:
+    """The command line with the command `wanted`, or with all of them when there is none of that name."""
+    app = typer.Typer(
+        name="fractune",
+        help="Tunes deep-learning models for the share of a processor that they will really run on.",
+        no_args_is_help=False,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback(invoke_without_command=True)(_fractune)
+    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
+        module = importlib.import_module(f"tuner_client.cli.{_COMMANDS[name]}")
+        if name == "log":
+            app.add_typer(module.app, name="log")
+        else:
+            app.command(name)(getattr(module, name))
+    return app
+
+
+def _fractune(
     context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -73,13 +87,15 @@ def fractune(
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code (docs/exit-codes.md)."""
+    args = sys.argv[1:] if args is None else args
     if wants_tracebacks():
         logging.basicConfig(level=logging.INFO)
     logging.getLogger("tuner_client").addHandler(logging.NullHandler())
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGHUP, _stop)
     try:
-        code = typer.main.get_command(app)(args=args, prog_name="fractune", standalone_mode=False)
+        command = typer.main.get_command(build_app(args[0] if args else ""))
+        code = command(args=args, prog_name="fractune", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Stopped as stopped:

@@ -9,12 +9,19 @@ import typer
 
 from tuner_core.errors import BadRequest
 
+DEFAULT_LISTEN = "127.0.0.1:50051"
+
 State = Annotated[
     Path | None, typer.Option("--state", help="Folder of the one-machine stack (default: user data folder).")
 ]
 Server = Annotated[
     str | None,
     typer.Option("--server", metavar="HOST:PORT", help="Use this server instead of a stack of our own."),
+]
+Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="HOST:PORT or unix:PATH.")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Allow an address that other machines can reach, without credentials."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Inputs = Annotated[

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
@@ -18,6 +16,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuner_core.errors import StateUnusable
 
+SCHEMA = "0001"
+"""the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
 _PRAGMAS = (
@@ -92,7 +92,19 @@ def _set_pragmas(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> No
 
 
 def _migrate(connection: Connection) -> None:
+    """Bring the tables up to date. Alembic costs half a second, and is loaded for a database that needs it only."""
+    if _revision(connection) == SCHEMA:
+        return
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -55,6 +56,10 @@ def main() -> None:
         return
     link.send_bytes(b"{}")
     serve(link, methods)
+    # TVM takes its time to tidy up, and there is nothing to tidy: what a child made, it has sent.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 from tvm.s_tir.schedule import Trace
 
 from tuner_core.records import UNTUNED
+from workers.children.intrinsics import keep_out_gpu_intrinsics
 
 
 def read_workload(text: str) -> Any:
@@ -52,6 +53,7 @@ def args_of(workload: Any) -> list[Any]:
 
 def build_object(mod: Any, target: Any) -> bytes:
     """Compile a TIR module to one object file. Raises whatever TVM raises."""
+    keep_out_gpu_intrinsics()
     library = default_build(mod, target, None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "candidate.o"

@@ -21,7 +21,7 @@ import tvm
 
 from tuner_core.records import Status
 from workers.children.artifacts import args_of, build_object, read_trace, read_workload
-from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.intrinsics import load_intrinsics
 from workers.children.lifeline import die_with_parent
 from workers.children.messages import first_line
 
@@ -41,11 +41,13 @@ class BuilderChild:
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
         """Build one candidate: `status`, its one-line `cause`, `object` (base64) and `build_secs` (CPU seconds)."""
+        parsed = tvm.target.Target(json.loads(target))
+        load_intrinsics(parsed)  # here, so that no fork has to
         reader, writer = os.pipe()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _leave_with(lambda: self._attempt(workload_hash, target, trace, limit_cpu_s), reader, writer, parent)
+            _leave_with(lambda: self._attempt(workload_hash, parsed, trace, limit_cpu_s), reader, writer, parent)
         os.close(writer)
         with os.fdopen(reader, "rb") as pipe:
             answer = pipe.read()
@@ -56,13 +58,13 @@ class BuilderChild:
         found: dict[str, Any] = json.loads(answer)
         return found
 
-    def _attempt(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int) -> dict[str, Any]:
+    def _attempt(self, workload_hash: str, target: tvm.target.Target, trace: str, limit_cpu_s: int) -> dict[str, Any]:
         answer: dict[str, Any] = {"status": Status.OK.value, "cause": "", "object": "", "build_secs": 0.0}
         try:
             # What the parent has used counts in no fork: CPU time begins at 0 in each.
             resource.setrlimit(resource.RLIMIT_CPU, (limit_cpu_s, limit_cpu_s + 1))
             sch = read_trace(trace, self._workloads[workload_hash])
-            code = build_object(sch.mod, tvm.target.Target(json.loads(target)))
+            code = build_object(sch.mod, target)
         except Exception as error:  # noqa: BLE001  whatever TVM raises is the candidate's fault
             return answer | {
                 "status": Status.BUILD_FAILED.value,
@@ -107,7 +109,6 @@ def _warm_up() -> None:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    load_cpu_intrinsics()
     _warm_up()
     child = BuilderChild()
     return {"learn_workload": child.learn_workload, "build": child.build}

@@ -14,7 +14,7 @@ from tuner_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from tuner_core.errors import BadRequest, FractuneError
 from workers.children.artifacts import read_workload
 from workers.children.ingest import load_model
-from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from workers.children.models import compile_variant
 from workers.children.passes import extract, prepare
 from workers.children.target import host_cpu, missing_features, parse_target, target_key
@@ -62,6 +62,7 @@ def compile_bundle(
 ) -> None:
     """Compile the model once for each variant (`name`, `traces` by workload hash) and write the bundle to `out`."""
     parsed = parse_target(target, _ANY_CORES)
+    load_intrinsics(parsed)
     module = prepare(load_model(Path(path), inputs), parsed)
     workloads = {op.workload_hash: read_workload(op.workload_json) for op in extract(module, parsed)}
     lifted, weights = lift_weights(module)
@@ -104,5 +105,5 @@ def _inputs(module: Any, weights: int) -> list[dict[str, Any]]:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    load_cpu_intrinsics()
+    keep_out_gpu_intrinsics()
     return {"ingest": ingest, "compile_bundle": compile_bundle}

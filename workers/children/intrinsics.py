@@ -1,8 +1,8 @@
-"""TVM's tensor intrinsics, only those of CPUs.
+"""TVM's tensor intrinsics, only those of the CPU that code is made for.
 
-`tvm.s_tir.tensor_intrin` is imported by every builder and search, and its `__init__` parses hundreds of CUDA
-intrinsics: 5 to 12 seconds of a child's start. A package of the same name that holds the CPU's modules alone,
-registered before TVM asks for it, takes half a second.
+TVM imports `tvm.s_tir.tensor_intrin` for every build and search, and its `__init__` parses hundreds of CUDA intrinsics:
+5 to 40 seconds of a child's start. An empty package of the same name, registered before TVM asks for it, holds that
+up; the modules of one CPU take a second, and are loaded where traces are made or applied.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ from pathlib import Path
 
 import tvm.s_tir
 
+from workers.children.target import architecture
+
 _PACKAGE = "tvm.s_tir.tensor_intrin"
-_CPU_MODULES = ("dot_product_common", "x86", "arm_cpu")
+_MODULES = {"x86_64": ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}
 
 
-def load_cpu_intrinsics() -> None:
-    """Register the CPU's intrinsics, and keep TVM from loading those of GPUs."""
-    if _PACKAGE in sys.modules:
-        return
-    package = types.ModuleType(_PACKAGE, "Tensor intrinsics of CPUs.")
-    package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
-    sys.modules[_PACKAGE] = package
-    for name in _CPU_MODULES:
+def keep_out_gpu_intrinsics() -> None:
+    """Let TVM find an empty package in the place of all its intrinsics."""
+    if _PACKAGE not in sys.modules:
+        package = types.ModuleType(_PACKAGE, "Tensor intrinsics of CPUs.")
+        package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
+        sys.modules[_PACKAGE] = package
+
+
+def load_intrinsics(target: tvm.target.Target) -> None:
+    """Register the intrinsics of the target's CPU."""
+    keep_out_gpu_intrinsics()
+    for name in _MODULES.get(architecture(target), ()):
         importlib.import_module(f"{_PACKAGE}.{name}")

@@ -22,10 +22,8 @@ class MeasurerChild:
 
     def __init__(self, confinement: Confinement) -> None:
         from workers.children import target as targets
-        from workers.children.intrinsics import load_cpu_intrinsics
         from workers.children.timing import Anchor
 
-        load_cpu_intrinsics()
         self._confinement = confinement
         self._device = targets.host_device().to_json()
         self._target = targets.default_target(1)

@@ -21,6 +21,7 @@ from tvm.s_tir.meta_schedule.runner import RunnerResult
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch, MeasureCandidate
 
 from workers.children.artifacts import read_trace, write_trace
+from workers.children.intrinsics import load_intrinsics
 from workers.children.transfer import seeds
 
 _TREES_WITHOUT_GAIN = 10
@@ -68,6 +69,7 @@ class OperatorSearch:
         threads: int,
         evolution: Evolution = Evolution(),
     ) -> None:
+        load_intrinsics(target)
         self._workload = workload
         self._cost_model = cost_model
         self._evolution = evolution

@@ -12,7 +12,7 @@ from tvm import relax
 from tuner_core.errors import BadModel
 from tuner_core.jobs import is_among
 from workers.children.ingest import load_model
-from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.intrinsics import keep_out_gpu_intrinsics
 from workers.children.passes import Operator, extract, prepare
 from workers.children.target import default_target
 
@@ -64,5 +64,5 @@ def _told(operator: Operator, target: tvm.target.Target) -> dict[str, Any]:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    load_cpu_intrinsics()
+    keep_out_gpu_intrinsics()
     return {"builtin": builtin, "heaviest": heaviest}

@@ -15,7 +15,6 @@ import tvm
 
 from tuner_core.records import candidate_id
 from workers.children.artifacts import read_workload
-from workers.children.intrinsics import load_cpu_intrinsics
 from workers.children.operator_search import OperatorSearch, new_cost_model
 
 _LENT = 3
@@ -88,6 +87,5 @@ class SearcherChild:
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     """The methods; the one argument is the number of threads to search with."""
-    load_cpu_intrinsics()
     child = SearcherChild(int(args[0]))
     return {"knows": child.knows, "open": child.open, "learn": child.learn, "propose": child.propose}

@@ -96,10 +96,8 @@ def missing_features(target: tvm.target.Target) -> list[str]:
 
     A target of another architecture lacks everything: its name is the answer.
     """
-    triple = str(target.attrs.get("mtriple") or _host_triple())
-    architecture = triple.partition("-")[0]
-    if architecture != _host_triple().partition("-")[0]:
-        return [architecture]
+    if architecture(target) != _host_triple().partition("-")[0]:
+        return [architecture(target)]
     _, absent = _host_features()
     return sorted(name for name in _target_features(_plain(target)) & absent if name.startswith(_COMPUTES))
 
@@ -107,6 +105,11 @@ def missing_features(target: tvm.target.Target) -> list[str]:
 def host_cpu() -> str:
     """LLVM's name for this host's CPU, such as `rocketlake`."""
     return str(tvm.get_global_func("target.llvm_get_system_cpu")())
+
+
+def architecture(target: tvm.target.Target) -> str:
+    """The first part of its triple, this host's where it has none: `x86_64`."""
+    return str(target.attrs.get("mtriple") or _host_triple()).partition("-")[0]
 
 
 def _host_triple() -> str:

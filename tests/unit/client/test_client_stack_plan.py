@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner_client.cli.stack import default_shares
+from tuner_client.cli.up import default_shares
 from tuner_client.embedded import plan_cores, plan_measurers, redis_binary, work_cores
 from tuner_core.shares import Share, parse_shares
 

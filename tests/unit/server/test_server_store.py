@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
 
 from tests.redis_process import wait_until
@@ -21,6 +23,7 @@ from tests.samples import DEVICE, TARGET_KEY, final, granted
 from tuner_core.errors import BadRequest, NotFound, StateUnusable
 from tuner_core.jobs import JobSpec, JobState, OperatorTask
 from tuner_core.records import Kind, Status, TuningRecord
+from tuner_server.store import database
 from tuner_server.store.filters import RecordFilter
 from tuner_server.store.folder import StateFolder
 from tuner_server.store.log import Kin, LogKey, Page
@@ -267,6 +270,11 @@ class TestSqliteStore(StoreContract):
     def test_the_migrations_make_the_tables(self, store: Store) -> None:
         with store.database.read() as connection:
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+    def test_the_newest_migration_is_the_one_that_the_store_looks_for(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(Path(database.__file__).with_name("migrations")))
+        assert ScriptDirectory.from_config(config).get_heads() == [database.SCHEMA]
 
     def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:
         store.log.add([trial("a", 1, 1.0)])

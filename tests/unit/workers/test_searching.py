@@ -9,7 +9,6 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from workers.children.intrinsics import load_cpu_intrinsics
 from workers.children.passes import Operator, _operator
 from workers.children.searching import SearcherChild
 from workers.children.transfer import adapt
@@ -35,7 +34,6 @@ def proposed(child: SearcherChild, operator: Operator, count: int) -> list[str]:
 
 @pytest.fixture
 def child() -> SearcherChild:
-    load_cpu_intrinsics()
     return SearcherChild(threads=1)
 
 

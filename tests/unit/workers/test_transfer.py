@@ -18,7 +18,7 @@ from tvm.s_tir.meta_schedule.database import Workload
 
 from tuner_core.records import UNTUNED
 from workers.children.artifacts import args_of, build_object, load_objects, read_trace, write_trace
-from workers.children.intrinsics import load_cpu_intrinsics
+from workers.children.intrinsics import keep_out_gpu_intrinsics
 from workers.children.timing import difference, random_args
 from workers.children.transfer import adapt, anchor_of, scale_tile, seeds
 
@@ -79,7 +79,7 @@ class Operator:
 
 @pytest.fixture(scope="module", autouse=True)
 def _intrinsics() -> None:
-    load_cpu_intrinsics()
+    keep_out_gpu_intrinsics()
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
-"""`fractune up`, `fractune server` and `fractune worker`: the parts, together and one by one."""
+"""`fractune server` and `fractune worker`: the parts of a stack, one by one."""
 
 from __future__ import annotations
 
-import json
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,23 +9,15 @@ from typing import Annotated
 import typer
 
 from tuner_client.cli import options
-from tuner_client.embedded import StackOptions, running_stack
 from tuner_client.environment import fleet_secret
 from tuner_client.parts import become_server, become_worker
 from tuner_client.state import default_state_dir
 from tuner_core.errors import BadRequest
-from tuner_core.shares import Share, parse_shares
-
-DEFAULT_LISTEN = "127.0.0.1:50051"
+from tuner_core.shares import Share
 
 Redis = Annotated[str, typer.Option("--redis", metavar="URL", help="redis://HOST:PORT/DB or unix:///PATH.")]
 SecretFile = Annotated[
     Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
-]
-Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="HOST:PORT or unix:PATH.")]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Allow an address that other machines can reach, without credentials."),
 ]
 
 
@@ -38,50 +28,16 @@ class Role(StrEnum):
     MEASURE = "measure"
 
 
-def default_shares() -> str:
-    """One core, two, four ... up to all that may be used here."""
-    cores = len(os.sched_getaffinity(0))
-    return ",".join(f"cpu:{1 << power}" for power in range(cores.bit_length()))
-
-
-def up(
-    shares: Annotated[str, typer.Option("--shares", help="Shares to offer (default: cpu:1, cpu:2, cpu:4 ...).")] = "",
-    listen: Listen = DEFAULT_LISTEN,
-    state: options.State = None,
-    insecure: Insecure = False,
-    as_json: options.Json = False,
-) -> None:
-    """Run the whole stack on this machine until stopped, for other clients."""
-    offered = tuple(str(share) for share in parse_shares(shares or default_shares()))
-    stack_options = StackOptions(
-        state or default_state_dir(),
-        shares=offered,
-        compile=True,
-        search=True,
-        listen=listen,
-        insecure=insecure,
-        resume=True,
-    )
-    with running_stack(stack_options) as stack:
-        if as_json:
-            typer.echo(json.dumps({"event": "ready", "address": stack.address, "shares": list(offered)}))
-        else:
-            typer.echo(f"serving at {stack.address} with {', '.join(offered)}; Ctrl-C stops it")
-        while (failure := stack.failure(timeout_s=1.0)) is None:
-            pass
-        raise failure
-
-
 def server(
     redis: Redis,
-    listen: Listen = DEFAULT_LISTEN,
+    listen: options.Listen = options.DEFAULT_LISTEN,
     state: options.State = None,
     database: Annotated[
         str | None,
         typer.Option("--database", metavar="URL", help="SQLAlchemy URL (default: SQLite in the state)."),
     ] = None,
     secret_file: SecretFile = None,
-    insecure: Insecure = False,
+    insecure: options.Insecure = False,
     resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
