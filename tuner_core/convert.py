@@ -17,7 +17,7 @@ from tuner_core.records import Kind, Status, TimingPolicy, TuningRecord
 from tuner_core.shares import GrantedShare
 
 DEFAULT_TRIALS = 256
-DEFAULT_ROUND_SIZE = 16
+DEFAULT_ROUND_SIZE = 64
 
 
 def timestamp(seconds: float) -> Timestamp:

@@ -46,8 +46,8 @@ class JobSpec:
     """candidates to measure beyond what the log holds; replaces `trials` when above 0"""
     minutes: float = 0.0
     """stop searching after this long; 0 = no limit"""
-    round_size: int = 16
-    """candidates a round"""
+    round_size: int = 64
+    """candidates of a round at most; an operator's first rounds are smaller"""
     only: str = ""
     """tune just the operators whose name contains this, or one of several texts separated by commas; empty = all"""
     seed: int = 0

@@ -78,6 +78,8 @@ def worker(
         raise BadRequest(f"--share {share}: only a measure worker has a share")
     if share is not None:
         Share.parse(share)
+    if margin is not None and role is not Role.MEASURE:
+        raise BadRequest(f"--margin {margin}: only a measure worker races candidates")
     if margin is not None and not margin >= 1:
         raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
     become_worker(

@@ -37,7 +37,7 @@ def tune(
     ] = DEFAULT_TRIALS,
     minutes: Annotated[float | None, typer.Option("--minutes", help="Stop searching after this long.")] = None,
     more: Annotated[int | None, typer.Option("--more", help="Candidates to measure beyond those known.")] = None,
-    round_size: Annotated[int, typer.Option("--round", help="Candidates a round.")] = DEFAULT_ROUND_SIZE,
+    round_size: Annotated[int, typer.Option("--round", help="Candidates of a round at most.")] = DEFAULT_ROUND_SIZE,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = 0,
     target: options.Target = "",
     only: Annotated[str, typer.Option("--only", help="Only operators whose name contains this; several: A,B.")] = "",

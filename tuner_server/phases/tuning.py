@@ -23,12 +23,12 @@ from tuner_core.wire import (
     tune_queue,
 )
 from tuner_server.deps import Deps
-from tuner_server.fleet import TUNE, Fleet
+from tuner_server.fleet import BUILD, TUNE, Fleet
 from tuner_server.job_run import JobRun, LiveRound
 from tuner_server.phases.ingesting import send_workload
 from tuner_server.queues import WorkQueues
 from tuner_server.scheduler.lending import TRIALS_AT_LEAST, anchor_kind, choose_lenders
-from tuner_server.scheduler.rounds import OperatorPlan, joint_times, next_round
+from tuner_server.scheduler.rounds import FIRST_ROUND, OperatorPlan, joint_times, next_round
 from tuner_server.store.log import LogKey
 from tuner_server.store.rounds import Round
 
@@ -58,6 +58,8 @@ class TuningPhase:
         self._instances: dict[str, Instance] = {}
         self._owners: dict[LogKey, str] = {}
         """the instance that has searched an operator before"""
+        self._enough = FIRST_ROUND
+        """candidates under way with which an instance's builders have work, so that it need not search yet"""
 
     def begin(self, run: JobRun) -> None:
         """Read from the log how the operators stand, so that nothing is measured again."""
@@ -76,6 +78,7 @@ class TuningPhase:
             self._owners = {key: owner for key, owner in self._owners.items() if owner not in gone}
         for name, worker in present.items():
             self._instances.setdefault(name, Instance(name, worker["started_at"]))
+        self._enough = FIRST_ROUND * max(1, len(fleet.of_role(BUILD)) // max(1, len(present)))
         for run in runs:
             for live in list(run.rounds.values()):
                 lost = live.stored.instance in gone or live.stored.instance not in present
@@ -146,13 +149,18 @@ class TuningPhase:
 
     def _start_rounds(self, run: JobRun, runs: Collection[JobRun]) -> None:
         for instance in self._instances.values():
-            if not _has_room(instance, run.job.spec.round_size, runs):
+            if not self._has_room(instance, runs):
                 continue
             allowed = partial(self._may_have, run, instance)
             found = next_round(list(run.plans.values()), run.budget, run.own_done, allowed)
             if found is not None:
                 self._start(run, instance, *found)
                 _count_rounds(runs)
+
+    def _has_room(self, instance: Instance, runs: Collection[JobRun]) -> bool:
+        """One search at a time, as late as the builders allow: it then knows more."""
+        held = [live for run in runs for live in run.rounds.values() if live.stored.instance == instance.name]
+        return all(live.proposed for live in held) and sum(live.in_flight for live in held) <= self._enough
 
     def _may_have(self, run: JobRun, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""
@@ -213,14 +221,6 @@ class TuningPhase:
 
 def _same(known: Instance, worker: WorkerInfo | None) -> bool:
     return worker is not None and worker["started_at"] == known.started_at
-
-
-def _has_room(instance: Instance, round_size: int, runs: Collection[JobRun]) -> bool:
-    """One search at a time, and one batch being made while another is measured."""
-    held = [live for run in runs for live in run.rounds.values() if live.stored.instance == instance.name]
-    if any(not live.proposed for live in held):
-        return False
-    return sum(live.in_flight for live in held) <= round_size
 
 
 def _count_rounds(runs: Collection[JobRun]) -> None:

@@ -184,7 +184,7 @@ class _Fastest:
 
     def add(self, sch: Any, secs: float) -> None:
         self._added += 1  # no two entries are equal, so that schedules are never compared
-        heapq.heappush(self._heap, (-secs, self._added, sch))
+        heapq.heappush(self._heap, (-secs, -self._added, sch))
         if len(self._heap) > self._size:
             heapq.heappop(self._heap)
 

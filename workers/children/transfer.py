@@ -8,7 +8,6 @@ inlined, the names of blocks, and the loops' extents, to which the tiles are sca
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from math import prod
@@ -16,9 +15,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm.s_tir import Schedule
-from tvm.s_tir.analysis import find_anchor_sblock
 from tvm.s_tir.schedule import Trace
-from tvm.tirx import IterVar
 
 from tuner_core.records import UNTUNED
 from workers.children.artifacts import write_trace
@@ -37,28 +34,12 @@ _OF_NEIGHBOURS = frozenset({
 _MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
 """what TVM raises (ScheduleError and InternalError are RuntimeErrors) for a step that cannot be applied"""
 
-_LOOP_KINDS = {IterVar.DataPar: "S", IterVar.CommReduce: "R"}
-
 _Json = list[Any]
-
-
-def anchor_of(mod: Any) -> str:
-    """Names the operators that may lend each other schedules: kind, loops and dtypes of the block with the most
-    arithmetic. Empty when there is none (no reduction): such an operator neither lends nor borrows.
-    """
-    block = find_anchor_sblock(mod)
-    if block is None:
-        return ""
-    # Relax numbers its variables, and blocks whose names collide.
-    name = re.sub(r"^lv\d*_|_\d+$", "", str(block.name_hint))
-    loops = "".join(_LOOP_KINDS.get(int(var.iter_type), "?") for var in block.iter_vars)
-    dtypes = ",".join(str(region.source.dtype) for region in [*block.reads, *block.writes])
-    return f"{name} {loops} {dtypes}"
 
 
 def seeds(traces: Iterable[str], mod: Any, spaces: Iterable[Any], postprocs: Iterable[Any]) -> list[Any]:
     """Schedules of `mod` adapted from the traces, in their order; none twice."""
-    sketches, rules = list(spaces), list(postprocs)
+    sketches, rules = sketches_of(spaces), list(postprocs)
     found: dict[int, Any] = {}
     for trace in traces:
         sch = adapt(trace, mod, sketches, rules)
@@ -67,15 +48,19 @@ def seeds(traces: Iterable[str], mod: Any, spaces: Iterable[Any], postprocs: Ite
     return list(found.values())
 
 
-def adapt(trace: str, mod: Any, spaces: Iterable[Any], postprocs: Iterable[Any]) -> Any | None:
+def sketches_of(spaces: Iterable[Any]) -> list[_Json]:
+    """The design space as traces in JSON, without what the postprocs add."""
+    return [json.loads(write_trace(space.trace.simplified(remove_postproc=True))) for space in spaces]
+
+
+def adapt(trace: str, mod: Any, sketches: Iterable[_Json], postprocs: Iterable[Any]) -> Any | None:
     """A schedule of `mod`, after `postprocs`, that follows the trace of another operator; None when it does not fit.
 
-    `spaces` is the design space of `mod`, `postprocs` are those of its space generator.
+    `sketches` are those of the design space of `mod`, `postprocs` are those of its space generator.
     """
     if trace == UNTUNED:
         return None
     source = _before_postproc(json.loads(trace))
-    sketches = [json.loads(write_trace(space.trace.simplified(remove_postproc=True))) for space in spaces]
     fitting = [sketch for sketch in sketches if _signature(sketch) == _signature(source)]
     if not fitting:
         return None

@@ -12,7 +12,7 @@ import pytest
 
 import tuner_client.cli.noise as command
 from tuner_client.cli import main
-from tuner_client.noise_file import NOISE_FILE, load_noise, save_noise
+from tuner_client.noise_file import NOISE_FILE, advice_for, load_noise, save_noise
 from tuner_client.noise_picture import draw_noise
 from tuner_core.errors import StateUnusable
 from tuner_core.noise import NoiseAdvice
@@ -164,3 +164,10 @@ def test_the_picture_shows_every_setting(tmp_path: Path, name: str) -> None:
         text = (tmp_path / name).read_text()
         assert "tau -, regret -" in text
         assert "tau 0.95, regret 0.0 %" in text
+
+
+def test_a_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "state").mkdir()
+    save_noise(tmp_path / "state" / NOISE_FILE, "d", "cpu:1", ADVICE)
+    assert advice_for(Path("~/state"), ["cpu:1"]) == {"cpu:1": ADVICE}

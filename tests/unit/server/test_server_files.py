@@ -93,7 +93,7 @@ def test_records_and_jobs_there_and_back() -> None:
     spec = JobSpec("a" * 64, "net.onnx", ("cpu:1",), {"x": [1, 3]}, "llvm", 7, 8, 1.5, 9, "conv", 10, -1)
     assert spec_from_proto(spec_to_proto(spec), "net.onnx") == spec
     empty = spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"]), "m")
-    assert (empty.trials, empty.round_size) == (256, 16)
+    assert (empty.trials, empty.round_size) == (256, 64)
     with pytest.raises(BadRequest, match="trials is -1"):
         spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"], trials=-1), "m").check()
     for state in JobState:

@@ -9,9 +9,10 @@ import pytest
 import tvm
 from tvm import te, topi
 
+from workers.children.operator_search import _Fastest
 from workers.children.passes import Operator, _operator
 from workers.children.searching import SearcherChild
-from workers.children.transfer import adapt
+from workers.children.transfer import adapt, sketches_of
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -46,8 +47,8 @@ def test_a_lenders_schedules_are_tried_first_and_only_once(child: SearcherChild)
     opened(child, borrower, [entry])
     first = proposed(child, borrower, 8)
     search = child._operators[borrower.workload_hash, "key"]
-    rules = search.postprocs
-    adapted = [adapt(trace, search._workload.mod, search.spaces, rules) for trace in lent[:3]]
+    space = sketches_of(search.spaces), search.postprocs
+    adapted = [adapt(trace, search._workload.mod, *space) for trace in lent[:3]]
     assert len(first) == 8
     wanted = list(dict.fromkeys(str(sch.mod) for sch in adapted if sch is not None))
     assert wanted
@@ -60,3 +61,24 @@ def test_without_lenders_it_samples(child: SearcherChild) -> None:
     opened(child, operator, [])
     first, second = proposed(child, operator, 6), proposed(child, operator, 6)
     assert len({*first, *second}) == 12
+
+
+def test_an_evolution_begins_as_soon_as_any_operator_was_measured(child: SearcherChild) -> None:
+    known, new = matmul(64), matmul(32)
+    opened(child, known, [])
+    opened(child, new, [])
+    first = child.propose(known.workload_hash, "key", 8)
+    assert not child._operators[known.workload_hash, "key"]._returned
+    results = [(item["candidate"], "cpu:1", 1e-3 * (1 + at)) for at, item in enumerate(first)]
+    child.learn(known.workload_hash, "key", results, 1)
+    second = [proposed(child, operator, 16) for operator in (known, new)]
+    assert [len(set(traces)) for traces in second] == [16, 16]
+    assert all(child._operators[operator.workload_hash, "key"]._returned for operator in (known, new))
+    assert not {item["trace"] for item in first} & set(second[0])
+
+
+def test_the_fastest_are_kept_in_order() -> None:
+    fastest = _Fastest(2)
+    for name, secs in (("slow", 3.0), ("fast", 1.0), ("as fast", 1.0), ("faster", 0.5)):
+        fastest.add(name, secs)
+    assert fastest.schedules() == ["faster", "fast"]

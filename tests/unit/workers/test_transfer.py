@@ -20,7 +20,7 @@ from tuner_core.records import UNTUNED
 from workers.children.artifacts import args_of, build_object, load_objects, read_trace, write_trace
 from workers.children.intrinsics import keep_out_gpu_intrinsics
 from workers.children.timing import difference, random_args
-from workers.children.transfer import adapt, anchor_of, scale_tile, seeds
+from workers.children.transfer import adapt, scale_tile, seeds, sketches_of
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -74,7 +74,8 @@ class Operator:
         return samples
 
     def adapted(self, trace: str) -> Any:
-        return adapt(trace, self.mod, *self.space)
+        spaces, postprocs = self.space
+        return adapt(trace, self.mod, sketches_of(spaces), postprocs)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,11 +129,8 @@ def test_an_operator_adapts_to_itself_unchanged(source: Operator, traces: list[s
     ],
     ids=["other shape", "other neighbours", "alone", "other kernel"],
 )
-def test_near_operators_borrow_schedules_that_compute_the_same(
-    source: Operator, traces: list[str], other: dict[str, Any]
-) -> None:
+def test_near_operators_borrow_schedules_that_compute_the_same(traces: list[str], other: dict[str, Any]) -> None:
     mod = conv(**other)
-    assert anchor_of(mod) == anchor_of(source.mod)
     schedules = seeds(traces, mod, *Operator(mod).space)
     assert len(schedules) > len(traces) / 2
     assert_same_output(mod, schedules[-1])
@@ -165,7 +163,6 @@ def test_the_sketch_with_the_same_structure_is_taken(source: Operator) -> None:
 
 def test_matmul_to_matmul() -> None:
     source, mod = Operator(matmul(32, 48, 64)), matmul(16, 64, 40)
-    assert anchor_of(source.mod) == anchor_of(mod)
     schedules = seeds([write_trace(sch.trace) for sch in source.samples(6)], mod, *Operator(mod).space)
     assert schedules
     assert_same_output(mod, schedules[-1])
@@ -174,16 +171,10 @@ def test_matmul_to_matmul() -> None:
 def test_other_anchors_do_not_fit(source: Operator, traces: list[str]) -> None:
     others = [Operator(matmul(16, 16, 16)), Operator(relu_alone())]
     for other in others:
-        assert anchor_of(other.mod) != anchor_of(source.mod)
         assert other.adapted(traces[0]) is None
     assert source.adapted(write_trace(others[0].samples(1)[0].trace)) is None
     assert source.adapted(UNTUNED) is None
     assert source.adapted(json.dumps([json.loads(traces[0])[0], []])) is None
-
-
-def test_anchor_names_kind_loops_and_dtypes_without_extents() -> None:
-    assert anchor_of(conv(16, 14)) == "conv2d_nchw SSSSRRR float32,float32,float32"
-    assert anchor_of(relu_alone()) == ""
 
 
 def test_a_failing_postproc_gives_no_candidate(source: Operator, traces: list[str]) -> None:
@@ -191,7 +182,7 @@ def test_a_failing_postproc_gives_no_candidate(source: Operator, traces: list[st
     refuse.apply.return_value = False
     fail.apply.side_effect = tvm.error.InternalError("cannot")
     for postproc in (refuse, fail):
-        assert adapt(traces[0], source.mod, source.space[0], [postproc]) is None
+        assert adapt(traces[0], source.mod, sketches_of(source.space[0]), [postproc]) is None
 
 
 def test_seeds_keep_the_order_and_drop_duplicates(source: Operator, traces: list[str]) -> None:

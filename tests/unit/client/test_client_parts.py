@@ -1,0 +1,27 @@
+"""`fractune worker`: options that do not fit its role are refused before anything is imported or reached."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner_client.cli import main
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--role", "measure"], "needs a share"),
+        (["--role", "build", "--share", "cpu:1"], "--share cpu:1: only a measure worker has a share"),
+        (["--role", "build", "--margin", "2"], "--margin 2.0: only a measure worker races"),
+        (["--role", "measure", "--share", "cpu:1", "--margin", "0.5"], "--margin 0.5: it is a factor"),
+        (["--role", "measure", "--share", "gpu:1"], "unknown mechanism 'gpu'"),
+        (["--role", "paint"], "'paint' is not one of"),
+    ],
+)
+def test_options_that_do_not_fit_the_role(
+    options: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("tuner_client.cli.parts.become_worker", lambda *_, **__: pytest.fail("started"))
+    assert main(["worker", "--redis", "unix:///nowhere", *options]) == 2
+    assert says in capsys.readouterr().err
