@@ -1,8 +1,8 @@
 """How hard a round of search should search: quality against CPU seconds, for several sizes of the evolution.
 
-Every setting searches the same operators with the same number of trials and the same seeds, as a job does: they take
-turns and share a cost model. Real candidates, built by two warm compilers and measured alone on all cores. Quality is
-the best time found over the best that any setting found with any seed, as a geometric mean over operators and seeds.
+Every setting searches the same operators with the same number of trials and the same seeds. Real candidates, built by
+two warm compilers and measured alone on all cores. Quality is the best time found over the best that any setting found
+with any seed, as a geometric mean over operators and seeds.
 
 Usage: python -m benchmarks.evolution [--quick] [--out FILE] [--trials N] [--seeds N] [--operators A,B] [--settings A;B]
 """
@@ -26,7 +26,7 @@ from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from tuner_core.records import candidate_id
 from tuner_server.scheduler.rounds import FIRST_ROUND
 from workers.children.artifacts import read_workload
-from workers.children.operator_search import Evolution, OperatorSearch, new_cost_model
+from workers.children.operator_search import Evolution, OperatorSearch
 from workers.children.passes import Operator
 
 SHARE = f"cpu:{CORES}"
@@ -50,7 +50,9 @@ SETTINGS = {
     "64 x 1": Setting(Evolution(64, 1)),
     "64 x 2, rounds from 16": Setting(Evolution(64, 2), first=16),
     "64 x 2, rounds of 32": Setting(Evolution(64, 2), first=32),
-    "128 x 3": Setting(Evolution(128, 3)),
+    "64 x 4": Setting(Evolution(64, 4)),
+    "32 x 8": Setting(Evolution(32, 8)),
+    "128 x 4": Setting(Evolution(128, 4)),
     "256 x 2": Setting(Evolution(256, 2)),
     "512 x 4 (MetaSchedule)": Setting(Evolution(512, 4)),
 }
@@ -59,13 +61,13 @@ SETTINGS = {
 class Search:
     """One operator's search under way."""
 
-    def __init__(self, operator: Operator, cost_model: Any, setting: Setting, seed: int, workshop: Workshop) -> None:
+    def __init__(self, operator: Operator, setting: Setting, seed: int, workshop: Workshop) -> None:
         self.operator = operator
         self._setting = setting
         self._workshop = workshop
         self._seed = seed + int(operator.workload_hash[:8], 16)
         workload, target = read_workload(operator.workload_json), tvm.target.Target(json.loads(workshop.target))
-        self._search = OperatorSearch(workload, target, cost_model, self._seed, CORES, setting.evolution)
+        self._search = OperatorSearch(workload, target, self._seed, CORES, setting.evolution)
         self.done = 0
         self.cpu_s = 0.0
         """of searching alone"""
@@ -96,9 +98,8 @@ class Search:
 def run(
     found: Sequence[Operator], setting: Setting, trials: int, seed: int, workshop: Workshop
 ) -> dict[str, dict[str, Any]]:
-    """One job: the operators take turns and share a cost model. By operator: CPU seconds of search, best times."""
-    cost_model = new_cost_model(seed, CORES)
-    searches = [Search(operator, cost_model, setting, seed, workshop) for operator in found]
+    """One job: the operators take turns. By operator: CPU seconds of search, best times."""
+    searches = [Search(operator, setting, seed, workshop) for operator in found]
     while any(search.done < trials for search in searches):
         for search in searches:
             if search.done < trials:

@@ -3,9 +3,9 @@
     alone       a search for each share, guided by its times: K times the builds, what the others are held against
     geometric   one search, guided by the geometric mean of a candidate's times over the shares
     regret      one search, guided by the mean over the shares of its time over the best at that share so far
-    alternating the shares take turns: each round is guided by one of them, with a cost model of its own
+    alternating the shares take turns: each round is guided by one of them, with a surrogate of its own
 
-As in a job, the operators take turns and share a cost model. Quality is the best time at a share over that which
+Quality is the best time at a share over that which
 `alone` found there with the same seed, as a geometric mean over operators and seeds.
 
 Usage: python -m benchmarks.guidance [--quick] [--out FILE] [--trials N] [--seeds N] [--operators A,B]
@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import tvm
 
@@ -28,7 +28,7 @@ from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from tuner_core.records import candidate_id
 from tuner_server.scheduler.rounds import FIRST_ROUND
 from workers.children.artifacts import read_workload
-from workers.children.operator_search import OperatorSearch, new_cost_model
+from workers.children.operator_search import OperatorSearch
 from workers.children.passes import Operator
 
 SHARES = ("cpu:1", "cpu:2")
@@ -90,18 +90,17 @@ class Alternating:
 
 
 class Job:
-    """Searches of one kind for all operators. Cost models are shared by the operators."""
+    """Searches of one kind for all operators."""
 
     def __init__(self, way: str, seed: int, workshop: Workshop) -> None:
         self._way = way
         self._seed = seed
         self._workshop = workshop
-        self._models = [new_cost_model(seed, CORES) for _ in SHARES]
 
     def way(self, operator: Operator) -> Way:
         if self._way == "alternating":
-            return Alternating([self._search(operator, model) for model in self._models])
-        search = self._search(operator, self._models[0])
+            return Alternating([self._search(operator) for _ in SHARES])
+        search = self._search(operator)
         if self._way == "geometric":
             return Joint(search, SHARES, lambda secs, _: geometric_mean(secs))
         if self._way == "regret":
@@ -124,10 +123,10 @@ class Job:
             done += count
         return best
 
-    def _search(self, operator: Operator, cost_model: Any) -> OperatorSearch:
+    def _search(self, operator: Operator) -> OperatorSearch:
         workload, target = read_workload(operator.workload_json), tvm.target.Target(json.loads(self._workshop.target))
         seed = self._seed + int(operator.workload_hash[:8], 16)
-        return OperatorSearch(workload, target, cost_model, seed, CORES)
+        return OperatorSearch(workload, target, seed, CORES)
 
 
 def _name(trace: str) -> str:

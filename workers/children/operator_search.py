@@ -1,4 +1,4 @@
-"""The search for one operator: sampling, then MetaSchedule's evolution under its cost model.
+"""The search for one operator: sampling, then MetaSchedule's evolution, guided by a surrogate of our own.
 
 The parts are MetaSchedule's; how a round is put together from them is ours, since its own rounds are all of one size
 and forget what they generated beyond it. A first small round can then be drawn at random, and each later one learns
@@ -13,26 +13,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.meta_schedule.arg_info import ArgInfo
-from tvm.s_tir.meta_schedule.runner import RunnerResult
-from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch, MeasureCandidate
+from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
 from workers.children.artifacts import read_trace, write_trace
+from workers.children.decisions import SurrogateModel, features_of
 from workers.children.intrinsics import load_intrinsics
+from workers.children.surrogate import Surrogate
 from workers.children.transfer import seeds
 
-_TREES_WITHOUT_GAIN = 10
-"""The cost model stops growing after this many trees that did not help (50 in MetaSchedule)"""
-_WARM_SAMPLES = 8
-"""The cost model guesses at random until it has seen this many"""
 _SAMPLING_TRIES = 4
 _MEASURED_PART = 0.2
 """of the population: the fastest schedules so far, as in MetaSchedule"""
 _RANDOM_PART = 1 / 16
-"""of a round: drawn without asking the cost model, about as many as in MetaSchedule"""
+"""of a round: drawn without asking the surrogate, about as many as in MetaSchedule"""
 
 _PREFIX = "s_tir.meta_schedule.SearchStrategyEvolutionarySearch"
 _sample = tvm_ffi.get_global_func(f"{_PREFIX}SampleInitPopulation")
@@ -45,9 +40,9 @@ class Evolution:
 
     population: int = 64
     generations: int = 2
-    """an eighth of MetaSchedule's population for half its generations: a twelfth of the CPU time of a round"""
+    """an eighth of MetaSchedule's population for half its generations"""
     sampled: int = 8
-    """Below this many measured candidates, of any operator, the cost model knows too little to guide: sample instead"""
+    """Below this many measured candidates the surrogate knows too little to guide: sample instead"""
 
 
 @dataclass
@@ -64,16 +59,14 @@ class OperatorSearch:
         self,
         workload: Any,
         target: Any,
-        cost_model: Any,
         seed: int,
         threads: int,
         evolution: Evolution = Evolution(),
     ) -> None:
         load_intrinsics(target)
         self._workload = workload
-        self._cost_model = cost_model
         self._evolution = evolution
-        self._args_info = ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
+        self._surrogate = Surrogate()
         self._strategy = EvolutionarySearch(
             population_size=evolution.population, genetic_num_iters=evolution.generations, init_min_unmeasured=1
         )
@@ -87,7 +80,7 @@ class OperatorSearch:
         )
         self.spaces = self._context.generate_design_space()
         # The strategy needs numbers of trials and a database, but only its own rounds read them.
-        self._context.pre_tuning(1, 1, self.spaces, ms.database.MemoryDatabase(), cost_model)
+        self._context.pre_tuning(1, 1, self.spaces, ms.database.MemoryDatabase(), SurrogateModel(self._surrogate))
         self._seen: set[int] = set()
         self._returned: set[int] = set()
         """what the evolution has returned: it does so only once"""
@@ -104,7 +97,7 @@ class OperatorSearch:
         """Up to `count` candidates never proposed before: `candidate` (named by `name` from the trace) and `trace`."""
         fresh = self._unseen(self._borrowed, count)
         self._borrowed = []
-        if len(fresh) < count and self._cost_model.data_size >= self._evolution.sampled:
+        if len(fresh) < count and len(self._surrogate) >= self._evolution.sampled:
             fresh += self._evolved(count - len(fresh))
         for _ in range(_SAMPLING_TRIES):
             if len(fresh) >= count:
@@ -139,7 +132,7 @@ class OperatorSearch:
         self._borrowed = seeds(traces, self._workload.mod, self.spaces, self.postprocs)
 
     def _evolved(self, count: int) -> list[Any]:
-        """The best of an evolution by the cost model, and a few of its random beginnings."""
+        """The best of an evolution by the surrogate, and a few of its random beginnings."""
         known = self._fastest.schedules()
         drawn = list(_sample(self._strategy, self._evolution.population - len(known)))
         random = int(count * _RANDOM_PART)
@@ -150,14 +143,10 @@ class OperatorSearch:
         return self._unseen(found, count - random) + self._unseen(drawn, random)
 
     def _take_in(self, trials: list[tuple[Any, float]]) -> None:
-        if not trials:
-            return
+        self._surrogate.add([features_of(sch.trace) for sch, _ in trials], [secs for _, secs in trials])
         for sch, secs in trials:
             if secs > 0:
                 self._fastest.add(sch, secs)
-        candidates = [MeasureCandidate(sch, self._args_info) for sch, _ in trials]
-        results = [RunnerResult([s], None) if s > 0 else RunnerResult(None, "failed") for _, s in trials]
-        self._cost_model.update(self._context, candidates, results)
 
     def _unseen(self, schedules: Iterable[Any], count: int) -> list[Any]:
         fresh: list[Any] = []
@@ -191,17 +180,6 @@ class _Fastest:
     def schedules(self) -> list[Any]:
         """The fastest first."""
         return [sch for _, _, sch in sorted(self._heap, reverse=True)]
-
-
-def new_cost_model(seed: int, threads: int) -> Any:
-    """MetaSchedule's gradient-boosted trees, which learn from all operators of a target."""
-    np.random.seed(seed % 2**32)  # noqa: NPY002  it draws from it until it has learned
-    return ms.cost_model.XGBModel(
-        num_warmup_samples=_WARM_SAMPLES,
-        early_stopping_rounds=_TREES_WITHOUT_GAIN,
-        num_tuning_cores=threads,
-        adaptive_training=False,
-    )
 
 
 def geometric_mean(secs: Iterable[float]) -> float:

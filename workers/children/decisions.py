@@ -1,0 +1,70 @@
+"""The decisions of a trace as numbers, and the operator's surrogate as MetaSchedule's cost model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.cost_model import PyCostModel
+
+from workers.children.surrogate import Surrogate
+
+_PLACED = ("ComputeAt", "ReverseComputeAt")
+
+
+def features_of(trace: Any) -> dict[str, float]:
+    """Numbers by name: tile sizes as binary logarithms, other decisions as they are, how often each kind of step
+    occurs, and which step made the loop that a block was moved to. A name means the same within one operator.
+    """
+    features: dict[str, float] = {}
+    numbers: Counter[str] = Counter()
+    for step, decision in trace.decisions.items():
+        kind = step.kind.name
+        name = f"{kind} {numbers[kind]}"
+        numbers[kind] += 1
+        if kind == "SamplePerfectTile":
+            features.update({f"{name}.{level}": math.log2(int(size)) for level, size in enumerate(decision)})
+        else:
+            features[name] = float(int(decision))
+    return features | _shape(trace)
+
+
+def _shape(trace: Any) -> dict[str, float]:
+    """What tells the sketches of an operator apart."""
+    features: Counter[str] = Counter()
+    made: dict[Any, int] = {}
+    for at, step in enumerate(trace.insts):
+        kind = step.kind.name
+        if kind == "EnterPostproc":
+            break
+        features[kind] += 1
+        made.update(dict.fromkeys(step.outputs, at))
+        if kind in _PLACED:
+            features[f"{kind} {features[kind]} at"] = made.get(step.inputs[1], -1)
+    return {name: float(value) for name, value in features.items()}
+
+
+@derived_object
+class SurrogateModel(PyCostModel):
+    """A surrogate in the form in which MetaSchedule's evolution asks; it is taught directly."""
+
+    def __init__(self, surrogate: Surrogate) -> None:
+        super().__init__()
+        self.surrogate = surrogate
+
+    def predict(self, context: Any, candidates: list[Any]) -> Any:
+        del context
+        scores = self.surrogate.scores([features_of(candidate.sch.trace) for candidate in candidates])
+        return scores.astype(np.float64)
+
+    def load(self, path: str) -> None:
+        raise NotImplementedError(path)
+
+    def save(self, path: str) -> None:
+        raise NotImplementedError(path)
+
+    def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
+        raise NotImplementedError

@@ -1,0 +1,129 @@
+"""What the measured candidates of an operator say about others: a Gaussian process over the decisions of a trace.
+
+A few dozen candidates are too few for the boosted trees over hundreds of code features with which MetaSchedule
+searches, and reading those features off the code is half of its search's CPU time. The decisions of a trace (tile
+sizes, unrolling, where a block is computed) are a handful of numbers that are there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_LENGTHS = (0.5, 1.0, 2.0, 4.0)
+_NOISES = (0.05, 0.2, 0.5)
+"""Length scales and noise variances that are tried, in units of the standardised features and log times"""
+_MOST_POINTS = 512
+"""A fit costs the cube of this; beyond it the fastest half and the newest half are kept"""
+_FAILED = 2.0
+"""A candidate that failed counts as this many times slower than the slowest"""
+_OPTIMISM = 1.0
+"""Standard deviations: what is little known is given the benefit of the doubt"""
+
+_Array = npt.NDArray[np.float64]
+
+
+class Surrogate:
+    """Predicts how fast candidates are from their features, which are numbers by name; one that is missing is 0.
+
+    Log times under a Matern 3/2 kernel; length scale and noise by the marginal likelihood (Rasmussen and Williams,
+    Gaussian Processes for Machine Learning, 2006, chapters 2 and 5), the score by the upper confidence bound (Srinivas
+    et al., ICML 2010).
+    """
+
+    def __init__(self) -> None:
+        self._points: list[Mapping[str, float]] = []
+        self._secs: list[float] = []
+        self._fit: _Fit | None = None
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def add(self, points: Sequence[Mapping[str, float]], secs: Sequence[float]) -> None:
+        """Learn measured candidates: their features and seconds, 0 for a failure."""
+        self._points += points
+        self._secs += secs
+        self._fit = None
+
+    def scores(self, points: Sequence[Mapping[str, float]]) -> _Array:
+        """Above 0, the higher the faster: hopeful speed relative to the fastest candidate known."""
+        if not any(self._secs):
+            return np.ones(len(points))
+        if self._fit is None:
+            kept = self._kept()
+            self._fit = _Fit([self._points[at] for at in kept], self._log_speeds()[kept])
+        return self._fit.scores(points)
+
+    def _log_speeds(self) -> _Array:
+        """Negative log times; the fastest has 0."""
+        secs = np.array(self._secs)
+        slowest = secs.max()
+        return -np.log(np.where(secs > 0, secs, slowest * _FAILED) / secs[secs > 0].min())
+
+    def _kept(self) -> list[int]:
+        count = len(self._secs)
+        if count <= _MOST_POINTS:
+            return list(range(count))
+        fastest = np.argsort(-self._log_speeds(), kind="stable")[: _MOST_POINTS // 2]
+        newest = [at for at in reversed(range(count)) if at not in set(fastest.tolist())]
+        return sorted([*fastest.tolist(), *newest[: _MOST_POINTS // 2]])
+
+
+class _Fit:
+    """The process, conditioned on some points."""
+
+    def __init__(self, points: Sequence[Mapping[str, float]], log_speeds: _Array) -> None:
+        self._names = sorted({name for point in points for name in point})
+        raw = self._matrix(points)
+        self._middle, self._width = raw.mean(axis=0), raw.std(axis=0)
+        self._known = self._standardised(raw)
+        self._mean, self._scale = log_speeds.mean(), log_speeds.std() or 1.0
+        wanted = (log_speeds - self._mean) / self._scale
+        squares = _squares(self._known, self._known)
+        self._length, self._lower, self._weights = _most_likely(squares, wanted)
+
+    def scores(self, points: Sequence[Mapping[str, float]]) -> _Array:
+        near = _matern(_squares(self._standardised(self._matrix(points)), self._known), self._length)
+        mean = near @ self._weights
+        explained = (np.linalg.solve(self._lower, near.T) ** 2).sum(axis=0)
+        hopeful = mean + _OPTIMISM * np.sqrt(np.maximum(1.0 - explained, 0.0))
+        scores: _Array = np.exp(self._mean + self._scale * hopeful)
+        return scores
+
+    def _matrix(self, points: Sequence[Mapping[str, float]]) -> _Array:
+        return np.array([[point.get(name, 0.0) for name in self._names] for point in points], dtype=float)
+
+    def _standardised(self, raw: _Array) -> _Array:
+        """Features that tell the known points apart, each with mean 0 and deviation 1 among them."""
+        varied = self._width > 0
+        standardised: _Array = (raw[:, varied] - self._middle[varied]) / self._width[varied]
+        return standardised
+
+
+def _most_likely(squares: _Array, wanted: _Array) -> tuple[float, _Array, _Array]:
+    """Length scale, lower Cholesky factor and weights of the likeliest process."""
+    found: list[tuple[float, float, _Array, _Array]] = []
+    for length in _LENGTHS:
+        kernel = _matern(squares, length)
+        for noise in _NOISES:
+            lower: _Array = np.linalg.cholesky(kernel + noise * np.eye(len(wanted)))
+            weights: _Array = np.linalg.solve(lower.T, np.linalg.solve(lower, wanted))
+            likelihood = -0.5 * float(wanted @ weights) - float(np.log(np.diag(lower)).sum())
+            found.append((likelihood, length, lower, weights))
+    _, length, lower, weights = max(found, key=lambda fit: fit[0])
+    return length, lower, weights
+
+
+def _squares(one: _Array, other: _Array) -> _Array:
+    """Squared distances of all pairs of rows, per feature."""
+    cross = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None] - 2.0 * one @ other.T
+    squares: _Array = np.maximum(cross, 0.0) / max(one.shape[1], 1)
+    return squares
+
+
+def _matern(squares: _Array, length: float) -> _Array:
+    ratio = np.sqrt(3.0 * squares) / length
+    kernel: _Array = (1.0 + ratio) * np.exp(-ratio)
+    return kernel
