@@ -58,7 +58,7 @@ ROOMS = {
         "numpy",
         "onnx",
         "onnxslim",
-        lazily=("ml_dtypes", "torch", "xgboost"),
+        lazily=("ml_dtypes", "torch"),
     ),
     # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them.
     "tuner_client.parts": room("tuner_core", lazily=("tuner_server", "workers")),

@@ -109,16 +109,6 @@ class PastTrial(TypedDict):
     """geometric mean of the medians over the job's shares; 0 = failed"""
 
 
-class Lender(TypedDict):
-    """Another operator of the same kind, or the same one at other shares: the search of a new operator starts from
-    it.
-    """
-
-    workload_hash: str
-    trials: list[PastTrial]
-    """fastest first"""
-
-
 class OperatorWork(TypedDict):
     """What work on an operator's candidates has in common."""
 
@@ -141,8 +131,8 @@ class SearchWork(OperatorWork):
     seed: int
     history: NotRequired[list[PastTrial]]
     """given when the operator is new to this instance"""
-    lenders: NotRequired[list[Lender]]
-    """given with `history`"""
+    borrowed: NotRequired[list[str]]
+    """traces of other operators of the same kind, or of this one at other shares, to try first; given with `history`"""
 
 
 class CandidateItem(TypedDict):

@@ -147,7 +147,7 @@ def sample(operator: Operator, count: int, seed: int, place: Workplace, builder:
     """
     threads = str(min(len(place.cores), _THREADS_AT_MOST))
     known = {"workload_hash": operator.workload_hash, "target_key": target_key(operator.target)}
-    opened = {"workload": operator.workload, "target": operator.target, "seed": seed, "history": [], "lenders": []}
+    opened = {"workload": operator.workload, "target": operator.target, "seed": seed, "history": [], "borrowed": []}
     traces: list[str] = []
     codes: dict[str, bytes] = {}
     with _running(Child("workers.children.searching", [threads])) as search:

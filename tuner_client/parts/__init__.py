@@ -89,7 +89,7 @@ def measure_noise(
 
     Raises ShareUnavailable for a share that cannot be verified, BadModel.
     """
-    _require("tvm", "xgboost")
+    _require("tvm")
     from workers import noise
 
     options = noise.NoiseOptions(

@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 
 from tuner_core.blobs import drop_blobs
 from tuner_core.jobs import JobState
 from tuner_core.records import Kind, TuningRecord
 from tuner_core.wire import (
-    Lender,
     PastTrial,
     Proposed,
     SearchWork,
@@ -34,8 +34,8 @@ from tuner_server.store.rounds import Round
 
 _HISTORY = 256
 """past trials that an instance is given of an operator new to it: the best, and at most as many failures"""
-_LENT_BEST, _LENT_OTHERS = 4, 12
-"""trials of another operator that an instance is given of an operator new to it: what to try, and what to learn from"""
+_LENT = 3
+"""schedules that each lender gives to an operator that is new to an instance"""
 _FAILURES_ALLOWED = 3
 
 _log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class TuningPhase:
         key = run.log_key(plan.workload_hash)
         if self._owners.get(key) != instance.name:
             work["history"] = self._history(key, plan)
-            work["lenders"] = self._lenders(key, plan, work["operator"]) if plan.complete < TRIALS_AT_LEAST else []
+            work["borrowed"] = self._borrowed(key, plan, work["operator"]) if plan.complete < TRIALS_AT_LEAST else []
         send_workload(self._deps, plan.workload_hash)
         # First the queue, then the store: a lease that nobody remembers costs a few trials too many, a lease
         # that nobody works on would hold the job up.
@@ -207,16 +207,14 @@ class TuningPhase:
         traces = self._deps.store.log.traces(key, best + failed)
         return [{"trace": traces[name], "secs": joint[name]} for name in best + failed]
 
-    def _lenders(self, key: LogKey, plan: OperatorPlan, operator: str) -> list[Lender]:
+    def _borrowed(self, key: LogKey, plan: OperatorPlan, operator: str) -> list[str]:
+        """The lenders' fastest traces: the fastest of each first, then the second of each."""
         kin = self._deps.store.log.kin(key, f"%{anchor_kind(operator)}%")
-        lenders: list[Lender] = []
+        lent: list[list[TuningRecord]] = []
         for each in choose_lenders(kin, operator, key.workload_hash, plan.shares):
             theirs = replace(key, workload_hash=each.workload_hash)
-            ladder = self._deps.store.log.ladder(theirs, each.share_key, _LENT_BEST, _LENT_OTHERS)
-            send_workload(self._deps, each.workload_hash)
-            trials: list[PastTrial] = [{"trace": trace, "secs": secs} for trace, secs in ladder]
-            lenders.append({"workload_hash": each.workload_hash, "trials": trials})
-        return lenders
+            lent.append(self._deps.store.log.best_trials(theirs, each.share_key, _LENT))
+        return [record.trace for rank in zip_longest(*lent) for record in rank if record is not None]
 
 
 def _same(known: Instance, worker: WorkerInfo | None) -> bool:

@@ -221,15 +221,6 @@ class TuningLog:
         with self._database.read() as connection:
             return [Kin(*row) for row in connection.execute(query)]
 
-    def ladder(self, key: LogKey, share_key: str, best: int, steps: int) -> list[tuple[str, float]]:
-        """Trace and median of the `best` fastest trials at one share and of `steps` more down to the slowest."""
-        mine = [*key.clauses(Kind.TRIAL), records.c.share_key == share_key, records.c.status == Status.OK.value]
-        with self._database.read() as connection:
-            numbers = list(connection.scalars(select(records.c.seq).where(*mine).order_by(records.c.median_s)))
-            chosen = numbers[:best] + numbers[best :: max(1, (len(numbers) - best) // max(1, steps))]
-            query = select(records.c.trace, records.c.median_s).where(records.c.seq.in_(chosen))
-            return [(trace, secs) for trace, secs in connection.execute(query.order_by(records.c.median_s))]
-
     def finals(self, workload_hash: str) -> list[TuningRecord]:
         """All published and refused contestants of one operator, of every target, device and share."""
         query = select(records).where(records.c.workload_hash == workload_hash, records.c.kind == Kind.FINAL.value)

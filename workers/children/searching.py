@@ -17,8 +17,6 @@ from tuner_core.records import candidate_id
 from workers.children.artifacts import read_workload
 from workers.children.operator_search import OperatorSearch
 
-_LENT = 3
-"""schedules that each lender gives"""
 _OPERATORS_KEPT = 256
 
 
@@ -40,17 +38,17 @@ class SearcherChild:
         target_key: str,
         seed: int,
         history: list[dict[str, Any]],
-        lenders: list[dict[str, Any]],
+        borrowed: list[str],
     ) -> None:
         """Take on an operator: MetaSchedule's workload as JSON text, its earlier trials (`trace` and `secs`), and
-        those of its lenders (`workload_hash`, `workload`, `trials`, the fastest first).
+        traces of other operators to try first.
         """
         # Operators of one job must not all draw the same random numbers.
         own_seed = seed + int(workload_hash[:8], 16)
         parsed = tvm.target.Target(json.loads(target))
         search = OperatorSearch(read_workload(workload), parsed, own_seed, self._threads)
         search.warm((trial["trace"], trial["secs"]) for trial in history)
-        search.borrow(trial["trace"] for lender in lenders for trial in lender["trials"][:_LENT])
+        search.borrow(borrowed)
         self._operators[workload_hash, target_key] = search
         while len(self._operators) > _OPERATORS_KEPT:
             self._operators.popitem(last=False)

@@ -8,6 +8,7 @@ sizes, unrolling, where a block is computed) are a handful of numbers that are t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ _FAILED = 2.0
 _OPTIMISM = 1.0
 """Standard deviations: what is little known is given the benefit of the doubt"""
 
-_Array = npt.NDArray[np.float64]
+_Array = npt.NDArray[np.floating[Any]]
 
 
 class Surrogate:
@@ -108,8 +109,8 @@ def _most_likely(squares: _Array, wanted: _Array) -> tuple[float, _Array, _Array
     for length in _LENGTHS:
         kernel = _matern(squares, length)
         for noise in _NOISES:
-            lower: _Array = np.linalg.cholesky(kernel + noise * np.eye(len(wanted)))
-            weights: _Array = np.linalg.solve(lower.T, np.linalg.solve(lower, wanted))
+            lower = np.linalg.cholesky(kernel + noise * np.eye(len(wanted)))
+            weights = np.linalg.solve(lower.T, np.linalg.solve(lower, wanted))
             likelihood = -0.5 * float(wanted @ weights) - float(np.log(np.diag(lower)).sum())
             found.append((likelihood, length, lower, weights))
     _, length, lower, weights = max(found, key=lambda fit: fit[0])

@@ -19,7 +19,6 @@ from tuner_core.wire import (
     STREAMS,
     TUNER,
     BuildWork,
-    Lender,
     Proposed,
     SearchWork,
     WorkerInfo,
@@ -43,8 +42,7 @@ class Tuner:
     def __init__(self, station: Station) -> None:
         self._station = station
         threads = min(len(station.cores), _THREADS_AT_MOST)
-        # Threads of the cost model that wait must not spin: builds run beside them.
-        self._child = Child("workers.children.searching", [str(threads)], env={"OMP_WAIT_POLICY": "passive"})
+        self._child = Child("workers.children.searching", [str(threads)])
         self._stream = tuner_stream(station.name)
         self._results: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
         """results not yet learned, by workload and target"""
@@ -95,11 +93,11 @@ class Tuner:
                     "open",
                     _SEARCH_TIMEOUT_S,
                     **operator,
-                    workload=self._workload(work),
+                    workload=get_blob(self._station.redis, workload_blob(work["workload_hash"])).decode(),
                     target=work["target"],
                     seed=work["seed"],
                     history=work.get("history", []),
-                    lenders=[{**lender, "workload": self._workload(lender)} for lender in work.get("lenders", [])],
+                    borrowed=work.get("borrowed", []),
                 )
             results = self._results.pop((work["workload_hash"], work["target_key"]), [])
             if results:
@@ -108,9 +106,6 @@ class Tuner:
                 "propose", _SEARCH_TIMEOUT_S, **operator, count=work["count"]
             )
         return proposed
-
-    def _workload(self, of: SearchWork | Lender) -> str:
-        return get_blob(self._station.redis, workload_blob(of["workload_hash"])).decode()
 
     def _read_results(self) -> None:
         """Take in what the stream holds by now; acknowledged at once: thoughts may be lost."""

@@ -86,14 +86,6 @@ class StoreContract:
             Kin("f" * 16, share[2], "conv2d", 1),
         ]
 
-    def test_a_ladder_holds_the_best_and_steps_down_to_the_slowest(self, store: Store) -> None:
-        store.log.add([trial(str(n), 1, 1.0 + n) for n in range(40)] + [failed("y", 1), trial("z", 2, 0.1)])
-        ladder = store.log.ladder(KEY, granted(1).key, best=4, steps=6)
-        assert [trace for trace, _ in ladder[:4]] == ["0", "1", "2", "3"]
-        assert [secs for _, secs in ladder] == sorted(secs for _, secs in ladder)
-        assert 9 <= len(ladder) <= 12
-        assert ladder[-1][1] > 30
-
     def test_a_record_that_is_there_stays_as_it_is(self, store: Store) -> None:
         assert store.log.add([trial("a", 1, 1.0)]) == 1
         assert store.log.add([trial("a", 1, 9.0), trial("b", 1, 2.0)]) == 1

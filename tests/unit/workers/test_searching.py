@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 import tvm
@@ -25,8 +24,8 @@ def matmul(rows: int) -> Operator:
     return _operator("matmul", 1, tvm.IRModule({"main": te.create_prim_func([a, b, topi.matmul(a, b)])}))
 
 
-def opened(child: SearcherChild, operator: Operator, lenders: list[dict[str, Any]]) -> None:
-    child.open(operator.workload_hash, operator.workload_json, TARGET, "key", 5, [], lenders)
+def opened(child: SearcherChild, operator: Operator, borrowed: list[str]) -> None:
+    child.open(operator.workload_hash, operator.workload_json, TARGET, "key", 5, [], borrowed)
 
 
 def proposed(child: SearcherChild, operator: Operator, count: int) -> list[str]:
@@ -38,17 +37,15 @@ def child() -> SearcherChild:
     return SearcherChild(threads=1)
 
 
-def test_a_lenders_schedules_are_tried_first_and_only_once(child: SearcherChild) -> None:
+def test_borrowed_schedules_are_tried_first_and_only_once(child: SearcherChild) -> None:
     lender, borrower = matmul(16), matmul(48)
     opened(child, lender, [])
     lent = proposed(child, lender, 4)
-    trials = [{"trace": trace, "secs": 1e-3 * (1 + at)} for at, trace in enumerate(lent)]
-    entry = {"workload_hash": lender.workload_hash, "workload": lender.workload_json, "trials": trials}
-    opened(child, borrower, [entry])
+    opened(child, borrower, lent)
     first = proposed(child, borrower, 8)
     search = child._operators[borrower.workload_hash, "key"]
     space = sketches_of(search.spaces), search.postprocs
-    adapted = [adapt(trace, search._workload.mod, *space) for trace in lent[:3]]
+    adapted = [adapt(trace, search._workload.mod, *space) for trace in lent]
     assert len(first) == 8
     wanted = list(dict.fromkeys(str(sch.mod) for sch in adapted if sch is not None))
     assert wanted
@@ -56,7 +53,7 @@ def test_a_lenders_schedules_are_tried_first_and_only_once(child: SearcherChild)
     assert not set(proposed(child, borrower, 8)) & set(first)
 
 
-def test_without_lenders_it_samples(child: SearcherChild) -> None:
+def test_with_nothing_to_borrow_it_samples(child: SearcherChild) -> None:
     operator = matmul(16)
     opened(child, operator, [])
     first, second = proposed(child, operator, 6), proposed(child, operator, 6)
