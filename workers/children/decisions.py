@@ -34,17 +34,17 @@ def features_of(trace: Any) -> dict[str, float]:
 
 def _shape(trace: Any) -> dict[str, float]:
     """What tells the sketches of an operator apart."""
-    features: Counter[str] = Counter()
-    made: dict[Any, int] = {}
+    features: dict[str, float] = {}
+    made: dict[Any, float] = {}
     for at, step in enumerate(trace.insts):
         kind = step.kind.name
         if kind == "EnterPostproc":
             break
-        features[kind] += 1
-        made.update(dict.fromkeys(step.outputs, at))
+        features[kind] = features.get(kind, 0.0) + 1.0
+        made.update({made_here: at + place / 10 for place, made_here in enumerate(step.outputs)})
         if kind in _PLACED:
-            features[f"{kind} {features[kind]} at"] = made.get(step.inputs[1], -1)
-    return {name: float(value) for name, value in features.items()}
+            features[f"{kind} {features[kind]:g} at"] = made.get(step.inputs[1], -1.0)
+    return features
 
 
 @derived_object
