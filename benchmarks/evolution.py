@@ -40,7 +40,7 @@ class Setting:
 
     evolution: Evolution
     first: int = FIRST_ROUND
-    """candidates; later rounds double"""
+    """candidates; later rounds have half as many as were measured before"""
 
 
 SETTINGS = {
@@ -76,7 +76,7 @@ class Search:
 
     def round(self, trials: int) -> None:
         """The next round, of no more than what is left of `trials`."""
-        count = min(trials - self.done, max(self._setting.first, self.done), ROUND)
+        count = min(trials - self.done, max(self._setting.first, self.done // 2), ROUND)
         began = time.process_time()
         items = self._search.propose(count, lambda trace: candidate_id(self.operator.workload_hash, "t", trace))
         self.cpu_s += time.process_time() - began

@@ -113,7 +113,7 @@ class Job:
         best: dict[str, dict[str, float]] = {operator.name: dict.fromkeys(SHARES, math.inf) for operator in operators}
         done = 0
         while done < trials:
-            count = min(trials - done, max(FIRST_ROUND, done), ROUND)
+            count = min(trials - done, max(FIRST_ROUND, done // 2), ROUND)
             for operator in operators:
                 items = ways[operator.name].propose(count)
                 times = self._workshop.times(operator, [item["trace"] for item in items], self._seed)

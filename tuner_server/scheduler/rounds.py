@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from tuner_server.scheduler import budget
 
 FIRST_ROUND = 8
-"""candidates of an operator's first round; later ones double, up to the job's size of a round: the search learns early,
-and its cost for each candidate falls as what it can still learn does"""
+"""candidates of an operator's first rounds; later ones have half as many as were measured before them, up to the job's
+size of a round: the search learns early, and its cost for each candidate falls as what it can still learn does"""
 _PRIOR_GAIN = 0.5
 _GAIN_FLOOR = 0.01
 _ROUNDS_BEFORE_JUDGED = 2
@@ -123,7 +123,7 @@ def next_round(
 
 def _grown(plan: OperatorPlan, limits: Budget) -> int:
     """How many candidates the next round of this operator may have."""
-    return min(limits.round_size, max(FIRST_ROUND, plan.count))
+    return min(limits.round_size, max(FIRST_ROUND, plan.count // 2))
 
 
 def geometric_mean(times: Iterable[float]) -> float | None:

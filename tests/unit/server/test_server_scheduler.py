@@ -101,15 +101,15 @@ def test_first_every_operator_to_its_minimum_the_heavy_ones_first() -> None:
     assert next_round(plans, limits, 0) is None
 
 
-def test_rounds_begin_small_and_double_up_to_the_size_of_a_round() -> None:
+def test_rounds_begin_small_and_grow_up_to_the_size_of_a_round() -> None:
     only = plan("only")
     sizes = []
-    for _ in range(6):
-        found = next_round([only], Budget(1, 1000, 50), only.complete)
+    for _ in range(9):
+        found = next_round([only], Budget(1, 1000, 30), only.complete)
         assert found is not None
         sizes.append(found[1])
         only.complete += found[1]
-    assert sizes == [8, 8, 16, 32, 50, 50]
+    assert sizes == [8, 8, 8, 12, 18, 27, 30, 30, 30]
 
 
 def test_the_larger_expected_saving_goes_next_and_gains_decide_once_known() -> None:
