@@ -5,6 +5,7 @@ The module's `open_child(args)` gives the methods that the parent may call, by n
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -45,10 +46,7 @@ def _told(error: Exception) -> dict[str, Any]:
     return {"error": "CallFailed", "message": f"{type(error).__name__}: {first_line(error)}"}
 
 
-def main() -> None:
-    link = Connection(int(sys.argv[1]))
-    die_with_parent(int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _open_and_serve(link: Connection) -> None:
     try:
         methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])
     except Exception as error:  # noqa: BLE001  whatever it is, the parent must hear of it
@@ -56,6 +54,14 @@ def main() -> None:
         return
     link.send_bytes(b"{}")
     serve(link, methods)
+
+
+def main() -> None:
+    link = Connection(int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody listens any more
+        _open_and_serve(link)
     # TVM takes its time to tidy up, and there is nothing to tidy: what a child made, it has sent.
     sys.stdout.flush()
     sys.stderr.flush()
