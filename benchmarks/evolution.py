@@ -24,7 +24,7 @@ from benchmarks.machine import write_result
 from benchmarks.trajectory import geometric_mean
 from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from tuner_core.records import candidate_id
-from tuner_server.scheduler.rounds import FIRST_ROUND
+from tuner_server.scheduler.rounds import FIRST_ROUND, round_of
 from workers.children.artifacts import read_workload
 from workers.children.operator_search import Evolution, OperatorSearch
 from workers.children.passes import Operator
@@ -76,7 +76,7 @@ class Search:
 
     def round(self, trials: int) -> None:
         """The next round, of no more than what is left of `trials`."""
-        count = min(trials - self.done, max(self._setting.first, self.done // 2), ROUND)
+        count = min(trials - self.done, round_of(self.done, ROUND, self._setting.first))
         began = time.process_time()
         items = self._search.propose(count, lambda trace: candidate_id(self.operator.workload_hash, "t", trace))
         self.cpu_s += time.process_time() - began

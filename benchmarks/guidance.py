@@ -5,8 +5,8 @@
     regret      one search, guided by the mean over the shares of its time over the best at that share so far
     alternating the shares take turns: each round is guided by one of them, with a surrogate of its own
 
-Quality is the best time at a share over that which
-`alone` found there with the same seed, as a geometric mean over operators and seeds.
+Quality is the best time at a share over that which `alone` found there with the same seed, as a geometric mean over
+operators and seeds.
 
 Usage: python -m benchmarks.guidance [--quick] [--out FILE] [--trials N] [--seeds N] [--operators A,B]
 """
@@ -26,7 +26,7 @@ from benchmarks.machine import write_result
 from benchmarks.trajectory import geometric_mean
 from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from tuner_core.records import candidate_id
-from tuner_server.scheduler.rounds import FIRST_ROUND
+from tuner_server.scheduler.rounds import round_of
 from workers.children.artifacts import read_workload
 from workers.children.operator_search import OperatorSearch
 from workers.children.passes import Operator
@@ -113,7 +113,7 @@ class Job:
         best: dict[str, dict[str, float]] = {operator.name: dict.fromkeys(SHARES, math.inf) for operator in operators}
         done = 0
         while done < trials:
-            count = min(trials - done, max(FIRST_ROUND, done // 2), ROUND)
+            count = min(trials - done, round_of(done, ROUND))
             for operator in operators:
                 items = ways[operator.name].propose(count)
                 times = self._workshop.times(operator, [item["trace"] for item in items], self._seed)

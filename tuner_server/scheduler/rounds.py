@@ -116,14 +116,14 @@ def next_round(
     owed = [] if limits.more else [plan for plan in free if plan.count < low]
     if owed:
         plan = max(owed, key=lambda plan: plan.weight)
-        return plan, min(_grown(plan, limits), low - plan.count)
+        return plan, min(round_of(plan.count, limits.round_size), low - plan.count)
     plan = max(free, key=lambda plan: (plan.score, plan.weight))
-    return plan, int(min(_grown(plan, limits), left, high - plan.count))
+    return plan, int(min(round_of(plan.count, limits.round_size), left, high - plan.count))
 
 
-def _grown(plan: OperatorPlan, limits: Budget) -> int:
-    """How many candidates the next round of this operator may have."""
-    return min(limits.round_size, max(FIRST_ROUND, plan.count // 2))
+def round_of(count: int, most: int, first: int = FIRST_ROUND) -> int:
+    """How many candidates the next round of an operator may have that has `count` already; never above `most`."""
+    return min(most, max(first, count // 2))
 
 
 def geometric_mean(times: Iterable[float]) -> float | None:

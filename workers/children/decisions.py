@@ -59,12 +59,3 @@ class SurrogateModel(PyCostModel):
         del context
         scores = self.surrogate.scores([features_of(candidate.sch.trace) for candidate in candidates])
         return scores.astype(np.float64)
-
-    def load(self, path: str) -> None:
-        raise NotImplementedError(path)
-
-    def save(self, path: str) -> None:
-        raise NotImplementedError(path)
-
-    def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
-        raise NotImplementedError

@@ -67,9 +67,9 @@ class Surrogate:
         count = len(self._secs)
         if count <= _MOST_POINTS:
             return list(range(count))
-        fastest = np.argsort(-self._log_speeds(), kind="stable")[: _MOST_POINTS // 2]
-        newest = [at for at in reversed(range(count)) if at not in set(fastest.tolist())]
-        return sorted([*fastest.tolist(), *newest[: _MOST_POINTS // 2]])
+        fastest = set(np.argsort(-self._log_speeds(), kind="stable")[: _MOST_POINTS // 2].tolist())
+        newest = [at for at in reversed(range(count)) if at not in fastest]
+        return sorted([*fastest, *newest[: _MOST_POINTS // 2]])
 
 
 class _Fit:
