@@ -194,12 +194,12 @@ def test_a_child_that_is_killed_is_replaced_and_the_candidate_blamed(fleet: Flee
     measurer = fleet.workers["measurer"]
     (child,) = measurer.children()
     small, lease = fleet.workload, uuid.uuid4().hex
-    fleet.workload = matmul_workload(768)  # seconds of untuned work: there is time to kill it in
+    fleet.workload = matmul_workload(2048)  # many seconds of untuned work on any machine: there is time to kill it in
     try:
         put_blob(fleet.redis, workload_blob(fleet.workload["hash"]), fleet.workload["json"].encode())
         before = _ticks(child)
         fleet.build(lease, [UNTUNED])
-        wait_until(lambda: _ticks(child) > before + 30, 60)
+        wait_until(lambda: _ticks(child) > before + 10, 60)
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 1, 60)
     finally:
