@@ -147,7 +147,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.trials, args.seeds, args.operators = 24, 1, OPERATORS[1:2]
-    found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    found: dict[str, dict[str, dict[str, float]]] = {}
     with open_workshop(SHARES) as workshop:
         operators = workshop.operators(args.operators)
         for seed in range(1, args.seeds + 1):

@@ -57,7 +57,36 @@ def final_latency(trials: Iterable[Trial], weights: Mapping[str, int]) -> float:
 
 def moment_of(trials: Iterable[Trial], weights: Mapping[str, int], latency_s: float) -> float:
     """When the latency was first no more than `latency_s`; infinite when it never was."""
-    return next((at_s for at_s, held_s in latencies(trials, weights) if held_s <= latency_s), math.inf)
+    return first_held(latencies(trials, weights), latency_s)
+
+
+def incumbents(trials: Iterable[Trial]) -> list[Trial]:
+    """The trials that were the best of their operator when they came, in their order."""
+    held: dict[str, float] = {}
+    found = []
+    for trial in sorted(trials, key=lambda trial: trial.at_s):
+        if trial.secs < held.get(trial.operator, math.inf):
+            held[trial.operator] = trial.secs
+            found.append(trial)
+    return found
+
+
+def held_curve(retimed: Iterable[Trial], weights: Mapping[str, int]) -> list[tuple[float, float]]:
+    """(moment, latency in seconds) of a tuner that held each of these trials from its moment on, `secs` being what
+    it is worth: unlike `latencies`, the curve may rise, where the tuner was mistaken in a trial.
+    """
+    held: dict[str, float] = {}
+    curve: list[tuple[float, float]] = []
+    for trial in sorted(retimed, key=lambda trial: trial.at_s):
+        held[trial.operator] = trial.secs
+        if held.keys() >= weights.keys():
+            curve.append((trial.at_s, sum(weights[name] * held[name] for name in weights)))
+    return curve
+
+
+def first_held(curve: Iterable[tuple[float, float]], latency_s: float) -> float:
+    """The first moment at which the latency was no more than `latency_s`; infinite when it never was."""
+    return next((at_s for at_s, held_s in curve if held_s <= latency_s), math.inf)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -46,7 +46,7 @@ class StackOptions:
     compile: bool = False
     """a compile worker, for ingest and bundles"""
     search: bool = False
-    """a tuner instance and builders"""
+    """a tuner instance and builders from the start; else they come when `Stack.start_search` is called"""
     listen: str = ""
     """HOST:PORT or unix:PATH; empty = a Unix socket in the state folder"""
     insecure: bool = False
@@ -122,6 +122,9 @@ class Stack:
         self._ready_file = sockets / _READY_FILE
         self._server_starts = 0
         self._worker_names: dict[str, str] = {}
+        self._search_wanted = threading.Event()
+        if options.search:
+            self._search_wanted.set()
         self._ended = threading.Event()
         self._failed = threading.Event()
         self._failure: FractuneError | None = None
@@ -156,6 +159,10 @@ class Stack:
         with Client(self.address) as client:
             self._await(lambda: self._all_registered(client), "the workers to register", deadline)
 
+    def start_search(self) -> None:
+        """Have the tuner instance and the builders started, if they are not; returns before they have registered."""
+        self._search_wanted.set()
+
     def stop(self) -> None:
         """End every process, in order; none is left when this returns."""
         self._ended.set()
@@ -184,11 +191,16 @@ class Stack:
         try:
             running.append(Running(self._redis_part()))
             self._await_redis(running[0])
+            steady, search = self._worker_parts()
             if not self._ended.is_set():
-                running += [Running(part) for part in [self._server_part(), *self._worker_parts()]]
-            while not self._ended.wait(POLL_S):
+                running += [Running(part) for part in [self._server_part(), *steady]]
+            while not self._ended.is_set():
+                if search and self._search_wanted.is_set():
+                    running += [Running(part) for part in search]
+                    search = []
                 for each in running:
                     each.tend()
+                self._ended.wait(POLL_S)
         except FractuneError as error:
             self._fail(error)
         except OSError as error:
@@ -246,7 +258,8 @@ class Stack:
 
         return self._own_part("server", command, _SERVER)
 
-    def _worker_parts(self) -> list[Part]:
+    def _worker_parts(self) -> tuple[list[Part], list[Part]]:
+        """Those that the stack starts with, and those for search."""
         shares = parse_shares(",".join(self._options.shares)) if self._options.shares else []
         available = sorted(os.sched_getaffinity(0))
         advice = advice_for(self._folder.path, [str(share) for share in shares])
@@ -258,13 +271,11 @@ class Stack:
             label = f"measure-{share}".replace(":", "-")
             twins = sum(part.name.startswith(label) for part in parts)
             parts.append(self._measure_part(f"{label}-{twins + 1}" if twins else label, share, cores, advice))
-        if self._options.search:
-            builders = min(self._options.builders, len(rest))
-            parts += [self._worker_part(f"build-{number}", "build", rest) for number in range(builders)]
-            parts.append(self._worker_part("tune", "tune", rest))
         if self._options.compile:
             parts.append(self._worker_part("compile", "compile", rest))
-        return parts
+        builders = min(self._options.builders, len(rest))
+        search = [self._worker_part(f"build-{number}", "build", rest) for number in range(builders)]
+        return parts, [*search, self._worker_part("tune", "tune", rest)]
 
     def _measure_part(
         self, label: str, share: Share, cores: Sequence[int], advices: Mapping[str, NoiseAdvice | None]

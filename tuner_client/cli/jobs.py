@@ -56,7 +56,7 @@ def watch(
     """Follow a job until it ends; Ctrl-C stops watching, not the job."""
     with session(state, server) as client:
         with choose_view(quiet=False, as_json=as_json) as view:
-            ended = follow(client, job, view)
+            ended = follow(client, job, view.show)
         check_ended_well(ended)
     if as_json:
         print(json.dumps(result_json(ended, ended.result.bundle)))

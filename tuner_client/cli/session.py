@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from tuner_client.client import Client
@@ -29,17 +30,34 @@ def session(
     Raises BadRequest when both are given, else what Client and running_stack raise; a broken stack is told as
     such, not as the lost connection that follows from it.
     """
+    with _connected(state, server, StackOptions(Path(), shares=shares, compile=compile, search=search)) as (client, _):
+        yield client
+
+
+@contextlib.contextmanager
+def tuning_session(
+    state: Path | None, server: str | None, shares: tuple[str, ...]
+) -> Iterator[tuple[Client, Callable[[], None]]]:
+    """As `session`, for a job; call the function when the job begins to search: only then the workers for it start,
+    since a model that the log knows needs none.
+    """
+    with _connected(state, server, StackOptions(Path(), shares=shares, compile=True)) as (client, stack):
+        yield client, stack.start_search if stack is not None else lambda: None
+
+
+@contextlib.contextmanager
+def _connected(state: Path | None, server: str | None, options: StackOptions) -> Iterator[tuple[Client, Stack | None]]:
     if server is not None:
         if state is not None:
             raise BadRequest("--state and --server exclude each other: a server has a state folder of its own")
         with Client(server) as client:
-            yield client
+            yield client, None
         return
-    options = StackOptions(state or default_state_dir(), shares=shares, compile=compile, search=search)
+    options = replace(options, state=state or default_state_dir())
     with running_stack(options) as stack, Client(stack.address) as client:
         stack.on_failure(client.close)
         with failures_told(stack):
-            yield client
+            yield client, stack
 
 
 @contextlib.contextmanager

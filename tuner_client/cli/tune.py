@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,18 +15,21 @@ import typer
 from tuner_client.cli import options
 from tuner_client.cli.progress import View, choose_view
 from tuner_client.cli.result import check_ended_well, print_result, result_json, tuned_at_run_at
-from tuner_client.cli.session import session
+from tuner_client.cli.session import tuning_session
 from tuner_client.client import Client
 from tuner_client.noise_file import advice_for, measuring_text
 from tuner_client.picture import check_picture, draw_table
 from tuner_client.state import default_state_dir
 from tuner_core.bundles import SUFFIX
-from tuner_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, spec_to_proto
+from tuner_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, spec_to_proto, state_from_proto
 from tuner_core.errors import BadModel, BadRequest, FractuneError, JobFailed, StateUnusable
-from tuner_core.jobs import JobSpec
+from tuner_core.jobs import JobSpec, JobState
 from tuner_core.names import Collection
 from tuner_core.pb import fractune_pb2 as pb
 from tuner_core.shares import parse_shares
+
+_NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.FINISHING)
+"""states that a model which the log knows passes at once; in others, a tuner instance would only be in the way"""
 
 
 def tune(
@@ -71,8 +74,8 @@ def tune(
     )
     spec.check()
     bundle = _prepare_paths(model, out, picture)
-    with session(state, server, shares=spec.shares, compile=True, search=True) as client:
-        job = _run_job(client, model, spec, choose_view(quiet=quiet, as_json=as_json))
+    with tuning_session(state, server, spec.shares) as (client, start_search):
+        job = _run_job(client, model, spec, choose_view(quiet=quiet, as_json=as_json), start_search)
         client.download_bundle(job.result.bundle, bundle)
     if as_json:
         print(json.dumps(result_json(job, str(bundle))), flush=True)
@@ -107,21 +110,27 @@ def _prepare_paths(model: Path, out: Path, picture: Path | None) -> Path:
     return out.absolute() / f"{model.stem}{SUFFIX}"
 
 
-def _run_job(client: Client, model: Path, spec: JobSpec, view: View) -> pb.Job:
+def _run_job(client: Client, model: Path, spec: JobSpec, view: View, start_search: Callable[[], None]) -> pb.Job:
     """Submit the job and follow it to its end; stopping this command cancels it."""
+
+    def show(job: pb.Job) -> None:
+        if state_from_proto(job.state) in _NEEDS_SEARCH:
+            start_search()
+        view.show(job)
+
     sha256 = Collection.MODELS.parse(client.upload_model(model).name)
     job = client.create_job(spec_to_proto(replace(spec, model=sha256)))
     with _cancelled_when_stopped(client, job.name), view:
-        job = follow(client, job.name, view)
+        job = follow(client, job.name, show)
     check_ended_well(job)
     return job
 
 
-def follow(client: Client, job: str, view: View) -> pb.Job:
-    """Show the job until it has ended, and return it."""
+def follow(client: Client, job: str, show: Callable[[pb.Job], None]) -> pb.Job:
+    """Show the job whenever it has changed until it has ended, and return it."""
     ended = None
     for ended in client.watch_job(job):
-        view.show(ended)
+        show(ended)
     if ended is None:
         raise JobFailed(f"the server said nothing about {job}; look at its log")
     return ended

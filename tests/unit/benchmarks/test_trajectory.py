@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.trajectory import Trial, best, final_latency, geometric_mean, latencies, moment_of
+from benchmarks.trajectory import (
+    Trial,
+    best,
+    final_latency,
+    first_held,
+    geometric_mean,
+    held_curve,
+    incumbents,
+    latencies,
+    moment_of,
+)
 
 WEIGHTS = {"a": 2, "b": 1}
 TRIALS = [
@@ -42,6 +52,23 @@ def test_the_moment_at_which_a_latency_was_first_held(latency_s: float, moment: 
 def test_the_best_trial_of_each_operator_up_to_a_moment() -> None:
     assert {name: trial.trace for name, trial in best(TRIALS).items()} == {"a": "a3", "b": "b1", "c": "c1"}
     assert {name: trial.trace for name, trial in best(TRIALS, 4.0).items()} == {"a": "a1", "b": "b1"}
+
+
+def test_the_incumbents_and_what_they_are_worth_when_timed_again() -> None:
+    held = incumbents(TRIALS[:5])
+    assert [trial.trace for trial in held] == ["a1", "b1", "a3"]
+    worth = {"a1": 4.0, "b1": 3.0, "a3": 6.0}
+    curve = held_curve([Trial(t.at_s, t.operator, worth[t.trace]) for t in held], WEIGHTS)
+    assert curve == [(3.0, 11.0), (5.0, 15.0)]  # the tuner was mistaken in a3, and holds it all the same
+    assert first_held(curve, 11.0) == 3.0
+    assert first_held(curve, 10.9) == math.inf
+
+
+@given(trials)
+def test_incumbents_at_their_own_times_make_the_curve_of_latencies(found: list[Trial]) -> None:
+    curve, expected = held_curve(incumbents(found), WEIGHTS), latencies(found, WEIGHTS)
+    assert [moment for moment, _ in curve] == [moment for moment, _ in expected]
+    assert [secs for _, secs in curve] == pytest.approx([secs for _, secs in expected])
 
 
 @given(trials)
