@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 BENCHMARKS = ("queue_cost", "overhead", "evolution", "guidance", "warm_start", "k_shares", "memory", "vs_stock")
 """modules of this package; the longest come last"""
@@ -20,12 +18,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="smoke runs, whose results are not kept")
     quick = parser.parse_args().quick
     failed = []
-    with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
-        for name in BENCHMARKS:
-            print(f"\n== {name}", flush=True)
-            options = ["--quick", "--out", str(Path(folder) / f"{name}.json")] if quick else []
-            if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], check=False).returncode:
-                failed.append(name)
+    for name in BENCHMARKS:
+        print(f"\n== {name}", flush=True)
+        options = ["--quick"] if quick else []
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], check=False).returncode:
+            failed.append(name)
     if failed:
         print(f"benchmarks: these did not end well: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -15,12 +15,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tvm
 
-from benchmarks.machine import write_result
+from benchmarks.machine import arguments, write_result
 from benchmarks.trajectory import geometric_mean
 from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from tuner_core.records import candidate_id
@@ -150,7 +149,7 @@ def main() -> None:
     print(f"{'population x generations':<26}{'search CPU s':>14}{'half-way':>10}{'at the end':>12}")
     for name, row in table.items():
         print(f"{name:<26}{row['search_cpu_s']:>14.1f}{row['half']:>10.3f}{row['end']:>12.3f}")
-    write_result("evolution", args.out, {"trials": args.trials, "seeds": args.seeds, "summary": table, "runs": found})
+    write_result("evolution", args, {"trials": args.trials, "seeds": args.seeds, "summary": table, "runs": found})
     print(_verdict(table))
 
 
@@ -160,13 +159,11 @@ def _print_run(operator: str, seed: int, name: str, told: dict[str, Any]) -> Non
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean nothing")
+    parser = arguments(__doc__)
     parser.add_argument("--trials", type=int, default=64, help="of each operator")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--operators", type=lambda text: text.split(","), default=OPERATORS)
     parser.add_argument("--settings", type=lambda text: text.split(";"), help="only these, separated by semicolons")
-    parser.add_argument("--out", type=Path, help="write the JSON here")
     args = parser.parse_args()
     if args.quick:
         args.trials, args.seeds, args.operators = 32, 1, OPERATORS[:1]

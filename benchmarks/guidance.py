@@ -13,16 +13,14 @@ Usage: python -m benchmarks.guidance [--quick] [--out FILE] [--trials N] [--seed
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import tvm
 
-from benchmarks.machine import write_result
+from benchmarks.machine import arguments, write_result
 from benchmarks.trajectory import geometric_mean
 from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from tuner_core.records import candidate_id
@@ -138,12 +136,10 @@ def _or_failure(secs: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean nothing")
+    parser = arguments(__doc__)
     parser.add_argument("--trials", type=int, default=64, help="of each operator")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--operators", type=lambda text: text.split(","), default=OPERATORS)
-    parser.add_argument("--out", type=Path, help="write the JSON here")
     args = parser.parse_args()
     if args.quick:
         args.trials, args.seeds, args.operators = 24, 1, OPERATORS[1:2]
@@ -156,7 +152,7 @@ def main() -> None:
                 found.setdefault(way, {}).update({f"{name} {seed}": each for name, each in best.items()})
                 print(f"{way}, seed {seed}: {_row(best)}", flush=True)
     table = {way: quality(runs, found["alone"]) for way, runs in found.items() if way != "alone"}
-    write_result("guidance", args.out, {"trials": args.trials, "seeds": args.seeds, "summary": table, "runs": found})
+    write_result("guidance", args, {"trials": args.trials, "seeds": args.seeds, "summary": table, "runs": found})
     print(f"{'guided by':<16}" + "".join(f"{share:>10}" for share in SHARES) + f"{'both':>10}")
     for way, row in table.items():
         print(f"{way:<16}" + "".join(f"{ratio:>10.3f}" for ratio in row.values()))

@@ -10,7 +10,6 @@ Usage: python -m benchmarks.k_shares [--quick] [--out FILE] [--model NAME] [--tr
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 from benchmarks import ours
 from benchmarks.contest import time_bundles
-from benchmarks.machine import write_result
+from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model
 
 SHARES = ("cpu:1", "cpu:2")
@@ -30,12 +29,10 @@ TURNS = 21
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean nothing")
+    parser = arguments(__doc__)
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--trials", type=int, help="candidates of each tuning, over all operators")
     parser.add_argument("--pairs", type=int, default=1, help="rounds of three tunings")
-    parser.add_argument("--out", type=Path, help="write the JSON here")
     args = parser.parse_args()
     trials = args.trials or (16 if args.quick else 256)
     model, rounds = find_model(args.model), []
@@ -45,7 +42,7 @@ def main() -> None:
     ratios = {name: statistics.median(each["ratios"][name] for each in rounds) for name in rounds[0]["ratios"]}
     bars = {"to_one": WALL_BAR, "latency": LATENCY_BAR}
     data = {"model": model.name, "trials": trials, "turns": TURNS, "bars": bars, "rounds": rounds, "median": ratios}
-    write_result("k_shares", args.out, data)
+    write_result("k_shares", args, data)
     latency = ", ".join(f"{share} {ratios[share]:.3f}" for share in SHARES)
     print(
         f"k_shares: two shares at once take {ratios['to_one']:.2f} of one (bar {WALL_BAR:g}) and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -29,9 +30,21 @@ def facts() -> dict[str, Any]:
     }
 
 
-def write_result(name: str, out: Path | None, data: dict[str, Any]) -> None:
-    """Write `data` with the machine's facts as JSON to `out`, or to benchmarks/results/NAME.json."""
-    path = out or RESULTS / f"{name}.json"
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with what every benchmark takes: --quick and --out."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean nothing")
+    parser.add_argument("--out", type=Path, help="write the JSON here; a smoke run writes none otherwise")
+    return parser
+
+
+def write_result(name: str, args: argparse.Namespace, data: dict[str, Any]) -> None:
+    """Write `data` with the machine's facts as JSON to --out, or to benchmarks/results/NAME.json; `args` are those of
+    a parser by `arguments`.
+    """
+    if args.quick and args.out is None:
+        return
+    path = args.out or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"benchmark": name, "machine": facts(), **data}, indent=1) + "\n")
     print(f"written to {path}")

@@ -9,7 +9,6 @@ Usage: python -m benchmarks.memory [--quick] [--out FILE] [--model NAME] [--tria
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import ours
-from benchmarks.machine import write_result
+from benchmarks.machine import arguments, write_result
 from benchmarks.models import find_model
 from benchmarks.runs import finite
 
@@ -26,13 +25,11 @@ GROWTH_BAR = 1.05
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean nothing")
+    parser = arguments(__doc__)
     parser.add_argument("--model")
     parser.add_argument("--trials", type=int)
     parser.add_argument("--share", default="cpu:2")
     parser.add_argument("--only", default="", help="operators, as `fractune tune --only` takes them")
-    parser.add_argument("--out", type=Path, help="write the JSON here")
     args = parser.parse_args()
     model = find_model(args.model or ("squeezenet" if args.quick else "resnet50"))
     only = args.only or ("conv2d1_,conv2d2_" if args.quick else "")
@@ -55,7 +52,7 @@ def main() -> None:
         "bars": {"peak_bytes": PEAK_BAR_BYTES, "growth": GROWTH_BAR},
         "history": [[round(at - process.started, 1), held] for at, held in process.memory],
     }
-    write_result("memory", args.out, data)
+    write_result("memory", args, data)
     for quarter in range(4):
         print(f"quarter {quarter + 1} of the tuning: {_gib(_mean(_quarter(tuning, quarter)))} in the mean")
     print(

@@ -8,13 +8,12 @@ growth shows. Usage: python -m benchmarks.overhead [--quick] [--out FILE] [--tri
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from pathlib import Path
 
 from benchmarks import queue_cost
-from benchmarks.machine import write_result
+from benchmarks.machine import arguments, write_result
 from benchmarks.recorder_rate import records_per_s
 from benchmarks.scheduler_cost import SHARE, costs_ms
 from tests.fleet_simulated import simulated_fleet
@@ -34,11 +33,9 @@ _JOB_TIMEOUT_S = 900.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run")
+    parser = arguments(__doc__)
     parser.add_argument("--trials", type=int, help="of the job, end to end")
     parser.add_argument("--records", type=int, help="through the recorder")
-    parser.add_argument("--out", type=Path, help="write the JSON here")
     args = parser.parse_args()
     trials = args.trials or (200 if args.quick else 2000)
     records = args.records or (1000 if args.quick else 10_000)
@@ -54,7 +51,7 @@ def main() -> None:
     bars = {"trial_ms": TRIAL_BAR_MS, "queue_ms": QUEUE_BAR_MS, "records_per_s": RECORDS_BAR}
     data = {"trials": trials, "ms_per_trial": service, "queue_ms": queue, "records": records, "records_per_s": rate}
     bars["decision_ms"] = DECISION_BAR_MS
-    write_result("overhead", args.out, {**data, "measurers": MEASURERS, "scheduler_ms": scheduler, "bars": bars})
+    write_result("overhead", args, {**data, "measurers": MEASURERS, "scheduler_ms": scheduler, "bars": bars})
     decision = scheduler[sizes[-1]]["decision"]
     print(
         f"overhead: {service['tuning']:.1f} ms a trial (bar {TRIAL_BAR_MS:g}), queue {queue:.2f} ms "

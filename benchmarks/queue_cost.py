@@ -6,7 +6,6 @@ the transaction that every real role uses. Usage: python -m benchmarks.queue_cos
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -18,7 +17,7 @@ import redis
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-from benchmarks.machine import write_result
+from benchmarks.machine import arguments, write_result
 from tests.redis_process import running_redis
 from tuner_core.wire import BUILD_QUEUE, HANDLER, SERVER_STREAM
 from workers import entry
@@ -76,9 +75,7 @@ def costs_of(candidates: int, rounds: int) -> dict[int, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smoke run")
-    parser.add_argument("--out", type=Path, help="write the JSON here")
+    parser = arguments(__doc__)
     args = parser.parse_args()
     candidates, rounds = (64, 2) if args.quick else (512, 7)
     costs = costs_of(candidates, rounds)
@@ -86,7 +83,7 @@ def main() -> None:
     print(f"{'candidates in one piece of work':<34}{'ms a candidate (median)':>26}{'smallest':>10}{'largest':>10}")
     for batch, found in costs.items():
         print(f"{batch:<34}{statistics.median(found):>26.2f}{min(found):>10.2f}{max(found):>10.2f}")
-    write_result("queue_cost", args.out, {"candidates": candidates, "ms_per_candidate": costs, "limit_ms": LIMIT_MS})
+    write_result("queue_cost", args, {"candidates": candidates, "ms_per_candidate": costs, "limit_ms": LIMIT_MS})
     print(
         f"queue_cost: {batched:.2f} ms a candidate in batches of {BATCH} (limit {LIMIT_MS:g} ms), "
         f"{batched / single:.2f} of what one piece of work for each costs"

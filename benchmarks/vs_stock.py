@@ -20,13 +20,13 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ours, stock
 from benchmarks.contest import contest, open_bench
-from benchmarks.machine import write_result
+from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, Operator, find_model, heavy, operators_of
 from benchmarks.runs import Run, finite
 from benchmarks.trajectory import Trial, best, first_held, geometric_mean, held_curve, incumbents
@@ -73,7 +73,7 @@ class Ratios:
 
 
 def main() -> None:
-    settings, out = _parse()
+    settings, args = _parse()
     found: dict[str, Any] = {}
     lines: list[Ratios] = []
     for name in settings.models:
@@ -89,13 +89,12 @@ def main() -> None:
         found[name] = {"operators": [op.name for op in operators], "pairs": pairs, "median": _json(middle)}
         lines[-settings.pairs :] = [middle]
         bars = {"time_to_quality": TIME_BAR, "rate": RATE_BAR, "latency": LATENCY_BAR}
-        write_result("vs_stock", out, {"settings": asdict(settings), "bars": bars, "models": found})
+        write_result("vs_stock", args, {"settings": asdict(settings), "bars": bars, "models": found})
     print(_verdict(settings.models, lines))
 
 
-def _parse() -> tuple[Settings, Path | None]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean nothing")
+def _parse() -> tuple[Settings, argparse.Namespace]:
+    parser = arguments(__doc__)
     parser.add_argument("--models", type=lambda text: tuple(text.split(",")))
     parser.add_argument("--share")
     parser.add_argument("--trials", type=int, help="over all operators of a model")
@@ -103,11 +102,9 @@ def _parse() -> tuple[Settings, Path | None]:
     parser.add_argument("--tasks", type=int, help="operators of each model, at most")
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--patience", type=int, help="commands of ours at most after the first")
-    parser.add_argument("--out", type=Path, help="write the JSON here")
-    args = vars(parser.parse_args())
-    base = QUICK if args.pop("quick") else Settings()
-    out = args.pop("out")
-    return replace(base, **{name: value for name, value in args.items() if value is not None}), out
+    args = parser.parse_args()
+    given = {f.name: getattr(args, f.name) for f in fields(Settings) if getattr(args, f.name) is not None}
+    return replace(QUICK if args.quick else Settings(), **given), args
 
 
 class _Ours:

@@ -11,7 +11,6 @@ Two families: one network at two resolutions, and two networks of a kind. Usage:
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from typing import Any
 
 from benchmarks import ours
 from benchmarks.contest import contest, open_bench
-from benchmarks.machine import write_result
+from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model, operators_of, resized
 from benchmarks.runs import Run, finite
 from benchmarks.trajectory import geometric_mean
@@ -46,13 +45,11 @@ class Settings:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: its figures mean nothing")
+    parser = arguments(__doc__)
     parser.add_argument("--families", default="", help="resolution (one network, two resolutions), zoo, or both")
     parser.add_argument("--trials", type=int, help="candidates of each tuning, over all operators")
     parser.add_argument("--share", default="cpu:2")
     parser.add_argument("--only", help="operators, as `fractune tune --only` takes them")
-    parser.add_argument("--out", type=Path, help="write the JSON here")
     args = parser.parse_args()
     trials, only = (16, "conv2d1_,conv2d2_") if args.quick else (256, "")
     settings = Settings(args.share, args.trials or trials, only if args.only is None else args.only)
@@ -64,7 +61,7 @@ def main() -> None:
         _print_family(name, found[name])
     bars = {"again_trials": SAME_TRIALS_BAR, "again_wall_s": SAME_WALL_BAR_S, "time_ratio": SIBLING_BAR}
     data = {"share": settings.share, "trials": settings.trials, "only": settings.only, "bars": bars}
-    write_result("warm_start", args.out, {**data, "families": found})
+    write_result("warm_start", args, {**data, "families": found})
     print(_verdict(found))
 
 
