@@ -1,4 +1,8 @@
-"""Match: which record to use at a share. Exact, near with measured regret, robust, or none with the reason."""
+"""Match: which schedule to use at a share. Exact, near with measured regret, robust, or none with the reason.
+
+One rule serves two readers: the server chooses a record for each operator of a model (`find_match`), and inference
+chooses a variant of a bundle (`choose`). Times are seconds by granted units, then by contestant.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,57 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tuner_core.records import UNTUNED, Kind, Status, TuningRecord
+from tuner_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id
 from tuner_core.shares import GrantedShare
 
 NEAR_FACTOR = 2.0
 """A share counts as near when its units are within this factor of the share asked for."""
+CONTRADICTION = 1.5
+"""published times of one schedule at one share that differ by more than this factor are pointed out"""
+
+Times = Mapping[int, Mapping[str, float]]
 
 
 class How(StrEnum):
+    """The ways to match, the strictest first."""
+
     EXACT = "exact"
     NEAR = "near"
     ROBUST = "robust"
     NONE = "none"
+
+
+_STRICTNESS = (How.EXACT, How.NEAR, How.ROBUST)
+LOOSEST = How.ROBUST
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How far a match may go."""
+
+    loosest: How = LOOSEST
+    """the loosest way allowed; those stricter are tried first"""
+    allow_unmeasured: bool = False
+    """offer the fastest of the nearest share though nobody has measured what it loses elsewhere"""
+
+    def allows(self, how: How) -> bool:
+        return _STRICTNESS.index(how) <= _STRICTNESS.index(self.loosest)
+
+
+DEFAULT_POLICY = Policy()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer among contestants."""
+
+    how: How
+    name: str | None
+    """None = use the untuned default"""
+    regret: float
+    """worst relative loss against the best known at the shares that were looked at; 0 for exact and none, not a
+    number when it was not measured"""
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -29,91 +72,141 @@ class Match:
     record: TuningRecord | None
     """None = use the untuned default"""
     regret: float
-    """worst relative loss against the best known at the shares that were looked at; 0 for exact and none"""
+    """as in Choice"""
     reason: str
 
 
-def find_match(records: Iterable[TuningRecord], granted: GrantedShare, device_key: str, target_key: str) -> Match:
+def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLICY) -> Choice:
+    """Choose among contestants for a share of `units` units; `default` names the untuned one.
+
+    1. Measured at this very share: the fastest there.
+    2. Else the one whose measured times lose least at the two nearest shares, on either side where there are such; the
+       nearer must be within NEAR_FACTOR.
+    3. Else the robust one: smallest worst-case regret over all shares measured.
+    4. Else, if the policy allows it, the fastest at the nearest share.
+
+    For 2 and 3 a contestant must have been measured at every share that counts, and two shares are the least from which
+    a loss can be told. One that is slower than the default at any of them is never chosen.
+    """
+    if units in times:
+        name = _fastest(times[units], default)
+        return _chosen(How.EXACT, name, default, 0.0, f"fastest published at {units} units")
+    for how, shares in ((How.NEAR, _nearest_two(times, units)), (How.ROBUST, sorted(times))):
+        found = least_regret(times, shares, default) if policy.allows(how) and len(shares) > 1 else None
+        if found is not None:
+            where = ", ".join(map(str, sorted(shares)))
+            label = "the nearest shares" if how is How.NEAR else "all shares measured"
+            reason = f"loses at most {found[1]:.1%} at {label} ({where} units)"
+            return _chosen(how, found[0], default, found[1], reason)
+    measured = ", ".join(map(str, sorted(times))) or "no share"
+    if policy.allow_unmeasured and times:
+        nearest = min(times, key=lambda other: (_ratio(other, units), other))
+        reason = f"fastest at {nearest} units; what it loses at {units} units was never measured"
+        return _chosen(How.NEAR, _fastest(times[nearest], default), default, math.nan, reason)
+    return Choice(How.NONE, None, 0.0, f"not measured at {units} units, and no measured regret: measured at {measured}")
+
+
+def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:
+    """The contestant with the smallest worst-case regret over `shares`, and that regret; None when nobody was measured
+    at all of them. Nobody who is slower than `default` at one of them, where that was measured, takes part.
+    """
+    rows = [times[share] for share in shares]
+    worst = {
+        name: max(row[name] / min(row.values()) - 1.0 for row in rows)
+        for name in set.intersection(*(set(row) for row in rows))
+        if all(row[name] <= row.get(default, math.inf) for row in rows)
+    }
+    if not worst:
+        return None
+    name = min(worst, key=lambda name: (worst[name], name != default, name))
+    return name, worst[name]
+
+
+def find_match(
+    records: Iterable[TuningRecord],
+    granted: GrantedShare,
+    device_key: str,
+    target_key: str,
+    policy: Policy = DEFAULT_POLICY,
+) -> Match:
     """Choose among `records` of one workload for the share `granted` of the device `device_key`.
 
-    1. Only published measurements count: final, right output, this device and target.
-    2. Measured at this very share: the fastest there.
-    3. Else the schedule whose measured times at the nearest shares on either side lose least.
-    4. Else the robust one: smallest worst-case regret over all shares measured.
-    5. Else none. A schedule that the untuned default beats is never chosen.
+    Only published measurements count: final, right output, this device, target and mechanism. The fastest of several
+    measurements of a schedule at a share counts, so that more records never make an exact match slower; when they
+    contradict each other, the reason says so.
     """
-    published = [r for r in records if r.kind is Kind.FINAL and r.status is Status.OK]
+    published = [r for r in records if r.kind is Kind.FINAL and r.status is Status.OK and _is_time(r.median_s)]
     if not published:
         return Match(How.NONE, None, 0.0, "no published record of this operator")
     same = [r for r in published if r.device.key == device_key]
     if not same:
-        return Match(How.NONE, None, 0.0, f"measured only on another device: {_first(r.device.key for r in published)}")
+        return Match(How.NONE, None, 0.0, f"measured only on another device: {min(r.device.key for r in published)}")
     same = [r for r in same if r.target_key == target_key]
     if not same:
         return Match(How.NONE, None, 0.0, "measured only for another target")
     same = [r for r in same if r.granted.mechanism == granted.mechanism]
     if not same:
         return Match(How.NONE, None, 0.0, f"never measured under a '{granted.mechanism}' share")
-    return _choose(same, granted)
-
-
-def _choose(records: list[TuningRecord], granted: GrantedShare) -> Match:
-    times = best_times(records)
-    if granted.units in times:
-        candidate = min(times[granted.units], key=lambda c: times[granted.units][c])
-        record = _latest(records, candidate, granted.units)
-        return _answer(How.EXACT, record, 0.0, f"fastest published at {granted.share}")
-    near = _nearest(times, granted.units)
-    how, units = (How.NEAR, near) if near else (How.ROBUST, sorted(times))
-    candidate, regret = least_regret(times, units)
-    record = _latest(records, candidate, None)
-    where = ", ".join(str(u) for u in units)
-    label = "nearest shares" if how is How.NEAR else "all shares measured"
-    return _answer(how, record, regret, f"loses at most {regret:.1%} at the {label} ({where} units)")
-
-
-def _answer(how: How, record: TuningRecord, regret: float, reason: str) -> Match:
-    if record.trace == UNTUNED:
-        return Match(How.NONE, None, 0.0, f"the untuned default is the fastest known: {reason}")
-    return Match(how, record, regret, reason)
+    default = candidate_id(same[0].workload_hash, target_key, UNTUNED)
+    choice = choose(best_times(same), granted.units, default, policy)
+    if choice.name is None:
+        return Match(choice.how, None, choice.regret, choice.reason)
+    own = [r for r in same if r.candidate_id == choice.name]
+    return Match(choice.how, _nearest_record(own, granted.units), choice.regret, choice.reason + _contradiction(own))
 
 
 def best_times(records: Iterable[TuningRecord]) -> dict[int, dict[str, float]]:
-    """Seconds by granted units, then by candidate: the median of the newest measurement counts."""
+    """Seconds by granted units, then by candidate: the smallest median counts."""
     times: dict[int, dict[str, float]] = {}
-    for record in sorted(records, key=lambda r: r.measured_at):
-        times.setdefault(record.granted.units, {})[record.candidate_id] = record.median_s
+    for record in records:
+        row = times.setdefault(record.granted.units, {})
+        row[record.candidate_id] = min(record.median_s, row.get(record.candidate_id, math.inf))
     return times
 
 
-def least_regret(times: Mapping[int, Mapping[str, float]], units: Iterable[int]) -> tuple[str, float]:
-    """The candidate with the smallest worst-case regret over `units`, and that regret.
+def _chosen(how: How, name: str, default: str, regret: float, reason: str) -> Choice:
+    if name == default:
+        return Choice(How.NONE, None, 0.0, f"the untuned default is the best known: {reason}")
+    return Choice(how, name, regret, reason)
 
-    A candidate that was not measured at one of `units` has infinite regret there; should that leave none,
-    the units are dropped one by one, farthest first, until one is measured at all that remain.
+
+def _fastest(row: Mapping[str, float], default: str) -> str:
+    """The default where it is as fast as any: nothing is gained by another."""
+    return min(row, key=lambda name: (row[name], name != default, name))
+
+
+def _nearest_two(times: Times, units: int) -> list[int]:
+    """The measured shares next below and next above `units`, or the two nearest on the one side that there is; none
+    when even the nearest is beyond NEAR_FACTOR.
     """
-    wanted = list(units)
-    while True:
-        candidates = {c for unit in wanted for c in times[unit]}
-        worst = {c: max(times[u].get(c, math.inf) / min(times[u].values()) - 1.0 for u in wanted) for c in candidates}
-        best = min(worst, key=lambda c: (worst[c], c))
-        if math.isfinite(worst[best]) or len(wanted) == 1:
-            return best, worst[best]
-        wanted.pop()
+    below = sorted((other for other in times if other < units), reverse=True)
+    above = sorted(other for other in times if other > units)
+    pair = [below[0], above[0]] if below and above else (below or above)[:2]
+    return pair if pair and min(_ratio(other, units) for other in pair) <= NEAR_FACTOR else []
 
 
-def _nearest(times: Mapping[int, Mapping[str, float]], units: int) -> list[int]:
-    """The measured shares next below and next above `units`, nearest in ratio first, within NEAR_FACTOR."""
-    below = max((u for u in times if u < units), default=0)
-    above = min((u for u in times if u > units), default=0)
-    near = [u for u in (below, above) if u and max(u / units, units / u) <= NEAR_FACTOR]
-    return sorted(near, key=lambda u: max(u / units, units / u))
+def _ratio(one: int, other: int) -> float:
+    return max(one / other, other / one)
 
 
-def _latest(records: list[TuningRecord], candidate: str, units: int | None) -> TuningRecord:
-    rows = [r for r in records if r.candidate_id == candidate and units in (None, r.granted.units)]
-    return max(rows, key=lambda r: r.measured_at)
+def _is_time(secs: float) -> bool:
+    return math.isfinite(secs) and secs > 0
 
 
-def _first(keys: Iterable[str]) -> str:
-    return min(keys)
+def _nearest_record(own: list[TuningRecord], units: int) -> TuningRecord:
+    """Of a chosen schedule: its fastest measurement at the share nearest to `units`."""
+    return min(own, key=lambda r: (_ratio(r.granted.units, units), r.median_s, r.record_id))
+
+
+def _contradiction(own: list[TuningRecord]) -> str:
+    """A remark when published measurements of one schedule at one share lie far apart."""
+    by_units: dict[int, list[float]] = {}
+    for record in own:
+        by_units.setdefault(record.granted.units, []).append(record.median_s)
+    for units, secs in sorted(by_units.items()):
+        if max(secs) > CONTRADICTION * min(secs):
+            low, high = min(secs) * 1e3, max(secs) * 1e3
+            return (
+                f"; its measurements at {units} units contradict each other ({low:.4g} .. {high:.4g} ms): measure again"
+            )
+    return ""

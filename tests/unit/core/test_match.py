@@ -2,44 +2,78 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.samples import DEVICE, TARGET_KEY, final, granted
-from tuner_core.match import How, Match, best_times, find_match, least_regret
+from tuner_core.match import DEFAULT_POLICY, Choice, How, Match, Policy, best_times, choose, find_match, least_regret
 from tuner_core.records import UNTUNED, Kind, Status, TuningRecord
+from tuner_core.robust import robust_for_model
+
+UNMEASURED = Policy(allow_unmeasured=True)
 
 
-def match(records: list[TuningRecord], units: int) -> Match:
-    return find_match(records, granted(units), DEVICE.key, TARGET_KEY)
+def match(records: list[TuningRecord], units: int, policy: Policy = DEFAULT_POLICY) -> Match:
+    return find_match(records, granted(units), DEVICE.key, TARGET_KEY, policy)
+
+
+def trace(answer: Match) -> str:
+    assert answer.record is not None
+    return answer.record.trace
 
 
 def test_the_fastest_at_the_very_share() -> None:
     answer = match([final("a", 1, 3.0), final("b", 1, 2.0), final("c", 2, 1.0)], 1)
-    assert (answer.how, answer.regret) == (How.EXACT, 0.0)
-    assert answer.record is not None
-    assert answer.record.trace == "b"
+    assert (answer.how, answer.regret, trace(answer)) == (How.EXACT, 0.0, "b")
 
 
 def test_a_near_share_takes_what_loses_least_on_both_sides() -> None:
-    records = [final("a", 2, 1.0), final("a", 4, 2.0), final("b", 2, 1.1), final("b", 4, 1.0)]
-    answer = match(records, 3)
-    assert answer.how is How.NEAR
-    assert answer.record is not None
-    assert answer.record.trace == "b"
+    answer = match([final("a", 2, 1.0), final("a", 4, 2.0), final("b", 2, 1.1), final("b", 4, 1.0)], 3)
+    assert (answer.how, trace(answer)) == (How.NEAR, "b")
     assert answer.regret == pytest.approx(0.1)
     assert "10.0%" in answer.reason
 
 
+def test_beyond_the_measured_shares_the_two_next_to_it_count() -> None:
+    rows = {1: {"a": 9.0, "b": 1.0}, 4: {"a": 1.0, "b": 1.2}, 8: {"a": 1.0, "b": 1.5}}
+    assert choose(rows, 16, UNTUNED) == Choice(
+        How.NEAR, "a", 0.0, "loses at most 0.0% at the nearest shares (4, 8 units)"
+    )
+
+
 def test_far_from_every_measured_share_the_robust_one() -> None:
-    records = [final("a", 1, 1.0), final("a", 2, 5.0), final("b", 1, 1.2), final("b", 2, 1.0)]
-    answer = match(records, 16)
-    assert answer.how is How.ROBUST
-    assert answer.record is not None
-    assert answer.record.trace == "b"
+    answer = match([final("a", 1, 1.0), final("a", 2, 5.0), final("b", 1, 1.2), final("b", 2, 1.0)], 16)
+    assert (answer.how, trace(answer)) == (How.ROBUST, "b")
+
+
+def test_a_policy_keeps_looser_ways_out() -> None:
+    records = [final("a", 2, 1.0), final("a", 4, 2.0), final("b", 2, 1.1), final("b", 4, 1.0)]
+    assert match(records, 3, Policy(How.EXACT)).how is How.NONE
+    assert match(records, 3, Policy(How.NEAR)).how is How.NEAR
+    assert match(records, 16, Policy(How.NEAR)).how is How.NONE
+    assert match(records, 2, Policy(How.EXACT)).how is How.EXACT
+
+
+def test_what_was_measured_at_one_share_only_is_offered_only_when_allowed() -> None:
+    records = [final("a", 2, 1.0), final("b", 2, 2.0)]
+    answer = match(records, 3)
+    assert (answer.how, answer.record) == (How.NONE, None)
+    assert "no measured regret" in answer.reason
+    answer = match(records, 3, UNMEASURED)
+    assert (answer.how, trace(answer)) == (How.NEAR, "a")
+    assert math.isnan(answer.regret)
+    assert "never measured" in answer.reason
+
+
+def test_winners_never_measured_at_each_others_share_have_no_measured_regret() -> None:
+    records = [final("a", 2, 1.0), final("b", 4, 1.0)]
+    assert match(records, 3).how is How.NONE
+    assert trace(match(records, 3, UNMEASURED)) == "b"
 
 
 def test_the_untuned_default_may_win() -> None:
@@ -48,52 +82,159 @@ def test_the_untuned_default_may_win() -> None:
     assert "untuned default" in answer.reason
 
 
+def test_slower_than_the_default_at_a_share_that_counts_is_never_chosen() -> None:
+    records = [final(UNTUNED, 2, 1.0), final(UNTUNED, 4, 3.0), final("a", 2, 1.2), final("a", 4, 1.0)]
+    answer = match(records, 3)
+    assert (answer.how, answer.record) == (How.NONE, None)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"kind": Kind.TRIAL}, "no published"),
         ({"status": Status.WRONG_OUTPUT}, "no published"),
+        ({"run_secs": (math.nan,) * 3}, "no published"),
+        ({"run_secs": (-1.0,) * 3}, "no published"),
         ({"device": replace(DEVICE, isa="zen4")}, "another device"),
         ({"target_key": "other"}, "another target"),
         ({"granted": granted(1, "mps")}, "never measured under"),
     ],
 )
 def test_a_mismatch_is_a_miss_said_aloud(changes: dict[str, object], says: str) -> None:
-    answer = match([final("a", 1, 1.0, **changes)], 1)
+    answer = match([final("a", 1, 1.0, **changes)], 1, UNMEASURED)
     assert (answer.how, answer.record) == (How.NONE, None)
     assert says in answer.reason
 
 
-def test_the_newest_measurement_counts() -> None:
-    records = [final("a", 1, 1.0, measured_at=1.0), final("a", 1, 3.0, measured_at=2.0), final("b", 1, 2.0)]
+def test_contradictory_measurements_are_pointed_out_and_the_fastest_counts() -> None:
+    records = [final("a", 1, 1.0, record_id="r1"), final("a", 1, 3.0, record_id="r2"), final("b", 1, 2.0)]
     answer = match(records, 1)
-    assert answer.record is not None
-    assert answer.record.trace == "b"
+    assert trace(answer) == "a"
+    assert "contradict each other (1000 .. 3000 ms)" in answer.reason
 
 
-TIMES = st.dictionaries(
-    st.integers(1, 16), st.dictionaries(st.sampled_from("abcd"), st.floats(0.001, 10), min_size=1), min_size=1
-)
+SECS = st.floats(0.001, 10)
+TIMES = st.dictionaries(st.integers(1, 16), st.dictionaries(st.sampled_from("abcd"), SECS, min_size=1), min_size=1)
+ROWS = st.lists(st.tuples(st.sampled_from([UNTUNED, "a", "b"]), st.integers(1, 8), SECS), min_size=1)
+POLICIES = st.builds(Policy, st.sampled_from([How.EXACT, How.NEAR, How.ROBUST]), st.booleans())
+
+
+def records_of(rows: list[tuple[str, int, float]]) -> list[TuningRecord]:
+    return [final(trace, units, secs, record_id=f"{index:032x}") for index, (trace, units, secs) in enumerate(rows)]
 
 
 @given(TIMES)
 def test_no_candidate_measured_everywhere_has_less_regret_than_the_one_chosen(
     times: dict[int, dict[str, float]],
 ) -> None:
-    chosen, regret = least_regret(times, sorted(times))
+    found = least_regret(times, sorted(times), UNTUNED)
     everywhere = set.intersection(*(set(row) for row in times.values()))
     worst = {c: max(row[c] / min(row.values()) - 1 for row in times.values()) for c in everywhere}
-    assert regret >= 0
-    if worst:
-        assert chosen in worst
-        assert regret == pytest.approx(min(worst.values()))
+    assert (found is None) == (not worst)
+    if found is not None:
+        assert found[0] in worst
+        assert found[1] == pytest.approx(min(worst.values()))
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 8), st.floats(0.001, 10)), min_size=1))
+@given(ROWS)
 def test_an_exact_answer_is_never_slower_than_any_other(rows: list[tuple[str, int, float]]) -> None:
-    records = [final(trace, units, secs, measured_at=float(i)) for i, (trace, units, secs) in enumerate(rows)]
-    units = rows[0][1]
+    records, units = records_of(rows), rows[0][1]
     answer = match(records, units)
-    assert answer.record is not None
-    assert answer.how is How.EXACT
-    assert answer.record.median_s == min(best_times(records)[units].values())
+    fastest = min(best_times(records)[units].values())
+    if answer.record is None:
+        assert min(secs for trace, at, secs in rows if (trace, at) == (UNTUNED, units)) == fastest
+    else:
+        assert (answer.how, answer.record.median_s) == (How.EXACT, fastest)
+
+
+@given(ROWS, st.integers(1, 16), POLICIES)
+def test_never_slower_than_the_default_at_a_share_that_counted(
+    rows: list[tuple[str, int, float]], units: int, policy: Policy
+) -> None:
+    records = records_of(rows)
+    answer = match(records, units, policy)
+    if answer.record is None:
+        return
+    times = best_times(records)
+    default = next((r.candidate_id for r in records if r.trace == UNTUNED), "")
+    at = answer.record.granted.units
+    assert times[at][answer.record.candidate_id] <= times[at].get(default, math.inf)
+
+
+@given(ROWS, st.integers(1, 16), POLICIES, st.randoms())
+def test_order_and_duplicates_change_nothing(
+    rows: list[tuple[str, int, float]], units: int, policy: Policy, random: st.DrawFn
+) -> None:
+    records = records_of(rows)
+    answer = match(records, units, policy)
+    shuffled = [*records, records[0]]
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert repr(match(shuffled, units, policy)) == repr(answer)
+
+
+def secs_of(answer: Match, records: list[TuningRecord], units: int) -> float:
+    """What the answer takes at `units`: the default's time where it is the answer, infinite where that is unknown."""
+    if answer.record is not None:
+        return best_times(records)[units][answer.record.candidate_id]
+    return min((r.median_s for r in records if (r.trace, r.granted.units) == (UNTUNED, units)), default=math.inf)
+
+
+@given(ROWS, ROWS, POLICIES)
+def test_more_records_never_make_an_exact_match_slower(
+    rows: list[tuple[str, int, float]], more: list[tuple[str, int, float]], policy: Policy
+) -> None:
+    units, few, many = rows[0][1], records_of(rows), records_of([*rows, *more])
+    assert secs_of(match(many, units, policy), many, units) <= secs_of(match(few, units, policy), few, units)
+
+
+@given(ROWS, st.integers(1, 16))
+def test_a_looser_policy_answers_all_that_a_stricter_one_does(rows: list[tuple[str, int, float]], units: int) -> None:
+    records = records_of(rows)
+    for strict, loose in pairwise(match(records, units, Policy(how)) for how in (How.EXACT, How.NEAR, How.ROBUST)):
+        if strict.record is not None:
+            assert loose == strict
+
+
+OPERATORS = st.dictionaries(
+    st.sampled_from(["conv", "dense", "pool"]),
+    st.fixed_dictionaries({units: st.fixed_dictionaries(dict.fromkeys(("a", "b", "c"), SECS)) for units in (1, 2)}),
+    min_size=1,
+)
+
+
+def _model_regret(times: dict[str, dict[int, dict[str, float]]], chosen: dict[str, str]) -> float:
+    return (
+        max(
+            sum(times[op][units][name] for op, name in chosen.items())
+            / sum(min(t[units].values()) for t in times.values())
+            for units in (1, 2)
+        )
+        - 1.0
+    )
+
+
+@given(OPERATORS)
+def test_a_robust_model_loses_no_more_than_what_is_tuned_at_one_share(
+    times: dict[str, dict[int, dict[str, float]]],
+) -> None:
+    weights, default = dict.fromkeys(times, 1), dict.fromkeys(times, "")
+    chosen, regret = robust_for_model(times, weights, [1, 2], default)
+    assert chosen.keys() == times.keys()
+    assert regret == pytest.approx(_model_regret(times, chosen))
+    for units in (1, 2):
+        tuned = {op: min(found[units], key=lambda name, f=found, u=units: f[u][name]) for op, found in times.items()}
+        assert regret <= _model_regret(times, tuned) + 1e-6
+    every = [dict(zip(times, names, strict=True)) for names in product("abc", repeat=len(times))]
+    assert regret <= 1e-6 + 2 * max(_model_regret(times, one) for one in every)
+
+
+def test_the_whole_model_may_want_another_schedule_than_the_operator_alone() -> None:
+    # Alone, the big operator's least worst regret is b (10 % at both); beside the small one, which loses nothing.
+    times = {
+        "big": {1: {"a": 1.0, "b": 1.1}, 2: {"a": 1.21, "b": 1.0}},
+        "small": {1: {"a": 1.0}, 2: {"a": 1.0}},
+    }
+    chosen, regret = robust_for_model(times, {"big": 1, "small": 9}, [1, 2], {})
+    assert chosen == {"big": "b", "small": "a"}
+    assert regret == pytest.approx(0.01)
+    assert robust_for_model(times, {"big": 1, "small": 9}, [1, 4], {}) == ({}, 0.0)
