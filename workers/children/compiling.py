@@ -17,8 +17,9 @@ from workers.children.ingest import load_model
 from workers.children.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from workers.children.models import compile_variant
 from workers.children.passes import extract, prepare
-from workers.children.target import host_cpu, missing_features, parse_target, target_key
-from workers.children.weights import lift_weights
+from workers.children.signature import describe_main, onnx_names
+from workers.children.target import architecture, host_cpu, missing_features, needed_features, parse_target, target_key
+from workers.children.weights import lift_weights, pack_weights
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds what came of it"""
@@ -66,9 +67,10 @@ def compile_bundle(
     module = prepare(load_model(Path(path), inputs), parsed)
     workloads = {op.workload_hash: read_workload(op.workload_json) for op in extract(module, parsed)}
     lifted, weights = lift_weights(module)
+    packed, layout = pack_weights(weights)
     entries: dict[str, bytes] = {
         RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
-        WEIGHTS: bytes(tvm.runtime.save_param_dict({f"weight{i}": w for i, w in enumerate(weights)})),
+        WEIGHTS: packed,
     }
     described = []
     for index, variant in enumerate(variants):
@@ -79,8 +81,9 @@ def compile_bundle(
     whole = {
         **manifest,
         "target": str(parsed),
-        "inputs": _inputs(lifted, len(weights)),
-        "weights": len(weights),
+        "code": {"architecture": architecture(parsed), "features": needed_features(parsed)},
+        **describe_main(lifted, len(weights), onnx_names(Path(path))),
+        "weights": layout,
         "variants": described,
         "versions": {"tvm": tvm.__version__, "fractune": __version__},
     }
@@ -94,14 +97,6 @@ def _known(workloads: dict[str, Any], traces: dict[str, str]) -> dict[Any, str]:
     if strangers:
         raise FractuneError(f"the model has no operator {min(strangers)}; tune it again with this version")
     return {workloads[name]: trace for name, trace in traces.items()}
-
-
-def _inputs(module: Any, weights: int) -> list[dict[str, Any]]:
-    params = list(module["main"].params)
-    return [
-        {"name": param.name, "dtype": str(param.ty.dtype), "shape": [int(dim) for dim in param.ty.shape]}
-        for param in params[: len(params) - weights]
-    ]
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:

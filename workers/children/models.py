@@ -16,6 +16,7 @@ from tuner_core.bundles import UNTUNED_VARIANT, WEIGHTS, Bundle
 from tuner_core.errors import FractuneError
 from workers.children.artifacts import load_objects, read_trace
 from workers.children.timing import difference, random_args
+from workers.children.weights import unpack_weights
 
 _SLOW_S, _FEWEST_TURNS = 0.1, 3
 _MIN_TURN_S = 0.02
@@ -91,8 +92,7 @@ def load_variant(bundle: Bundle, name: str) -> Any:
 
 def weights_of(bundle: Bundle) -> list[Any]:
     """The bundle's weights in the order in which `main` takes them after the inputs."""
-    weights = tvm.runtime.load_param_dict(bundle.read(WEIGHTS))
-    return [weights[f"weight{index}"] for index in range(bundle.manifest["weights"])]
+    return unpack_weights(bundle.read(WEIGHTS), bundle.manifest["weights"])
 
 
 def outputs_of(result: Any) -> list[Any]:

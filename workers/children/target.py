@@ -99,7 +99,12 @@ def missing_features(target: tvm.target.Target) -> list[str]:
     if architecture(target) != _host_triple().partition("-")[0]:
         return [architecture(target)]
     _, absent = _host_features()
-    return sorted(name for name in _target_features(_plain(target)) & absent if name.startswith(_COMPUTES))
+    return sorted(set(needed_features(target)) & absent)
+
+
+def needed_features(target: tvm.target.Target) -> list[str]:
+    """Instruction sets that code for `target` may use, by LLVM's names: `avx2`, `fma`."""
+    return sorted(name for name in _target_features(_plain(target)) if name.startswith(_COMPUTES))
 
 
 def host_cpu() -> str:

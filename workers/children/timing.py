@@ -27,11 +27,12 @@ def random_args(args_info: list[Any], seed: int) -> list[Any]:
 
 def _random_array(rng: np.random.Generator, dtype: str, shape: list[int]) -> Any:
     if dtype.startswith(("float", "bfloat")):
-        return rng.uniform(0.1, 1.0, size=shape).astype(_numpy_dtype(dtype))
-    return rng.integers(0, 2, size=shape).astype(_numpy_dtype(dtype))
+        return rng.uniform(0.1, 1.0, size=shape).astype(numpy_dtype(dtype))
+    return rng.integers(0, 2, size=shape).astype(numpy_dtype(dtype))
 
 
-def _numpy_dtype(name: str) -> Any:
+def numpy_dtype(name: str) -> Any:
+    """NumPy's type of this name, also of those that only `ml_dtypes` knows."""
     if name == "bfloat16":
         import ml_dtypes
 

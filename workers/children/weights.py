@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tuner_core.bundles import ALIGNMENT_BYTES
+from workers.children.timing import numpy_dtype
 
 _SMALLEST = 16
 """Constants of fewer elements stay in the code, where the compiler can see their values"""
@@ -28,6 +33,28 @@ def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[tvm.runtime.Tens
         relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs),
     )
     return lifted, lifter.weights
+
+
+def pack_weights(weights: Sequence[Any]) -> tuple[bytes, list[dict[str, Any]]]:
+    """All weights in one run of bytes, each from a multiple of ALIGNMENT_BYTES on, and where each of them lies."""
+    packed, layout = bytearray(), []
+    for weight in weights:
+        packed.extend(bytes(-len(packed) % ALIGNMENT_BYTES))
+        payload = weight.numpy().tobytes()
+        shape = [int(dim) for dim in weight.shape]
+        layout.append({"dtype": str(weight.dtype), "shape": shape, "offset": len(packed), "size": len(payload)})
+        packed.extend(payload)
+    return bytes(packed), layout
+
+
+def unpack_weights(packed: bytes, layout: Sequence[Mapping[str, Any]]) -> list[tvm.runtime.Tensor]:
+    """The weights as they were before `pack_weights`."""
+    return [tvm.runtime.tensor(_array(packed, weight)) for weight in layout]
+
+
+def _array(packed: bytes, weight: Mapping[str, Any]) -> Any:
+    payload = packed[weight["offset"] : weight["offset"] + weight["size"]]
+    return np.frombuffer(payload, numpy_dtype(weight["dtype"])).reshape(weight["shape"])
 
 
 @mutator

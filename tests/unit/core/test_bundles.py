@@ -1,26 +1,72 @@
 from __future__ import annotations
 
 import io
+import json
+import random
 import time
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tuner_core.bundles import Bundle, object_entry, write_bundle
+from tests.client_samples import bundle_bytes
+from tuner_core.bundles import MANIFEST, Bundle, object_entry, write_archive, write_bundle
 from tuner_core.errors import BadBundle
 
 
 def a_bundle() -> bytes:
+    return bundle_bytes(variants=[{"name": "untuned", "objects": ["lib0.o"]}])
+
+
+def rewritten(**entries: bytes | None) -> bytes:
+    """The bundle with entries replaced, added or (None) left out, its manifest's digest made to fit."""
+    with zipfile.ZipFile(io.BytesIO(a_bundle())) as archive:
+        old = {name: archive.read(name) for name in archive.namelist()}
+    new = {name: payload for name, payload in {**old, **entries}.items() if payload is not None}
     file = io.BytesIO()
-    entries = {object_entry(0, "lib0.o"): b"code", "records.jsonl": b'{"a": 1}\n{"a": 2}\n'}
-    write_bundle(file, {"variants": [{"name": "untuned", "objects": ["lib0.o"]}]}, entries)
+    write_archive(file, new.pop(MANIFEST), new)
     return file.getvalue()
+
+
+def contents(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    """All that a bundle says."""
+    bundle = Bundle(data)
+    bundle.verify()
+    return bundle.manifest, [bundle.read(name) for name in bundle.manifest["sha256"]]
 
 
 def test_what_was_written_is_read() -> None:
     bundle = Bundle(a_bundle())
-    assert bundle.objects("untuned") == [b"code"]
-    assert bundle.records() == [{"a": 1}, {"a": 2}]
+    assert bundle.objects("untuned") == [b"no code"]
+    assert bundle.records() == []
+    assert bundle.signature is None
+    assert bundle.measured == {}
+
+
+def test_records_are_lines_of_json() -> None:
+    file = io.BytesIO()
+    entries = {"records.jsonl": b'{"a": 1}\n{"a": 2}\n', "weights.bin": b"", object_entry(0, "lib0.o"): b"code"}
+    write_bundle(file, {**Bundle(a_bundle()).manifest, "format": 2}, entries)
+    assert Bundle(file.getvalue()).records() == [{"a": 1}, {"a": 2}]
+
+
+def test_a_large_entry_is_read_piece_by_piece_into_a_buffer_of_its_size() -> None:
+    payload = random.Random(0).randbytes((1 << 21) + 77)
+    file = io.BytesIO()
+    entries = {"records.jsonl": b"", "weights.bin": payload, object_entry(0, "lib0.o"): b"code"}
+    write_bundle(file, Bundle(a_bundle()).manifest, entries)
+    bundle, buffer = Bundle(file.getvalue()), bytearray(len(payload))
+    bundle.read_into("weights.bin", memoryview(buffer))
+    assert bytes(buffer) == payload == bundle.read("weights.bin")
+    for wrong in (len(payload) - 1, len(payload) + 1, 0):
+        with pytest.raises(BadBundle, match="size"):
+            bundle.read_into("weights.bin", memoryview(bytearray(wrong)))
+
+
+def test_measured_times_are_by_units_and_variant() -> None:
+    bundle = Bundle(bundle_bytes(measured={"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}, "cpu:1": {}}))
+    assert bundle.measured == {4: {"cpu:4": 1e-3, "untuned": 2e-3}}
 
 
 def test_the_same_contents_make_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,19 +80,100 @@ def test_a_variant_that_is_not_there_is_named_with_those_that_are() -> None:
         Bundle(a_bundle()).objects("cpu:9")
 
 
-@pytest.mark.parametrize("keep", [0, 10, 100, 200])
-def test_a_torn_file_is_refused(keep: int, tmp_path: Path) -> None:
-    path = tmp_path / "torn.fractune"
-    path.write_bytes(a_bundle()[:keep])
-    with pytest.raises(BadBundle, match="torn"):
-        Bundle(path)
+def test_a_file_torn_anywhere_is_refused(tmp_path: Path) -> None:
+    whole, path = a_bundle(), tmp_path / "torn.fractune"
+    for length in {*range(0, len(whole), 13), *range(len(whole) - 150, len(whole))}:
+        path.write_bytes(whole[:length])
+        with pytest.raises(BadBundle, match="torn"):
+            Bundle(path)
 
 
-def test_a_changed_byte_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "changed.fractune"
-    path.write_bytes(a_bundle().replace(b"code", b"c0de"))
-    with pytest.raises(BadBundle, match=r"torn|digest"):
-        Bundle(path).objects("untuned")
+def test_a_changed_byte_is_noticed_or_changes_nothing() -> None:
+    """A zip has bytes without a meaning (dates, attributes); all others are held by digests."""
+    whole = a_bundle()
+    expected = contents(whole)
+    rng = random.Random(1)
+    refused = 0
+    for offset in range(len(whole)):
+        changed = bytearray(whole)
+        changed[offset] ^= rng.randrange(1, 256)
+        try:
+            found = contents(bytes(changed))
+        except BadBundle:
+            refused += 1
+        else:
+            assert found == expected, offset
+    assert refused > len(whole) * 0.8
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"weights.bin": None}, "'weights.bin' is missing"),
+        ({"more.bin": b"x"}, "'more.bin' does not belong to it"),
+        ({"weights.bin": b"other"}, "'weights.bin' does not match its digest"),
+        ({MANIFEST: b"{"}, "not a fractune bundle"),
+        ({MANIFEST: b"[]"}, "bundle format None"),
+        ({MANIFEST: None}, "not a fractune bundle"),
+    ],
+)
+def test_entries_that_do_not_fit_are_named(entries: dict[str, bytes | None], says: str) -> None:
+    if MANIFEST in entries and entries[MANIFEST] is None:
+        file = io.BytesIO()
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("weights.bin", b"")
+        data = file.getvalue()
+    else:
+        data = rewritten(**entries)
+    with pytest.raises(BadBundle, match=says):
+        Bundle(data).verify()
+
+
+def test_a_changed_manifest_is_noticed_though_its_checksum_was_made_to_fit() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(a_bundle())) as old, zipfile.ZipFile(file, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"rocketlake", b"rocketlaka"))
+        new.comment = old.comment
+    with pytest.raises(BadBundle, match=r"'manifest.json' does not match its digest"):
+        Bundle(file.getvalue())
+
+
+@pytest.mark.parametrize(("number", "do"), [(1, "make it again"), (None, "make it again"), (3, "upgrade fractune")])
+def test_another_format_says_what_to_do(number: int | None, do: str) -> None:
+    manifest = json.dumps({**Bundle(a_bundle()).manifest, "format": number}).encode()
+    with pytest.raises(BadBundle, match=do):
+        Bundle(rewritten(**{MANIFEST: manifest}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"device": None}, "'device' is missing"),
+        ({"device": {"kind": "cpu"}}, "'device' is not an object with kind and isa"),
+        ({"inputs": {"x": 1}}, "'inputs' is not a list of name, dtype and shape"),
+        ({"inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}]}, "'inputs' is not"),
+        ({"outputs": [{"name": "y", "dtype": "float32", "shape": "3"}]}, "'outputs' is not"),
+        ({"weights": 3}, "'weights' is not a list"),
+        ({"code": {"architecture": "x86_64"}}, "'code' is not"),
+        ({"shares": {"cpu:1": {"units": 0}}}, "'shares' is not"),
+        ({"shares": {}}, "the variant 'cpu:1' is not among 'shares'"),
+        ({"variants": []}, "'variants' is not"),
+        ({"variants": [{"name": "untuned", "objects": ["lib0.o"]}] * 2}, "two of 'variants' have one name"),
+        ({"measured": {"cpu:1": {"cpu:1": 0.0}}}, "'measured' is not seconds"),
+        ({"measured": {"cpu:9": {"cpu:1": 1.0}}}, "'measured' has the share 'cpu:9'"),
+        ({"measured": {"cpu:1": {"cpu:9": 1.0}}}, "'measured' has a variant 'cpu:9'"),
+        ({"measured": []}, "'measured' is not seconds"),
+    ],
+)
+def test_a_manifest_that_lacks_something_is_told(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadBundle, match=says):
+        Bundle(bundle_bytes(**changes))
+
+
+def test_a_manifest_that_names_an_object_which_is_not_there() -> None:
+    with pytest.raises(BadBundle, match=r"'variants/0/lib9.o' is missing"):
+        Bundle(bundle_bytes(variants=[{"name": "untuned", "objects": ["lib9.o"]}]))
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""Bundles of small models, compiled for real but not tuned, for tests of inference."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.cli_process import write_model
+from tuner_core.shares import GrantedShare
+
+
+def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:
+    """A small model and a bundle of it with the variants cpu:1, cpu:2 and untuned; `changes` go to its manifest."""
+    model = write_model(folder / "small.onnx")
+    return model, compile_model(model, folder / "small.fractune", **changes)
+
+
+def compile_model(model: Path, out: Path, **changes: Any) -> Path:
+    from workers.children.compiling import compile_bundle
+    from workers.children.target import host_device
+
+    shares = {f"cpu:{n}": GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False) for n in (1, 2)}
+    manifest = {
+        "model": {"name": model.name, "sha256": hashlib.sha256(model.read_bytes()).hexdigest()},
+        "device": host_device().to_json(),
+        "shares": {share: granted.to_json() for share, granted in shares.items()},
+        **changes,
+    }
+    variants = [{"name": name, "traces": {}} for name in (*shares, "untuned")]
+    compile_bundle(str(model), {}, "", variants, manifest, [], str(out))
+    return out
+
+
+if __name__ == "__main__":
+    compile_small(Path(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""Which variant of a bundle fits a share, by what was measured and without it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.client_samples import bundle_bytes
+from tuner_client.inference.choosing import choose_variant
+from tuner_core.bundles import Bundle
+from tuner_core.match import How, Policy
+
+MEASURED = {
+    "cpu:1": {"cpu:1": 1.0, "cpu:4": 1.05, "untuned": 2.0},
+    "cpu:4": {"cpu:1": 0.9, "cpu:4": 0.3, "untuned": 1.0},
+}
+ANYTHING = Policy(allow_unmeasured=True)
+
+
+def a_bundle(**changes: Any) -> Bundle:
+    return Bundle(bundle_bytes(**changes))
+
+
+@pytest.mark.parametrize(("units", "variant"), [(1, "cpu:1"), (4, "cpu:4")])
+def test_the_fastest_at_just_this_share(units: int, variant: str) -> None:
+    choice = choose_variant(a_bundle(measured=MEASURED), units)
+    assert (choice.variant, choice.how, choice.regret, choice.exact) == (variant, How.EXACT, 0.0, True)
+
+
+def test_between_two_shares_the_one_that_loses_least_at_both() -> None:
+    choice = choose_variant(a_bundle(measured=MEASURED), 2)
+    assert (choice.variant, choice.how) == ("cpu:4", How.NEAR)
+    assert choice.regret == pytest.approx(0.05)
+    assert "loses at most 5.0%" in choice.reason
+
+
+def test_where_the_untuned_one_is_the_fastest_it_is_taken() -> None:
+    measured = {"cpu:1": {"cpu:1": 2.0, "cpu:4": 3.0, "untuned": 1.0}}
+    choice = choose_variant(a_bundle(measured=measured), 1)
+    assert (choice.variant, choice.how) == ("untuned", How.NONE)
+    assert "the untuned default is the best known" in choice.reason
+
+
+def test_nothing_measured_but_tuned_for_just_this_share() -> None:
+    choice = choose_variant(a_bundle(), 4)
+    assert (choice.variant, choice.how) == ("cpu:4", How.EXACT)
+    assert math.isnan(choice.regret)
+    assert choice.reason.startswith("tuned at 4 units")
+
+
+def test_nothing_measured_near_is_untuned_and_says_so() -> None:
+    choice = choose_variant(a_bundle(), 2)
+    assert (choice.variant, choice.how, choice.exact) == ("untuned", How.NONE, False)
+    assert "measured at no share; best is to tune at a share of 2 units" in choice.reason
+
+
+@pytest.mark.parametrize(("units", "variant"), [(2, "cpu:1"), (3, "cpu:4"), (16, "cpu:4")])
+def test_the_nearest_by_ratio_only_where_the_policy_allows_it(units: int, variant: str) -> None:
+    choice = choose_variant(a_bundle(), units, ANYTHING)
+    assert (choice.variant, choice.how) == (variant, How.NEAR)
+    assert "never measured" in choice.reason
+
+
+def test_a_bundle_without_tuned_variants_runs_untuned() -> None:
+    choice = choose_variant(a_bundle(variants=[{"name": "untuned", "objects": ["lib0.o"]}]), 1, ANYTHING)
+    assert (choice.variant, choice.reason) == ("untuned", "the bundle holds no tuned variant")

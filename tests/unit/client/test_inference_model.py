@@ -1,0 +1,325 @@
+"""A small model that was compiled for real, loaded and run: variants, threads, inputs, and what is not imported."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+
+import tuner_client
+from tests.redis_process import wait_until
+from tests.unit.client.conftest import REPOSITORY, Small
+from tuner_client import Model
+from tuner_client.inference.processor import CPUINFO, isa_name, read_cpuinfo
+from tuner_client.inference.runtime import aligned_bytes
+from tuner_client.inference.tensors import as_arguments, as_array
+from tuner_core.bundles import Bundle, write_bundle
+from tuner_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
+from tuner_core.match import How
+from workers.confinement.cpu import thread_affinities
+
+SHAPE = (1, 4, 16, 16)
+
+
+@pytest.fixture
+def model(small: Small) -> Model:
+    return tuner_client.load(small.bundle)
+
+
+@pytest.fixture
+def affinity() -> Iterator[set[int]]:
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
+
+
+def truth(small: Small, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(small.model), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+def run_script(script: str, *args: str) -> Any:
+    """The JSON that a fresh interpreter prints; it must end well and say nothing else."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", script, *args]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return json.loads(ended.stdout)
+
+
+def test_every_variant_gives_what_onnx_runtime_gives(small: Small, model: Model) -> None:
+    inputs = model.random_inputs(seed=3)
+    expected = truth(small, inputs["x"])
+    for variant in (None, "cpu:1", "cpu:2", "untuned"):
+        (output,) = model.run(inputs, variant)
+        np.testing.assert_allclose(output, expected, rtol=1e-4)
+    with pytest.raises(BadBundle, match=r"no variant 'cpu:9'; it has cpu:1, cpu:2, untuned"):
+        model.run(inputs, "cpu:9")
+
+
+def test_inputs_and_outputs_have_the_names_of_the_file(model: Model) -> None:
+    assert [str(spec) for spec in model.inputs] == ["x float32[1, 4, 16, 16]"]
+    assert [str(spec) for spec in model.outputs] == ["y float32[1, 10]"]
+
+
+@pytest.mark.usefixtures("affinity")
+def test_the_share_decides_and_rematch_follows_it(small: Small, affinity: set[int]) -> None:
+    if len(affinity) < 2:
+        pytest.skip("one CPU")
+    two = sorted(affinity)[:2]
+    os.sched_setaffinity(0, two)
+    others = set(thread_affinities())
+    model = tuner_client.load(small.bundle)
+    assert (model.choice.variant, model.choice.how, model.share.cpus) == ("cpu:2", How.EXACT, tuple(two))
+    inputs = model.random_inputs()
+    (before,) = model.run(inputs)
+    for cpus in ({two[0]}, {two[1]}, set(two)):
+        os.sched_setaffinity(0, cpus)
+        start = time.perf_counter()
+        choice = model.rematch()
+        spent_s = time.perf_counter() - start
+        assert (choice.variant, model.choice) == (f"cpu:{len(cpus)}", choice)
+        np.testing.assert_allclose(model.run(inputs)[0], before, rtol=1e-5)
+        wait_until(lambda cpus=cpus: pool_of(others) == [cpus] * len(cpus), 10)
+        assert spent_s < 0.5, "far more than the few milliseconds that it takes on an idle machine"
+
+
+def pool_of(others: set[int]) -> list[set[int]]:
+    """CPUs of each thread of this process but these."""
+    return [allowed for thread, allowed in thread_affinities().items() if thread not in others]
+
+
+def test_a_share_that_is_asked_for(small: Small, affinity: set[int]) -> None:
+    model = tuner_client.load(small.bundle, share="cpu:1")
+    assert (model.choice.variant, model.share.units) == ("cpu:1", 1)
+    assert os.sched_getaffinity(0) == affinity
+    with pytest.raises(ShareUnavailable, match=r"share 'cpu:999' is larger"):
+        tuner_client.load(small.bundle, share="cpu:999")
+    with pytest.raises(BadRequest, match="not a CPU share"):
+        tuner_client.load(small.bundle, share="mps:25")
+
+
+def test_a_share_that_is_gone_is_told_and_the_model_goes_on(small: Small, affinity: set[int]) -> None:
+    if len(affinity) < 2:
+        pytest.skip("one CPU")
+    model = tuner_client.load(small.bundle, share="cpu:2")
+    os.sched_setaffinity(0, {min(affinity)})
+    with pytest.raises(ShareUnavailable, match=r"share 'cpu:2' is larger"):
+        model.rematch()
+    assert model.run(model.random_inputs())[0].shape == (1, 10)
+
+
+def test_many_threads_and_two_models_at_the_same_time(small: Small, model: Model) -> None:
+    other = tuner_client.load(small.bundle, share="cpu:1")
+    inputs = [model.random_inputs(seed) for seed in range(16)]
+    expected = [model.run(each)[0] for each in inputs]
+
+    def work(number: int) -> bool:
+        chosen = model if number % 2 else other
+        return all(
+            np.allclose(chosen.run(inputs[(number + turn) % 16])[0], expected[(number + turn) % 16], rtol=1e-5)
+            for turn in range(10)
+        )
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(work, range(32)))
+
+
+def test_a_share_that_changes_while_others_run(model: Model, affinity: set[int]) -> None:
+    inputs = model.random_inputs()
+    (expected,) = model.run(inputs)
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(lambda: [model.run(inputs)[0] for _ in range(20)]) for _ in range(4)]
+        for turn in range(10):
+            os.sched_setaffinity(0, {sorted(affinity)[turn % len(affinity)]} if turn % 2 else affinity)
+            model.rematch()
+        for each in running:
+            for output in each.result():
+                np.testing.assert_allclose(output, expected, rtol=1e-5)
+
+
+def test_a_model_that_nobody_holds_ends_its_thread(small: Small) -> None:
+    gc.collect()
+    before = set(threading.enumerate())
+    model = tuner_client.load(small.bundle)
+    model.run(model.random_inputs())
+    (thread,) = set(threading.enumerate()) - before
+    del model
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_arrays_are_used_where_they_lie_if_they_can_be(model: Model) -> None:
+    fitting = aligned_bytes(4096).view("float32").reshape(SHAPE)
+    odd = aligned_bytes(4100)[4:].view("float32").reshape(SHAPE)
+    tensor = tvm_ffi.from_dlpack(fitting)
+    for given, shared in ((fitting, True), (tensor, True), (odd, False), (tvm_ffi.from_dlpack(odd), False)):
+        (argument,) = as_arguments(model.inputs, {"x": given})
+        at = given.data_ptr() if hasattr(given, "data_ptr") else given.ctypes.data
+        assert (argument.data_ptr() == at) is shared
+        assert argument.data_ptr() % 64 == 0
+
+
+def test_arrays_that_do_not_fit_give_the_same(model: Model) -> None:
+    values = model.random_inputs()["x"]
+    (expected,) = model.run({"x": values})
+    frozen = values.copy()
+    frozen.flags.writeable = False
+    strided = np.repeat(values, 2, axis=3)[..., ::2]
+    foreign = tvm_ffi.from_dlpack(np.ascontiguousarray(values))
+    for given in (frozen, strided, np.asfortranarray(values), foreign):
+        np.testing.assert_array_equal(model.run({"x": given})[0], expected)
+
+
+def test_outputs_can_stay_tensors(model: Model) -> None:
+    inputs = model.random_inputs()
+    (tensor,) = model.run_tensors(inputs)
+    (array,) = model.run(inputs)
+    np.testing.assert_array_equal(np.from_dlpack(tensor), array)
+    assert as_array(tensor).ctypes.data == tensor.data_ptr()
+    array[:] = 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"x": np.zeros((1, 4, 16, 17), "float32")},
+        {"x": np.zeros(SHAPE, "float64")},
+        {"x": np.zeros(SHAPE, ">f4")},
+        {"x": np.zeros(SHAPE, "float32"), "other": np.zeros(1)},
+        {"x": tvm_ffi.from_dlpack(np.zeros(3, "int32"))},
+    ],
+)
+def test_wrong_inputs_are_told_with_what_is_expected(model: Model, wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"the model takes x float32\[1, 4, 16, 16\]; given: "):
+        model.run(wrong)
+
+
+def test_what_is_no_array_is_refused(model: Model) -> None:
+    with pytest.raises(BadRequest, match="input 'x' is a list; give a NumPy array"):
+        model.run({"x": [1.0, 2.0]})
+
+
+class OnDevice:
+    """An array that says it lies on a GPU."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **_options: Any) -> Any:
+        raise BufferError("not here")
+
+
+class Broken(OnDevice):
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_what_dlpack_cannot_give_is_refused(model: Model) -> None:
+    with pytest.raises(BadRequest, match="input 'x' lies on another device"):
+        model.run({"x": OnDevice()})
+    with pytest.raises(BadRequest, match="input 'x' cannot be read by DLPack"):
+        model.run({"x": Broken()})
+
+
+@pytest.mark.parametrize(
+    "change", [{"size": 4}, {"offset": 1 << 20}, {"offset": 4}, {"dtype": "float99"}, {"shape": [1 << 40]}]
+)
+def test_weights_that_do_not_lie_where_the_manifest_says(small: Small, tmp_path: Path, change: dict[str, Any]) -> None:
+    bundle, path = Bundle(small.bundle), tmp_path / "m.fractune"
+    first, *others = bundle.manifest["weights"]
+    manifest = {**bundle.manifest, "weights": [{**first, **change}, *others]}
+    with path.open("wb") as file:
+        write_bundle(file, manifest, {name: bundle.read(name) for name in manifest["sha256"]})
+    with pytest.raises(BadBundle, match="weight"):
+        tuner_client.load(path)
+
+
+IMPORTS = """
+import json, sys
+import numpy as np
+import tuner_client
+light = sorted(name for name in ("numpy", "grpc", "tvm_ffi", "tuner_core.bundles") if name in sys.modules)
+light.remove("numpy")
+model = tuner_client.load(sys.argv[1])
+model.run({"x": np.ones((1, 4, 16, 16), "float32")})
+model.rematch()
+heavy = "tvm grpc redis rq sqlalchemy google typer rich onnx torch workers tuner_server".split()
+loaded = open("/proc/self/maps").read()
+print(json.dumps([light, [name for name in heavy if name in sys.modules], "libtvm_compiler" in loaded]))
+"""
+
+
+def test_neither_tvm_s_package_nor_its_compiler_nor_the_server_is_loaded(small: Small) -> None:
+    light, heavy, compiler = run_script(IMPORTS, str(small.bundle))
+    assert (light, heavy) == ([], [])
+    assert compiler is (isa_name(read_cpuinfo(CPUINFO)) == ""), "asked only about a processor that is not listed"
+
+
+AFTERWARDS = """
+import json, sys
+import numpy as np
+import tuner_client
+model = tuner_client.load(sys.argv[1])
+inputs = model.random_inputs()
+(before,) = model.run(inputs)
+import tvm
+(after,) = model.run({"x": tvm.runtime.tensor(inputs["x"])})
+print(json.dumps(bool(np.array_equal(before, after))))
+"""
+
+
+def test_tvm_s_package_may_come_later(small: Small) -> None:
+    assert run_script(AFTERWARDS, str(small.bundle)) is True
+
+
+FORKED = """
+import json, os, sys
+import numpy as np
+import tuner_client
+model = tuner_client.load(sys.argv[1])
+inputs = model.random_inputs()
+(before,) = model.run(inputs)
+child = os.fork()
+if child == 0:
+    os._exit(0 if np.array_equal(model.run(inputs)[0], before) else 1)
+print(json.dumps(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_goes_on_with_a_thread_of_its_own(small: Small) -> None:
+    assert run_script(FORKED, str(small.bundle)) == 0
+
+
+def test_without_tvm_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tuner_client.inference import runtime
+
+    monkeypatch.setitem(sys.modules, "tvm_ffi_orcjit", None)
+    runtime._load_libraries.cache_clear()
+    with pytest.raises(FractuneError, match=r"running a bundle needs TVM .*; install 'fractune\[run\]'"):
+        tuner_client.load(small.bundle)
+    monkeypatch.undo()
+    runtime._load_libraries.cache_clear()
+
+
+def test_names_that_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'lode'"):
+        tuner_client.lode  # noqa: B018

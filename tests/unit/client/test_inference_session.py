@@ -1,0 +1,30 @@
+"""The session of ONNX Runtime's manner, beside the real one."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import tuner_client
+from tests.unit.client.conftest import Small
+from tuner_core.errors import BadRequest
+
+
+def test_the_same_program_over_both(small: Small) -> None:
+    ours = tuner_client.InferenceSession(small.bundle)
+    theirs = onnxruntime.InferenceSession(str(small.model), providers=["CPUExecutionProvider"])
+    for nodes, others in ((ours.get_inputs(), theirs.get_inputs()), (ours.get_outputs(), theirs.get_outputs())):
+        assert [(node.name, node.shape, node.type) for node in nodes] == [
+            (node.name, node.shape, node.type) for node in others
+        ]
+    feed = {ours.get_inputs()[0].name: np.full((1, 4, 16, 16), 0.5, "float32")}
+    for names in (None, ["y"]):
+        for output, expected in zip(ours.run(names, feed), theirs.run(names, feed), strict=True):
+            np.testing.assert_allclose(output, expected, rtol=1e-4)
+
+
+def test_an_output_that_is_not_there_is_told(small: Small) -> None:
+    session = tuner_client.InferenceSession(str(small.bundle), share="cpu:1")
+    with pytest.raises(BadRequest, match="the model has no output 'z'; it gives y"):
+        session.run(["z"], session.model.random_inputs())
