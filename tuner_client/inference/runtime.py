@@ -70,6 +70,7 @@ def compiler_function(name: str) -> Callable[..., Any] | None:
     return tvm_ffi.get_global_func(name, allow_missing=True)
 
 
+@functools.cache
 def _function(name: str) -> Callable[..., Any]:
     import tvm_ffi
 

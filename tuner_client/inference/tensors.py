@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _MEMORY_OF_CPUS = (1, 3)
 """DLPack's numbers for plain memory, and for memory that was pinned for a GPU"""
+_KINDS_OF_DLPACK = "fiub"
+"""NumPy's kinds of types that its DLPack knows; others that models have (bfloat16) go through as bytes"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ def as_arguments(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
     """Raises BadRequest that lists what is expected unless names, types and shapes are just these."""
+    if len(inputs) == len(specs) and all(spec.name in inputs and _is(spec, inputs[spec.name]) for spec in specs):
+        return
     found = [
         str(TensorSpec(spec.name, str(inputs[spec.name].dtype), tuple(inputs[spec.name].shape)))
         for spec in specs
@@ -64,8 +69,14 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None
         raise BadRequest(f"the model takes {', '.join(expected)}; given: {', '.join(found) or 'nothing'}")
 
 
+def _is(spec: TensorSpec, value: Any) -> bool:
+    """Whether an array or a tensor is just this; its type in words would take ten times as long."""
+    dtype = numpy_dtype(spec.dtype) if hasattr(value, "ctypes") else spec.dtype
+    return bool(value.dtype == dtype) and tuple(value.shape) == spec.shape
+
+
 def _readable(name: str, value: Any) -> Any:
-    """A NumPy array, or a tensor over the memory of something with `__dlpack__`."""
+    """The value as a NumPy array, or as a tensor over the memory of something with `__dlpack__`."""
     import numpy as np
     import tvm_ffi
 
@@ -88,8 +99,10 @@ def _tensor(value: Any) -> Any:
 
     if isinstance(value, np.ndarray):
         fits = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % ALIGNMENT_BYTES == 0
-        bare = _bare(value if fits else _aligned_copy(value))
-        return viewed(tvm_ffi.from_dlpack(bare), value.shape, str(value.dtype))
+        fitting = value if fits else _aligned_copy(value)
+        if value.dtype.kind in _KINDS_OF_DLPACK:
+            return tvm_ffi.from_dlpack(fitting)
+        return viewed(tvm_ffi.from_dlpack(_bare(fitting)), value.shape, str(value.dtype))
     if value.is_contiguous() and value.data_ptr() % ALIGNMENT_BYTES == 0:
         return value
     return _tensor(_aligned_copy(as_array(value)))
@@ -102,7 +115,7 @@ def _aligned_copy(array: Array) -> Array:
 
 
 def _bare(array: Array) -> Array:
-    """The array as bytes: DLPack of NumPy does not know all types that models have (bfloat16)."""
+    """The array as bytes."""
     import numpy as np
 
     return array.reshape(-1).view(np.uint8)
@@ -113,12 +126,13 @@ def as_array(tensor: Any) -> Array:
     import numpy as np
 
     dtype = numpy_dtype(str(tensor.dtype))
-    size = math.prod(tensor.shape) * dtype.itemsize
-    if not tensor.is_contiguous():
+    if dtype.kind in _KINDS_OF_DLPACK:
         return np.from_dlpack(tensor)
+    size = math.prod(tensor.shape) * dtype.itemsize
     return np.from_dlpack(viewed(tensor, (size,), "uint8")).view(dtype).reshape(tuple(tensor.shape))
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     import numpy as np
 
