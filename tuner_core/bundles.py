@@ -37,7 +37,7 @@ ALIGNMENT_BYTES = 64
 """weights begin at multiples of it, as the compiled code expects of memory"""
 
 _COMMENT = "fractune manifest sha256 "
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
 _UNREADABLE = (
     *(zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError, struct.error, zlib.error, OverflowError),
     RuntimeError,  # also NotImplementedError: flags of a zip that nobody wrote

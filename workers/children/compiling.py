@@ -18,7 +18,15 @@ from workers.children.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from workers.children.models import compile_variant
 from workers.children.passes import extract, prepare
 from workers.children.signature import describe_main, onnx_names
-from workers.children.target import architecture, host_cpu, missing_features, needed_features, parse_target, target_key
+from workers.children.target import (
+    architecture,
+    host_cpu,
+    host_device,
+    missing_features,
+    needed_features,
+    parse_target,
+    target_key,
+)
 from workers.children.weights import lift_weights, pack_weights
 
 _ANY_CORES = 1
@@ -99,6 +107,11 @@ def _known(workloads: dict[str, Any], traces: dict[str, str]) -> dict[Any, str]:
     return {workloads[name]: trace for name, trace in traces.items()}
 
 
+def device() -> dict[str, Any]:
+    """The CPU of this host, for bundles that are made without a measurer."""
+    return host_device().to_json()
+
+
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     keep_out_gpu_intrinsics()
-    return {"ingest": ingest, "compile_bundle": compile_bundle}
+    return {"ingest": ingest, "compile_bundle": compile_bundle, "device": device}

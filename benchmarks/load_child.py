@@ -1,0 +1,114 @@
+"""One fresh process that loads a bundle and runs it: its seconds, or its memory, as one line of JSON.
+
+Usage: python -m benchmarks.load_child seconds|memory BUNDLE
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_RUNS = 5
+_PRIVATE = re.compile(r"^Private_(?:Clean|Dirty): +(\d+) kB", re.MULTILINE)
+_STORAGE = re.compile(r"call +vm\.builtin\.alloc_storage in: %vm, c\[(\d+)\]")
+_CONSTANT = re.compile(r"(shapetuple\[[\d, ]*\]|\"ErrorContext\(.*?\) \"|[^,\]]+)(?:, |\])")
+_SHAPE = re.compile(r"shapetuple\[(\d+)\]")
+
+
+def seconds(bundle: str) -> dict[str, Any]:
+    """From `load` to the first output when nothing is imported, and the inference alone once it is warm."""
+    start = time.perf_counter()
+    import tuner_client
+
+    model = tuner_client.load(bundle)
+    loaded = time.perf_counter()
+    inputs = model.random_inputs()
+    given = time.perf_counter()
+    model.run(inputs)
+    done = time.perf_counter()
+    run_secs = [_timed(model, inputs) for _ in range(_RUNS)]
+    return {
+        "load_s": loaded - start,
+        "first_run_s": done - given,
+        "first_output_s": (loaded - start) + (done - given),
+        "later_run_s": statistics.median(run_secs),
+        "variant": model.choice.variant,
+    }
+
+
+def memory(bundle: str) -> dict[str, Any]:
+    """What the process holds more after loading and running than after its imports, which are timed as well."""
+    start = time.perf_counter()
+    import numpy as np  # noqa: F401  imported here to be timed, as are the next ones
+    import tvm_ffi_orcjit
+
+    import tuner_client
+    from tuner_client.inference import runner, runtime, tensors
+    from tuner_core.bundles import Bundle
+
+    runtime.load_runtime()
+    tvm_ffi_orcjit.default_session()
+    imported = time.perf_counter()
+    inputs = tensors.random_inputs(tensors.specs_of(Bundle(Path(bundle)).manifest["inputs"]))
+    before = _private_bytes()
+    begun = time.perf_counter()
+    model = tuner_client.load(bundle)
+    loaded = time.perf_counter()
+    for _ in range(_RUNS):
+        model.run(inputs)
+    after = _private_bytes()
+    # TVM keeps operators' scratch memory for each thread, all else once: one more thread shows how much it is.
+    another = model._runner = runner.Runner(model.share.units, model.share.cpus)  # noqa: SLF001  no model has two
+    model.run(inputs)
+    scratch = _private_bytes() - after
+    another.stop()
+    return {
+        "imports_s": imported - start,
+        "load_after_imports_s": loaded - begun,
+        "imports_bytes": before,
+        "model_bytes": after - before,
+        "weights_bytes": sum(weight["size"] for weight in model.bundle.manifest["weights"]),
+        "planned_bytes": _planned_bytes(model),
+        "scratch_bytes": scratch,
+    }
+
+
+def _timed(model: Any, inputs: dict[str, Any]) -> float:
+    start = time.perf_counter()
+    model.run(inputs)
+    return time.perf_counter() - start
+
+
+def _private_bytes() -> int:
+    """Memory that is this process's alone: libraries that others use too are not in it."""
+    return sum(map(int, _PRIVATE.findall(Path("/proc/self/smaps_rollup").read_text()))) * 1024
+
+
+def _planned_bytes(model: Any) -> int:
+    """What the compiled program asks of the virtual machine for what passes between its operators, all in all."""
+    import tvm_ffi
+    import tvm_ffi_orcjit
+
+    load = tvm_ffi.get_global_func("tvm_ffi_orcjit.SessionLoadModule")
+    objects = model.bundle.objects(model.choice.variant)
+    module = load(tvm_ffi_orcjit.default_session(), objects, "", None, None)
+    if module.kind != "relax.VMExecutable":
+        (module,) = (part for part in module.imports if part.kind == "relax.VMExecutable")
+    constants = str(module["stats"]()).partition("Constant pool")[2].partition(": [")[2]
+    pool = _CONSTANT.findall(constants)
+    planned = 0
+    for number in _STORAGE.findall(str(module["as_text"]())):
+        size = _SHAPE.fullmatch(pool[int(number)])
+        if size is None:
+            raise SystemExit("load: the compiled program cannot be read; has TVM's text of it changed?")
+        planned += int(size.group(1))
+    return planned
+
+
+if __name__ == "__main__":
+    print(json.dumps({"seconds": seconds, "memory": memory}[sys.argv[1]](sys.argv[2])))
