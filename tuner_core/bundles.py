@@ -26,6 +26,8 @@ MANIFEST = "manifest.json"
 RECORDS = "records.jsonl"
 WEIGHTS = "weights.params"
 UNTUNED_VARIANT = "untuned"
+ROBUST_VARIANT = "robust"
+"""the schedules that lose least at the worst of the bundle's shares"""
 
 
 def object_entry(variant: int, name: str) -> str:
