@@ -38,15 +38,14 @@ def test_each_cell_says_time_and_loss_and_noise_is_a_tie() -> None:
     assert cell_text(TABLE, "cpu:1", "cpu:1") == "2.00 ms  fastest"
     assert cell_text(TABLE, "cpu:2", "cpu:1") == "2.28 ms  +14 % ± 0.0 %"
     assert cell_text(TABLE, "untuned", "cpu:1") == "4.00 ms  +100 % ± 0.0 %"
-    assert {cell_text(TABLE, name, "cpu:2") for name in SHARES} == {"1.00 ms  fastest", "1.00 ms  tie"}
+    assert [cell_text(TABLE, name, "cpu:2") for name in SHARES] == ["1.01 ms  tie", "1.00 ms  fastest"]
 
 
 def test_the_table_in_words() -> None:
     loses, ties, robust = sentences(TABLE)
     assert loses == "served on 1 core, the schedule tuned on 2 cores loses 14 % ± 0.0 %"
-    assert ties.startswith(
-        "served on 2 cores, the schedule tuned on 1 core does as well as the one tuned there, within the noise (+0.5 % ± "
-    )
+    assert ties.startswith("served on 2 cores, the schedule tuned on 1 core does as well as the one tuned there, ")
+    assert "within the noise (+0.5 % ± " in ties
     assert robust.startswith("one variant for all of these shares: the schedules tuned on 1 core lose at most 0.5 % ± ")
     assert robust.endswith(" % (on 2 cores)")
 
