@@ -26,6 +26,7 @@ _COMMANDS = {
     "cancel": "jobs",
     "bundle": "bundle",
     "workers": "jobs",
+    "knee": "knee",
     "matrix": "matrix",
     "noise": "noise",
     "match": "log",

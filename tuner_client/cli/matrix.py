@@ -11,13 +11,12 @@ import typer
 
 from tuner_client.cli import options
 from tuner_client.cli.progress import choose_view
-from tuner_client.cli.submit import finished_job
+from tuner_client.cli.submit import finished_job, operator_tables
 from tuner_client.cli.tables import COLUMNS, rich_table, rows, table_json
-from tuner_client.cross_table import CrossTable, model_table, operator_table, sentences
+from tuner_client.cross_table import CrossTable, model_table, sentences
 from tuner_client.log_files import replacing
 from tuner_client.picture import check_picture, draw_table
 from tuner_client.text import table_console
-from tuner_core.pb import fractune_pb2 as pb
 
 
 def matrix(
@@ -43,14 +42,7 @@ def matrix(
     spec = options.job_spec(model, shares, inputs=inputs, target=target, only=only, rerank=rerank)
     view = choose_view(quiet=False, as_json=as_json)
     with finished_job(model, spec, state, server, view) as (client, job):
-        found = [model_table(job)]
-        if operators:
-            request = pb.TabulateModelRequest(
-                model=job.spec.model, shares=spec.shares, inputs=job.spec.inputs, target=target
-            )
-            wanted = {each.workload_hash for each in job.operators if each.selected}
-            answers = [each for each in client.tabulate_model(request) if each.operator.workload_hash in wanted]
-            found += [operator_table(each, spec.shares) for each in answers]
+        found = [model_table(job), *(operator_tables(client, job) if operators else [])]
     if csv_file is not None:
         _write_csv(found, csv_file)
     if picture is not None:

@@ -11,6 +11,7 @@ from tuner_client.cli.progress import View
 from tuner_client.cli.result import check_ended_well
 from tuner_client.cli.session import tuning_session
 from tuner_client.client import Client
+from tuner_client.cross_table import CrossTable, operator_table
 from tuner_core.convert import spec_to_proto, state_from_proto
 from tuner_core.errors import FractuneError, JobFailed
 from tuner_core.jobs import JobSpec, JobState
@@ -31,6 +32,15 @@ def finished_job(
     """
     with tuning_session(state, server, spec.shares) as (client, start_search):
         yield client, _run(client, model, spec, view, start_search)
+
+
+def operator_tables(client: Client, job: pb.Job) -> list[CrossTable]:
+    """The table tuned-at x run-at of every operator that the finished job was about, from published records."""
+    spec = job.spec
+    request = pb.TabulateModelRequest(model=spec.model, shares=spec.shares, inputs=spec.inputs, target=spec.target)
+    selected = {each.workload_hash for each in job.operators if each.selected}
+    answers = (each for each in client.tabulate_model(request) if each.operator.workload_hash in selected)
+    return [operator_table(each, spec.shares) for each in answers]
 
 
 def follow(client: Client, job: str, show: Callable[[pb.Job], None]) -> pb.Job:
