@@ -33,9 +33,8 @@ def contest(
     operator: Operator, traces: Mapping[str, str], target: str, bench: Bench, cores: Sequence[int]
 ) -> dict[str, float]:
     """Median seconds of each contestant, as `contest_secs` times them; infinite for one that fails."""
-    return {
-        label: statistics.median(secs) for label, secs in contest_secs(operator, traces, target, bench, cores).items()
-    }
+    run_secs = contest_secs(operator, traces, target, bench, cores)
+    return {label: statistics.median(secs) for label, secs in run_secs.items()}
 
 
 def contest_secs(
