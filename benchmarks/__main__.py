@@ -9,7 +9,10 @@ import argparse
 import subprocess
 import sys
 
-BENCHMARKS = ("queue_cost", "load", "overhead", "evolution", "guidance", "warm_start", "k_shares", "memory", "vs_stock")
+BENCHMARKS = (
+    *("queue_cost", "load", "overhead", "evolution", "guidance", "rerank", "warm_start", "k_shares", "memory"),
+    *("share_matrix", "vs_stock"),
+)
 """modules of this package; the longest come last"""
 
 

@@ -32,7 +32,16 @@ _UNTUNED_NAME = "untuned"
 def contest(
     operator: Operator, traces: Mapping[str, str], target: str, bench: Bench, cores: Sequence[int]
 ) -> dict[str, float]:
-    """Median seconds of each contestant, named as in `traces`; infinite for one that fails or gives wrong output.
+    """Median seconds of each contestant, as `contest_secs` times them; infinite for one that fails."""
+    run_secs = contest_secs(operator, traces, target, bench, cores)
+    return {label: statistics.median(secs) for label, secs in run_secs.items()}
+
+
+def contest_secs(
+    operator: Operator, traces: Mapping[str, str], target: str, bench: Bench, cores: Sequence[int]
+) -> dict[str, list[float]]:
+    """All repeats in seconds of each contestant, named as in `traces`, taken in turn; infinite for one that fails or
+    gives wrong output.
 
     `target` is TVM's target as JSON. The untuned operator takes part: it is what outputs are compared with.
     """
@@ -44,7 +53,7 @@ def contest(
             outcomes = bench.final(batch, _UNTUNED_NAME)
         for name, secs in run_secs.items():
             secs.extend(outcomes[name].run_secs or (math.inf,))
-    return {label: statistics.median(run_secs[names[trace]]) for label, trace in traces.items()}
+    return {label: run_secs[names[trace]] for label, trace in traces.items()}
 
 
 def open_bench(share: str) -> tuple[Bench, list[int]]:

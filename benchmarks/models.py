@@ -39,40 +39,51 @@ class Operator:
     """MetaSchedule's workload as JSON text"""
 
 
-def _in_package(package: str, path: str) -> Path:
-    """A file that a package ships; the package is not imported."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"benchmarks: the package {package} is not installed; run: make setup")
-    return Path(spec.origin).parent / path
+@dataclass(frozen=True)
+class _Shipped:
+    """A model that a package ships."""
+
+    package: str
+    file: str
+    kinds: tuple[str, ...] = ("conv2d",)
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    install: str = "make setup"
+
+    def model(self, name: str) -> Model:
+        """The package is not imported. Raises SystemExit when it is not installed."""
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or spec.origin is None:
+            raise SystemExit(f"benchmarks: the package {self.package} is not installed; run: {self.install}")
+        return Model(name, Path(spec.origin).parent / self.file, self.kinds, self.inputs)
 
 
-def _light(name: str) -> Model:
-    return Model(name, _in_package("onnx", f"backend/test/data/light/light_{name}.onnx"))
+def _light(name: str) -> _Shipped:
+    return _Shipped("onnx", f"backend/test/data/light/light_{name}.onnx")
 
 
 MODELS = {
-    model.name: model
-    for model in (
-        _light("squeezenet"),
-        _light("resnet50"),
-        _light("zfnet512"),
-        _light("bvlc_alexnet"),
-        # trained weights: a detector of file types
-        Model(
-            "magika",
-            _in_package("magika", "models/standard_v3_3/model.onnx"),
-            kinds=("conv2d", "matmul"),
-            inputs={"bytes": [1, 2048]},
-        ),
-    )
+    "squeezenet": _light("squeezenet"),
+    "resnet50": _light("resnet50"),
+    "zfnet512": _light("zfnet512"),
+    "bvlc_alexnet": _light("bvlc_alexnet"),
+    # trained weights: a detector of file types
+    "magika": _Shipped(
+        "magika", "models/standard_v3_3/model.onnx", kinds=("conv2d", "matmul"), inputs={"bytes": [1, 2048]}
+    ),
+    # trained weights: which way up a line of text is. What the package depends on is large, and not needed here.
+    "ocr_angle": _Shipped(
+        "rapidocr_onnxruntime",
+        "models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
+        inputs={"x": [1, 3, 48, 192]},
+        install=".venv/bin/pip install --no-deps rapidocr-onnxruntime==1.4.4",
+    ),
 }
 
 
 def find_model(name: str) -> Model:
     if name not in MODELS:
         raise SystemExit(f"benchmarks: no model '{name}'; there are {', '.join(MODELS)}")
-    return MODELS[name]
+    return MODELS[name].model(name)
 
 
 def operators_of(model: Model) -> list[Operator]:

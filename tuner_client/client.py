@@ -172,6 +172,10 @@ class Client:
     def match_model(self, request: pb.MatchModelRequest) -> list[pb.OperatorMatch]:
         return list(self._call(self._log.MatchModel, request, MATCH_TIMEOUT_S).matches)
 
+    def tabulate_model(self, request: pb.TabulateModelRequest) -> list[pb.OperatorTable]:
+        """How the schedule published for each share does at each of the others, operator by operator."""
+        return list(self._call(self._log.TabulateModel, request, MATCH_TIMEOUT_S).operators)
+
     # ---- bundles and the fleet -----------------------------------------------------------------------------
 
     def download_bundle(self, name: str, to: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner_client.cross_table import CrossTable, verdict
 from tuner_client.text import time_text
+from tuner_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from tuner_core.errors import BadRequest, FractuneError, StateUnusable
+from tuner_core.losses import Loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SUFFIXES = (".svg", ".png")
+_DARKEST = 0.5
+"""the loss that is drawn darkest"""
 
 
 def check_picture(path: Path) -> None:
@@ -24,31 +28,31 @@ def check_picture(path: Path) -> None:
         raise FractuneError("--picture needs matplotlib; install 'fractune[local]'")
 
 
-def draw_table(times: Mapping[str, Mapping[str, float]], model: str, path: Path) -> None:
-    """Draw latencies in seconds, by the variant's `tuned at` and then by the share it ran at, to `path`.
+def draw_table(table: CrossTable, path: Path) -> None:
+    """Draw a heat map: a row for each variant, a column for each share it ran at.
 
-    A cell's colour is its loss against the fastest variant in its column. Raises StateUnusable.
+    A cell's colour is its loss against the fastest variant in its column, its text the time and that loss; what the
+    noise hides is a tie. Raises StateUnusable.
     """
     from matplotlib.figure import Figure
 
-    rows = list(times)
-    columns = list(dict.fromkeys(share for row in times.values() for share in row))
-    best = {share: min(row[share] for row in times.values() if share in row) for share in columns}
-    losses = [[times[row].get(share, float("nan")) / best[share] - 1 for share in columns] for row in rows]
-    figure = Figure(figsize=(2.6 + 1.7 * len(columns), 1.6 + 0.7 * len(rows)), layout="constrained")
+    variants, shares = list(table.cells), list(table.shares)
+    losses = {(v, s): lost for v in variants for s in shares if (lost := table.loss(v, s)) is not None}
+    shades = [[_shade(losses.get((variant, share))) for share in shares] for variant in variants]
+    figure = Figure(figsize=(3.0 + 1.9 * len(shares), 1.9 + 0.8 * len(variants)), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(losses, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(columns)), [f"run at\n{share}" for share in columns])
-    axes.set_yticks(range(len(rows)), [_row_label(row) for row in rows])
+    image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=_DARKEST, aspect="auto")
+    axes.set_xticks(range(len(shares)), [f"run at\n{share}" for share in shares])
+    axes.set_yticks(range(len(variants)), [_row_label(variant) for variant in variants])
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
-    for y, row in enumerate(rows):
-        for x, share in enumerate(columns):
-            if share in times[row]:
-                axes.text(x, y, _cell_text(times[row][share], losses[y][x]), **_cell_style(losses[y][x]))
-    bar = figure.colorbar(image, ax=axes, ticks=[0, 0.5, 1])
-    bar.ax.set_yticklabels(["fastest here", "+50%", "+100% or more"])
-    axes.set_title(f"{model}: latency by the share\nit was tuned at and the share it runs at", pad=14)
+    for (variant, share), lost in losses.items():
+        cell = table.cells[variant][share]
+        text = f"{time_text(cell.median_s)}\n{verdict(table, variant, share, lost)}"
+        axes.text(shares.index(share), variants.index(variant), text, **_cell_style(_shade(lost)))
+    bar = figure.colorbar(image, ax=axes, ticks=[0, _DARKEST / 2, _DARKEST])
+    bar.ax.set_yticklabels(["as the fastest", f"+{_DARKEST / 2:.0%}", f"+{_DARKEST:.0%} or more"])
+    axes.set_title(f"{table.name}: latency by the share\nit was tuned at and the share it runs at", pad=14)
     save_figure(figure, path)
 
 
@@ -62,13 +66,16 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _row_label(variant: str) -> str:
-    return variant if variant == "untuned" else f"tuned at {variant}"
+    return variant if variant in (UNTUNED_VARIANT, ROBUST_VARIANT) else f"tuned at {variant}"
 
 
-def _cell_text(secs: float, loss: float) -> str:
-    return f"{time_text(secs)}\n{'fastest' if loss == 0 else f'+{loss:.0%}'}"
+def _shade(lost: Loss | None) -> float:
+    """The loss as it is coloured: none for a tie, not a number for what was not measured."""
+    if lost is None:
+        return float("nan")
+    return 0.0 if lost.is_tie else max(lost.median, 0.0)
 
 
-def _cell_style(loss: float) -> dict[str, Any]:
+def _cell_style(shade: float) -> dict[str, Any]:
     """Centred, light on the dark cells."""
-    return {"ha": "center", "va": "center", "color": "white" if loss > 0.6 else "black"}
+    return {"ha": "center", "va": "center", "color": "white" if shade > 0.6 * _DARKEST else "black"}

@@ -33,6 +33,7 @@ SIGNATURE = "manifest.sig"
 RECORDS = "records.jsonl"
 WEIGHTS = "weights.bin"
 UNTUNED_VARIANT = manifests.UNTUNED_VARIANT
+ROBUST_VARIANT = manifests.ROBUST_VARIANT
 ALIGNMENT_BYTES = 64
 """weights begin at multiples of it, as the compiled code expects of memory"""
 
@@ -187,7 +188,8 @@ class Bundle:
     def measured(self) -> dict[int, dict[str, float]]:
         """Seconds of the model's operators by units of a share, then by variant: what `match.choose` asks for."""
         shares, measured = self.manifest["shares"], self.manifest.get("measured", {})
-        return {int(shares[share]["units"]): dict(times) for share, times in measured.items() if times}
+        known = {share: {name: secs for name, secs in times.items() if secs > 0} for share, times in measured.items()}
+        return {int(shares[share]["units"]): times for share, times in known.items() if times}
 
     def objects(self, variant: str) -> list[bytes]:
         """The object files of a variant by name. Raises BadBundle when there is none of this name."""

@@ -156,6 +156,8 @@ def spec_to_proto(spec: JobSpec) -> pb.JobSpec:
         only=spec.only,
         seed=spec.seed,
         priority=spec.priority,
+        rerank=spec.rerank,
+        variants=spec.variants,
     )
 
 
@@ -176,6 +178,8 @@ def spec_from_proto(message: pb.JobSpec, model_name: str) -> JobSpec:
         only=message.only,
         seed=message.seed,
         priority=message.priority,
+        rerank=message.rerank,
+        variants=message.variants,
     )
 
 

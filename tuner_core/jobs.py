@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from tuner_core.bundles import ROBUST_VARIANT
 from tuner_core.errors import BadRequest
 from tuner_core.shares import Share
 
@@ -53,6 +54,11 @@ class JobSpec:
     seed: int = 0
     priority: int = 0
     """higher goes first"""
+    rerank: int = 0
+    """above 0: search nothing; of every share that the log knows, the published winner and so many of the fastest
+    trials are measured at this job's shares"""
+    variants: str = ""
+    """of the bundle: empty for one a share, and the robust one; ROBUST for that one only"""
 
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""
@@ -65,6 +71,10 @@ class JobSpec:
                 raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.more < 0:
             raise BadRequest(f"more is {self.more}; it must be at least 1, or 0 to leave it out")
+        if self.rerank < 0:
+            raise BadRequest(f"rerank is {self.rerank}; it must be at least 1, or 0 to search")
+        if self.variants not in ("", ROBUST_VARIANT):
+            raise BadRequest(f"variants is '{self.variants}'; write {ROBUST_VARIANT}, or leave it out for one a share")
         if self.minutes < 0:
             raise BadRequest(f"minutes is {self.minutes}; it must be above 0, or 0 for no limit")
         if not self.shares:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 UNTUNED_VARIANT = "untuned"
+ROBUST_VARIANT = "robust"
+"""the schedules that lose least at the worst of the bundle's shares"""
 
 _Check = Callable[[Any], bool]
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -27,8 +29,9 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
     variants = {variant["name"] for variant in manifest["variants"]}
     if len(variants) != len(manifest["variants"]):
         yield "two of 'variants' have one name"
-    if not variants <= {*manifest["shares"], UNTUNED_VARIANT}:
-        yield f"the variant '{min(variants - {*manifest['shares'], UNTUNED_VARIANT})}' is not among 'shares'"
+    strangers = variants - {*manifest["shares"], ROBUST_VARIANT, UNTUNED_VARIANT}
+    if strangers:
+        yield f"the variant '{min(strangers)}' is not among 'shares'"
     measured = manifest.get("measured", {})
     if not _is_measured(measured):
         yield "'measured' is not seconds by share and variant"
@@ -48,7 +51,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def _is_digest(value: Any) -> bool:

@@ -135,7 +135,7 @@ def find_match(
     measurements of a schedule at a share counts, so that more records never make an exact match slower; when they
     contradict each other, the reason says so.
     """
-    published = [r for r in records if r.kind is Kind.FINAL and r.status is Status.OK and _is_time(r.median_s)]
+    published = published_among(records)
     if not published:
         return Match(How.NONE, None, 0.0, "no published record of this operator")
     same = [r for r in published if r.device.key == device_key]
@@ -153,6 +153,17 @@ def find_match(
         return Match(choice.how, None, choice.regret, choice.reason)
     own = [r for r in same if r.candidate_id == choice.name]
     return Match(choice.how, _nearest_record(own, granted.units), choice.regret, choice.reason + _contradiction(own))
+
+
+def published_among(records: Iterable[TuningRecord]) -> list[TuningRecord]:
+    """Final, right output, and a time that can be one."""
+    return [r for r in records if r.kind is Kind.FINAL and r.status is Status.OK and _is_time(r.median_s)]
+
+
+def fastest_record(records: Iterable[TuningRecord], candidate: str, units: int) -> TuningRecord | None:
+    """The fastest measurement of a candidate at a share of so many units; None when there is none."""
+    found = (r for r in records if (r.candidate_id, r.granted.units) == (candidate, units))
+    return min(found, key=lambda r: (r.median_s, r.record_id), default=None)
 
 
 def best_times(records: Iterable[TuningRecord]) -> dict[int, dict[str, float]]:

@@ -173,7 +173,7 @@ class MeasureWork(OperatorWork):
 
 class VariantItem(TypedDict):
     name: str
-    """`untuned`, or the share it was tuned at"""
+    """`untuned`, the share it was tuned at, or `robust`"""
     traces: dict[str, str]
     """trace by workload hash; an operator that is missing stays untuned"""
 

@@ -88,7 +88,7 @@ class JobRun:
     @property
     def budget(self) -> Budget:
         spec = self.job.spec
-        return Budget(spec.trials, spec.more, spec.round_size)
+        return Budget(0, 0, spec.round_size) if spec.rerank else Budget(spec.trials, spec.more, spec.round_size)
 
     @property
     def own_done(self) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tuner_core.bundles import UNTUNED_VARIANT
+from tuner_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from tuner_core.convert import granted_to_proto, spec_to_proto, state_to_proto, timestamp
 from tuner_core.jobs import JobState
 from tuner_core.names import Collection
@@ -76,7 +76,7 @@ def _share_result(share: str, timing: dict[str, Any]) -> pb.ShareResult:
         share=share,
         granted=granted_to_proto(GrantedShare.from_json(timing["granted"])),
         untuned_s=statistics.median(run_secs[UNTUNED_VARIANT]),
-        tuned_s=statistics.median(run_secs[share]),
+        tuned_s=statistics.median(run_secs.get(share) or run_secs[ROBUST_VARIANT]),
         run_secs={variant: pb.Repeats(secs=secs) for variant, secs in run_secs.items()},
         max_error=timing["max_error"],
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tuner_core.bundles import UNTUNED_VARIANT
 from tuner_core.devices import Device
-from tuner_core.errors import NotFound, ServerUnreachable, ShareUnavailable
+from tuner_core.errors import BadRequest, NotFound, ServerUnreachable, ShareUnavailable
 from tuner_core.jobs import OperatorTask
-from tuner_core.match import Match, find_match
+from tuner_core.match import Match, Policy, fastest_record, find_match
+from tuner_core.records import TuningRecord
 from tuner_core.shares import GrantedShare, Share
 from tuner_core.targets import target_key
 from tuner_server.deps import Deps
@@ -18,6 +20,7 @@ from tuner_server.fleet import COMPILE, Fleet, live_workers
 from tuner_server.phases.ingesting import LooseIngests, request_ingest
 from tuner_server.queues import WorkQueues
 from tuner_server.store.models import IngestedModel, IngestKey
+from tuner_server.variants import OperatorFinals, Place
 
 _LONGEST_S = 600.0
 _LOOK_EVERY_S = 0.1
@@ -30,8 +33,30 @@ class OperatorAnswer:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a model is to run."""
+class OperatorRow:
+    """How the schedules published for some shares do at each of them; what was never measured is absent."""
+
+    task: OperatorTask
+    cells: dict[tuple[str, str], TuningRecord]
+    """by the variant (`untuned`, or a share) and the share it ran at"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A model as a user names it, with what its operators depend on."""
+
+    model: str
+    """SHA-256"""
+    inputs: Mapping[str, list[int]]
+    target: str
+    """empty = the device's own"""
+    time_left_s: float | None
+    """how long the asker will wait"""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A share of a device."""
 
     device: Device
     granted: GrantedShare
@@ -46,15 +71,7 @@ class Matcher:
         self._deps = deps
         self._loose = loose_ingests
 
-    def match(
-        self,
-        *,
-        model: str,
-        share: str,
-        inputs: Mapping[str, list[int]],
-        target: str,
-        time_left_s: float | None,
-    ) -> list[OperatorAnswer]:
+    def match(self, asked: Asked, share: str, policy: Policy) -> list[OperatorAnswer]:
         """One answer for each operator.
 
         1. The share's granted form: from a live worker, else from the log, else from the size it names.
@@ -65,29 +82,62 @@ class Matcher:
         read and no worker can, ServerUnreachable when the time is over before it was read.
         """
         fleet = live_workers(self._deps.redis)
-        place = self._place(fleet, Share.parse(share))
-        key = IngestKey(model, dict(inputs), target or place.target)
-        found = self._deps.store.models.find_ingested(key) or self._ingest(fleet, key, place.device, time_left_s)
-        return [self._answer(task, place, found.target_key) for task in found.operators]
+        spot = self._spot(fleet, Share.parse(share))
+        found = self._ingested(fleet, asked, spot)
+        finals = self._deps.store.log.finals
+        device, target_key = spot.device.key, found.target_key
+        return [
+            OperatorAnswer(task, find_match(finals(task.workload_hash), spot.granted, device, target_key, policy))
+            for task in found.operators
+        ]
 
-    def _answer(self, task: OperatorTask, place: Place, target_key: str) -> OperatorAnswer:
-        records = self._deps.store.log.finals(task.workload_hash)
-        return OperatorAnswer(task, find_match(records, place.granted, place.device.key, target_key))
+    def tabulate(self, asked: Asked, shares: Sequence[str]) -> list[OperatorRow]:
+        """Each operator's published times, by the share that its schedule was chosen for and the share it ran at.
 
-    def _place(self, fleet: Fleet, share: Share) -> Place:
+        Raises what `match` raises, and BadRequest when the shares are of several devices or mechanisms.
+        """
+        fleet = live_workers(self._deps.redis)
+        spots = {share: self._spot(fleet, Share.parse(share)) for share in shares}
+        if len({(spot.device.key, spot.granted.mechanism) for spot in spots.values()}) != 1:
+            raise BadRequest(f"shares {', '.join(shares)}: name shares of one device and one mechanism")
+        spot = next(iter(spots.values()))
+        found = self._ingested(fleet, asked, spot)
+        place = Place(spot.device.key, found.target_key, {share: each.granted for share, each in spots.items()})
+        return [self._row(task, place) for task in found.operators]
+
+    def _row(self, task: OperatorTask, place: Place) -> OperatorRow:
+        operator = OperatorFinals(task.workload_hash, task.weight, self._deps.store.log.finals(task.workload_hash))
+        records = place.published(operator, next(iter(place.granted.values())).mechanism)
+        matches = {share: place.match(operator, share) for share in place.granted}
+        chosen = {share: match.record.candidate_id for share, match in matches.items() if match.record is not None}
+        rows = {UNTUNED_VARIANT: place.default(operator), **dict.fromkeys(place.granted, place.default(operator))}
+        cells = {
+            (variant, share): fastest
+            for variant, candidate in (rows | chosen).items()
+            for share, granted in place.granted.items()
+            if (fastest := fastest_record(records, candidate, granted.units)) is not None
+        }
+        return OperatorRow(task, cells)
+
+    def _ingested(self, fleet: Fleet, asked: Asked, spot: Spot) -> IngestedModel:
+        key = IngestKey(asked.model, dict(asked.inputs), asked.target or spot.target)
+        found = self._deps.store.models.find_ingested(key)
+        return found or self._ingest(fleet, key, spot.device, asked.time_left_s)
+
+    def _spot(self, fleet: Fleet, share: Share) -> Spot:
         text = str(share)
         offers = fleet.offers()
         for offer in offers:
             if offer.granted.share == text:
-                return Place(offer.device, offer.granted, offer.target)
+                return Spot(offer.device, offer.granted, offer.target)
         record = self._deps.store.log.newest(text)
         if record is not None:
-            return Place(record.device, record.granted, record.target_key)
+            return Spot(record.device, record.granted, record.target_key)
         if share.mechanism == "cpu":
             known = offers[0] if offers else self._deps.store.log.newest_of_kind("cpu")
             if known is not None and share.cores <= known.granted.units_total:
                 granted = replace(known.granted, share=text, units=share.cores, ids=())
-                return Place(known.device, granted, target_key(known.target))
+                return Spot(known.device, granted, target_key(known.target))
         raise NotFound(f"share {text}: no worker offers it and the log holds nothing that was measured there")
 
     def _ingest(self, fleet: Fleet, key: IngestKey, device: Device, time_left_s: float | None) -> IngestedModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -79,6 +80,43 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client)
 
     more = client.finish(client.create(model, more=8, round_size=8).name)
     assert more.progress.candidates_done == 8
+
+
+def test_a_share_that_was_never_searched_is_served_by_measuring_the_best_of_another(client: Client) -> None:
+    model = client.upload(fresh())
+    assert client.finish(client.create(model, trials=24, shares=["cpu:1"]).name).state == pb.JOB_STATE_DONE
+    job = client.finish(client.create(model, shares=["cpu:2"], rerank=3).name)
+    assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+    assert dict(job.progress.trials_done) == {"cpu:2": 0}
+    wanted = pb.RecordFilter(model=model, share="cpu:2")
+    records = client.log.ListRecords(pb.ListRecordsRequest(filter=wanted, page_size=1000)).records
+    assert {record.kind for record in records} == {"final"}
+    assert len(records) == len(OPERATORS) * (3 + 1)  # the best three and the untuned default
+    (table, *_) = client.log.TabulateModel(pb.TabulateModelRequest(model=model, shares=["cpu:1", "cpu:2"])).operators
+    assert {(cell.tuned_at, cell.run_at) for cell in table.cells} == {
+        (variant, share) for variant in ("untuned", "cpu:1", "cpu:2") for share in ("cpu:1", "cpu:2")
+    }
+
+
+def test_without_a_trial_in_the_log_there_is_nothing_to_measure_again(client: Client) -> None:
+    job = client.finish(client.create(client.upload(fresh()), rerank=1).name)
+    assert (job.state, job.error) == (pb.JOB_STATE_FAILED, "NotFound")
+    assert "tune it first" in job.message
+
+
+@pytest.mark.parametrize("spec", [{"rerank": -1}, {"variants": "all"}])
+def test_a_rerank_or_variants_that_cannot_be_meant(client: Client, spec: dict[str, Any]) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        client.create(client.upload(fresh()), **spec)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_one_variant_for_all_shares(client: Client) -> None:
+    model = client.upload(fresh())
+    job = client.finish(client.create(model, trials=24, variants="robust").name)
+    assert job.state == pb.JOB_STATE_DONE
+    assert [(each.share, each.tuned_s) for each in job.result.shares] == [("cpu:1", 1.0), ("cpu:2", 1.0)]
+    assert all(set(each.run_secs) == {"robust", "untuned"} for each in job.result.shares)
 
 
 def test_only_some_operators(client: Client) -> None:

@@ -19,6 +19,7 @@ import pytest
 from tests.cli_process import error_line, events, fractune, start_fractune, stopped_at_end, write_model
 from tests.redis_process import running_redis, wait_until
 from tuner_client.client import Client
+from tuner_core.bundles import Bundle
 from tuner_core.errors import ServerUnreachable
 
 ONLY = "conv2d"
@@ -287,3 +288,59 @@ def test_a_finished_job_can_be_watched_and_its_bundle_fetched(
     path = tmp_path / "again.fractune"
     events(fractune("bundle", job, "--out", str(path), "--json", *at))
     assert path.read_bytes() == Path(tuned[-1]["bundle"]).read_bytes()
+
+
+def test_the_matrix_measures_winners_only_and_says_what_it_means(
+    fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    assert tuned
+    table, picture = tmp_path / "m.csv", tmp_path / "m.svg"
+    asked = ("--shares", ",".join(SHARES), "--only", ONLY, "--server", fleet.address)
+    where = ("--csv", str(table), "--picture", str(picture))
+    told = events(fractune("matrix", str(fleet.model), *asked, *where, "--operators", "--json"))
+    assert all(event["candidates_done"] == 0 for event in told if event["event"] == "progress")
+    model, *operators = told[-1]["tables"]
+    assert {(cell["tuned_at"], cell["run_at"]) for cell in model["cells"]} >= {
+        (variant, share) for variant in ("untuned", *SHARES) for share in SHARES
+    }
+    for share in SHARES:
+        column = [cell for cell in model["cells"] if cell["run_at"] == share]
+        assert min(cell["loss"] for cell in column) == 0.0
+        assert all(len(cell["run_secs"]) >= 3 for cell in column)
+    assert len(model["sentences"]) == 3
+    assert len(operators) == 2
+    assert all(len(each["cells"]) == 6 for each in operators)
+    assert table.read_text().count("\n") == 1 + len(model["cells"]) + sum(len(each["cells"]) for each in operators)
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_the_knee_of_two_shares_is_a_bound(fleet: Fleet, tuned: list[dict[str, Any]]) -> None:
+    assert tuned
+    asked = ("--shares", ",".join(SHARES), "--only", ONLY, "--server", fleet.address, "--slack", "10%")
+    curve = events(fractune("knee", str(fleet.model), *asked, "--json"))[-1]["curves"][0]
+    assert [each["units"] for each in curve["measured"]] == [1, 2]
+    assert curve["knee_units"] in (1, 2)
+    ended = fractune("knee", str(fleet.model), *asked[:-1], "a lot")
+    assert ended.returncode == 2
+    assert "--slack 'a lot'" in error_line(ended)
+
+
+def test_a_bundle_for_all_shares_is_one_variant(fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert tuned
+    path = tmp_path / "one.fractune"
+    asked = ("--shares", ",".join(SHARES), "--policy", "robust", "--server", fleet.address, "--out", str(path))
+    told = events(fractune("bundle", str(fleet.model), *asked, "--json"))[-1]
+    assert told["bundle"] == str(path)
+    manifest = Bundle(path).manifest
+    assert [variant["name"] for variant in manifest["variants"]] == ["robust", "untuned"]
+    assert set(manifest["measured"]) == set(SHARES)
+    (report,) = events(fractune("run", str(path), "--share", "cpu:1", "--repeats", "3", "--json"))
+    assert report["variant"] == "robust"
+
+
+def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path: Path) -> None:
+    stranger = write_model(tmp_path / "stranger.onnx", channels=12)
+    for command in ("matrix", "bundle"):
+        ended = fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
+        assert ended.returncode == 9
+        assert "tune it first" in error_line(ended)

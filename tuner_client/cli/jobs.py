@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,12 +12,9 @@ from tuner_client.cli import options
 from tuner_client.cli.progress import choose_view
 from tuner_client.cli.result import check_ended_well, print_result, result_json
 from tuner_client.cli.session import session
-from tuner_client.cli.tune import follow
-from tuner_client.client import Client
+from tuner_client.cli.submit import follow
 from tuner_client.text import table_console
-from tuner_core.bundles import SUFFIX
 from tuner_core.convert import device_from_proto, granted_from_proto, seconds, state_from_proto, when
-from tuner_core.errors import JobFailed
 from tuner_core.pb import fractune_pb2 as pb
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
@@ -77,28 +73,6 @@ def cancel(
         print(json.dumps(job_json(cancelled)))
     else:
         print(f"{cancelled.name} is {state_from_proto(cancelled.state).value}")
-
-
-def bundle(
-    job: JobArgument,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write (default: after the model).")] = None,
-    server: options.Server = None,
-    state: options.State = None,
-    as_json: options.Json = False,
-) -> None:
-    """Download the bundle of a finished job."""
-    with session(state, server) as client:
-        path = _download(client, job, out)
-    print(json.dumps({"job": job, "bundle": str(path)}) if as_json else f"bundle: {path}")
-
-
-def _download(client: Client, name: str, out: Path | None) -> Path:
-    job = client.get_job(name)
-    if not job.result.bundle:
-        raise JobFailed(f"{job.name} has no bundle: it is {state_from_proto(job.state).value}")
-    path = (out or Path(Path(job.model_display_name).stem + SUFFIX)).absolute()
-    client.download_bundle(job.result.bundle, path)
-    return path
 
 
 def workers(

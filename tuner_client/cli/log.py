@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -193,6 +194,13 @@ def prune(
 def match(
     model: Annotated[Path, typer.Argument(help="Model file.")],
     share: Annotated[str, typer.Option("--share", help="Share to match for, such as cpu:1.")],
+    policy: Annotated[
+        str, typer.Option("--policy", help="The loosest way to match that is allowed: exact, near or robust.")
+    ] = "robust",
+    allow_unmeasured: Annotated[
+        bool,
+        typer.Option("--allow-unmeasured", help="Offer a near share's fastest, its loss not measured."),
+    ] = False,
     inputs: options.Inputs = None,
     target: options.Target = "",
     server: options.Server = None,
@@ -206,7 +214,14 @@ def match(
         raise BadModel(f"{model}: no such model file")
     with session(state, server, compile=True) as client:
         name = client.upload_model(model).name
-        request = pb.MatchModelRequest(model=name, share=wanted, inputs=shapes_to_proto(shapes), target=target)
+        request = pb.MatchModelRequest(
+            model=name,
+            share=wanted,
+            inputs=shapes_to_proto(shapes),
+            target=target,
+            loosest=policy,
+            allow_unmeasured=allow_unmeasured,
+        )
         found = client.match_model(request)
     if as_json:
         for each in found:
@@ -216,7 +231,7 @@ def match(
     for each in found:
         time_s = record_from_proto(each.record).median_s if each.HasField("record") else None
         operator = each.operator
-        regret = f"{each.regret:.1%}"
+        regret = "not measured" if math.isnan(each.regret) else f"{each.regret:.1%}"
         table.add_row(operator.display_name, str(operator.weight), each.how, time_text(time_s), regret, each.reason)
     table_console().print(table)
 
@@ -227,7 +242,7 @@ def _match_json(each: pb.OperatorMatch) -> dict[str, Any]:
         "weight": each.operator.weight,
         "workload_hash": each.operator.workload_hash,
         "how": each.how,
-        "regret": each.regret,
+        "regret": None if math.isnan(each.regret) else each.regret,
         "reason": each.reason,
         "record": record_from_proto(each.record).to_json() if each.HasField("record") else None,
     }

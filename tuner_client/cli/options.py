@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from tuner_core.errors import BadRequest
+from tuner_core.errors import BadModel, BadRequest
+from tuner_core.jobs import JobSpec
+from tuner_core.shares import parse_shares
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 
@@ -28,7 +30,23 @@ Inputs = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open."),
 ]
+Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains this; several: A,B.")]
+ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule (JSON or TVMScript) or torch.export file.")]
 Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
+
+
+def job_spec(model: Path, shares: str, *, inputs: list[str] | None, **rest: Any) -> JobSpec:
+    """What the options ask for, checked; the digest of the model is still missing. Raises BadModel or BadRequest."""
+    if not model.is_file():
+        raise no_model(model)
+    named = tuple(str(share) for share in parse_shares(shares))
+    spec = JobSpec(model="", model_name=model.name, shares=named, inputs=parse_inputs(inputs), **rest)
+    spec.check()
+    return spec
+
+
+def no_model(path: Path) -> BadModel:
+    return BadModel(f"{path}: no such model file")
 
 
 def parse_inputs(texts: list[str] | None) -> dict[str, list[int]]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 from rich.table import Table
 
 from tuner_client.cli.progress import operator_json
+from tuner_client.cli.tables import rich_table
+from tuner_client.cross_table import model_table, sentences
 from tuner_client.text import counts_text, ratio_text, span_text, table_console, time_text
-from tuner_core.bundles import UNTUNED_VARIANT
 from tuner_core.convert import granted_from_proto, state_from_proto
 from tuner_core.errors import JobCancelled, JobFailed, revive
 from tuner_core.pb import fractune_pb2 as pb
 
 DOUBTFUL_DIFFERENCE = 1e-3
 """outputs that differ by more than this, relative to the largest one, are pointed out"""
-
-TunedAtRunAt = dict[str, dict[str, float]]
-"""seconds by variant ("untuned", or the share it was tuned at), then by the share it ran at"""
 
 
 def check_ended_well(job: pb.Job) -> None:
@@ -54,20 +51,13 @@ def result_json(job: pb.Job, bundle: str) -> dict[str, Any]:
     }
 
 
-def tuned_at_run_at(job: pb.Job) -> TunedAtRunAt:
-    """Median latency of every variant at every share, all measured in this job."""
-    table: TunedAtRunAt = {}
-    for each in job.result.shares:
-        for variant, repeats in each.run_secs.items():
-            table.setdefault(variant, {})[each.share] = statistics.median(repeats.secs)
-    order = [UNTUNED_VARIANT, *job.spec.shares]
-    return {variant: table[variant] for variant in order if variant in table}
-
-
 def print_result(job: pb.Job, bundle: str) -> None:
     console = table_console()
     console.print(_latency_table(job))
-    console.print(_cross_table(tuned_at_run_at(job), list(job.spec.shares)))
+    table = model_table(job)
+    console.print(rich_table(table))
+    for sentence in sentences(table):
+        print(sentence)
     for warning in doubts(job):
         print(warning)
     done = ", ".join(f"{job.progress.trials_done.get(share, 0)} at {share}" for share in job.spec.shares)
@@ -98,14 +88,4 @@ def _latency_table(job: pb.Job) -> Table:
         difference = "-" if error is None else f"{error:.1e}"
         untuned, tuned = time_text(each.untuned_s), time_text(each.tuned_s)
         table.add_row(each.share, granted, untuned, tuned, speed_up, difference)
-    return table
-
-
-def _cross_table(times: TunedAtRunAt, shares: list[str]) -> Table:
-    table = Table(title="tuned at x run at", title_justify="left")
-    table.add_column("tuned at")
-    for share in shares:
-        table.add_column(f"run at {share}", justify="right")
-    for variant, row in times.items():
-        table.add_row(variant, *(time_text(row.get(share)) for share in shares))
     return table

@@ -40,14 +40,15 @@ def choose_variant(bundle: Bundle, units: int, policy: Policy = DEFAULT_POLICY) 
 
 
 def _tuned_units(bundle: Bundle) -> dict[str, int]:
-    """Units by tuned variant."""
+    """Units by variant, of those that were tuned at one share."""
+    shares = bundle.manifest["shares"]
     names = [variant["name"] for variant in bundle.variants]
-    return {name: int(bundle.manifest["shares"][name]["units"]) for name in names if name != UNTUNED_VARIANT}
+    return {name: int(shares[name]["units"]) for name in names if name in shares}
 
 
 def _unmeasured(tuned: dict[str, int], units: int, why: str, policy: Policy) -> VariantChoice:
     if not tuned:
-        return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, "the bundle holds no tuned variant")
+        return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, "the bundle holds no variant that was tuned at one share")
     nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
     if tuned[nearest] == units:
         reason = f"tuned at {units} units; the bundle says of no other variant how fast it is there"

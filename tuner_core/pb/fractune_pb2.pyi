@@ -212,6 +212,8 @@ class JobSpec(_message.Message):
     ONLY_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    RERANK_FIELD_NUMBER: _builtins.int
+    VARIANTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
@@ -223,12 +225,18 @@ class JobSpec(_message.Message):
     minutes: _builtins.float
     """Stop searching after this many minutes; 0 = no limit."""
     round_size: _builtins.int
-    """Candidates a round. 0 = 16."""
+    """Candidates a round at most. 0 = 64."""
     only: _builtins.str
     """Tune just the operators whose name contains this, or one of several texts separated by commas. Empty = all."""
     seed: _builtins.int
     priority: _builtins.int
     """Higher goes first."""
+    rerank: _builtins.int
+    """Above 0: search nothing. Of every share that the log knows, the published winner and this many of the fastest
+    trials are measured at the job's shares.
+    """
+    variants: _builtins.str
+    """Variants of the bundle: empty for one a share, and the robust one; "robust" for that one only."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text, such as "cpu:1"."""
@@ -251,10 +259,12 @@ class JobSpec(_message.Message):
         only: _builtins.str = ...,
         seed: _builtins.int = ...,
         priority: _builtins.int = ...,
+        rerank: _builtins.int = ...,
+        variants: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1291,6 +1301,8 @@ class MatchModelRequest(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    LOOSEST_FIELD_NUMBER: _builtins.int
+    ALLOW_UNMEASURED_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     share: _builtins.str
@@ -1298,6 +1310,10 @@ class MatchModelRequest(_message.Message):
     taken as granted on the device that the log knows.
     """
     target: _builtins.str
+    loosest: _builtins.str
+    """The loosest way to match that is allowed: "exact", "near" or "robust" (the default)."""
+    allow_unmeasured: _builtins.bool
+    """Offer the fastest of the nearest share also where nobody has measured what it loses elsewhere."""
     @_builtins.property
     def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     def __init__(
@@ -1307,10 +1323,12 @@ class MatchModelRequest(_message.Message):
         share: _builtins.str = ...,
         inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         target: _builtins.str = ...,
+        loosest: _builtins.str = ...,
+        allow_unmeasured: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "share", b"share", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unmeasured", b"allow_unmeasured", "inputs", b"inputs", "loosest", b"loosest", "model", b"model", "share", b"share", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1328,6 +1346,7 @@ class OperatorMatch(_message.Message):
     how: _builtins.str
     """"exact", "near", "robust" or "none"."""
     regret: _builtins.float
+    """Worst relative loss against the best known at the shares that were looked at; not a number when not measured."""
     reason: _builtins.str
     @_builtins.property
     def operator(self) -> Global___Operator: ...
@@ -1371,6 +1390,135 @@ class MatchModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MatchModelResponse: _TypeAlias = MatchModelResponse  # noqa: Y015
+
+@_typing.final
+class TabulateModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class InputsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Shape: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Shape | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """models/{sha256}"""
+    target: _builtins.str
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Shares as text."""
+
+    @_builtins.property
+    def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        shares: _abc.Iterable[_builtins.str] | None = ...,
+        inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
+        target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "shares", b"shares", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TabulateModelRequest: _TypeAlias = TabulateModelRequest  # noqa: Y015
+
+@_typing.final
+class TableCell(_message.Message):
+    """A published measurement of the schedule that was the fastest at one share, at this or another share."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TUNED_AT_FIELD_NUMBER: _builtins.int
+    RUN_AT_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    tuned_at: _builtins.str
+    """"untuned", or a share as text."""
+    run_at: _builtins.str
+    @_builtins.property
+    def record(self) -> Global___Record: ...
+    def __init__(
+        self,
+        *,
+        tuned_at: _builtins.str = ...,
+        run_at: _builtins.str = ...,
+        record: Global___Record | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record", "run_at", b"run_at", "tuned_at", b"tuned_at"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableCell: _TypeAlias = TableCell  # noqa: Y015
+
+@_typing.final
+class OperatorTable(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def operator(self) -> Global___Operator: ...
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableCell]:
+        """What was never measured is absent."""
+
+    def __init__(
+        self,
+        *,
+        operator: Global___Operator | None = ...,
+        cells: _abc.Iterable[Global___TableCell] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["operator", b"operator"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "operator", b"operator"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OperatorTable: _TypeAlias = OperatorTable  # noqa: Y015
+
+@_typing.final
+class TabulateModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def operators(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorTable]: ...
+    def __init__(
+        self,
+        *,
+        operators: _abc.Iterable[Global___OperatorTable] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["operators", b"operators"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TabulateModelResponse: _TypeAlias = TabulateModelResponse  # noqa: Y015
 
 @_typing.final
 class DownloadBundleRequest(_message.Message):

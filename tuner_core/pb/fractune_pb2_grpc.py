@@ -440,6 +440,11 @@ class LogServiceStub:
                 request_serializer=tuner__core_dot_pb_dot_fractune__pb2.MatchModelRequest.SerializeToString,
                 response_deserializer=tuner__core_dot_pb_dot_fractune__pb2.MatchModelResponse.FromString,
                 _registered_method=True)
+        self.TabulateModel = channel.unary_unary(
+                '/fractune.v1.LogService/TabulateModel',
+                request_serializer=tuner__core_dot_pb_dot_fractune__pb2.TabulateModelRequest.SerializeToString,
+                response_deserializer=tuner__core_dot_pb_dot_fractune__pb2.TabulateModelResponse.FromString,
+                _registered_method=True)
 
 
 class LogServiceServicer:
@@ -481,6 +486,13 @@ class LogServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TabulateModel(self, request, context):
+        """How the schedule published for each share does at each of the others, operator by operator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -508,6 +520,11 @@ def add_LogServiceServicer_to_server(servicer, server):
                     servicer.MatchModel,
                     request_deserializer=tuner__core_dot_pb_dot_fractune__pb2.MatchModelRequest.FromString,
                     response_serializer=tuner__core_dot_pb_dot_fractune__pb2.MatchModelResponse.SerializeToString,
+            ),
+            'TabulateModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.TabulateModel,
+                    request_deserializer=tuner__core_dot_pb_dot_fractune__pb2.TabulateModelRequest.FromString,
+                    response_serializer=tuner__core_dot_pb_dot_fractune__pb2.TabulateModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -647,6 +664,33 @@ class LogService:
             '/fractune.v1.LogService/MatchModel',
             tuner__core_dot_pb_dot_fractune__pb2.MatchModelRequest.SerializeToString,
             tuner__core_dot_pb_dot_fractune__pb2.MatchModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TabulateModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.LogService/TabulateModel',
+            tuner__core_dot_pb_dot_fractune__pb2.TabulateModelRequest.SerializeToString,
+            tuner__core_dot_pb_dot_fractune__pb2.TabulateModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

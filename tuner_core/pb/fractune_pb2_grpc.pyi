@@ -171,6 +171,8 @@ class LogServiceStub:
     """Deletes records for good: trials that are not among the best few, or all that pass the filter."""
     MatchModel: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.MatchModelRequest, _fractune_pb2.MatchModelResponse]
     """Which record each operator of a model would use at a share, and why."""
+    TabulateModel: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.TabulateModelRequest, _fractune_pb2.TabulateModelResponse]
+    """How the schedule published for each share does at each of the others, operator by operator."""
 
 @_typing.type_check_only
 class LogServiceAsyncStub(LogServiceStub):
@@ -186,6 +188,8 @@ class LogServiceAsyncStub(LogServiceStub):
     """Deletes records for good: trials that are not among the best few, or all that pass the filter."""
     MatchModel: _aio.UnaryUnaryMultiCallable[_fractune_pb2.MatchModelRequest, _fractune_pb2.MatchModelResponse]  # type: ignore[assignment]
     """Which record each operator of a model would use at a share, and why."""
+    TabulateModel: _aio.UnaryUnaryMultiCallable[_fractune_pb2.TabulateModelRequest, _fractune_pb2.TabulateModelResponse]  # type: ignore[assignment]
+    """How the schedule published for each share does at each of the others, operator by operator."""
 
 class LogServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- The tuning log ---------------------------------------------------------------------------"""
@@ -228,6 +232,14 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.MatchModelResponse, _abc.Awaitable[_fractune_pb2.MatchModelResponse]]:
         """Which record each operator of a model would use at a share, and why."""
+
+    @_abc_1.abstractmethod
+    def TabulateModel(
+        self,
+        request: _fractune_pb2.TabulateModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.TabulateModelResponse, _abc.Awaitable[_fractune_pb2.TabulateModelResponse]]:
+        """How the schedule published for each share does at each of the others, operator by operator."""
 
 def add_LogServiceServicer_to_server(servicer: LogServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

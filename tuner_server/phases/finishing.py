@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from tuner_core.errors import revive
+from tuner_core.errors import NotFound, revive
 from tuner_core.jobs import JobState
 from tuner_core.records import Kind, Status, TuningRecord
 from tuner_core.wire import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
@@ -13,6 +13,7 @@ from tuner_server.job_run import JobRun, LiveRound
 from tuner_server.phases.ingesting import send_workload
 from tuner_server.queues import WorkQueues
 from tuner_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
+from tuner_server.store.log import LogKey
 from tuner_server.store.rounds import Round
 from tuner_server.store.stored_job import StoredOperator
 
@@ -29,6 +30,8 @@ class FinishingPhase:
 
     def advance(self, run: JobRun) -> None:
         """Ask for what is missing; go on when every operator is settled."""
+        if run.job.spec.rerank and not run.settled and not run.rounds:
+            self._check_known(run)
         under_way = {live.stored.workload_hash for live in run.rounds.values()}
         for operator in run.selected:
             if operator.workload_hash not in run.settled | under_way:
@@ -65,9 +68,23 @@ class FinishingPhase:
 
     def _contestants(self, run: JobRun, workload_hash: str, finals: list[TuningRecord]) -> dict[str, str]:
         refused = {record.candidate_id for record in finals if record.status is not Status.OK}
-        key, enough = run.log_key(workload_hash), BEST_PER_SHARE + len(refused)
-        best = {share: self._deps.store.log.best_trials(key, share, enough) for share in run.share_keys}
-        return contestants(best, finals, run.untuned(workload_hash))
+        key, count = run.log_key(workload_hash), run.job.spec.rerank or BEST_PER_SHARE
+        shares = self._shares_known(run, key) if run.job.spec.rerank else run.share_keys
+        best = {share: self._deps.store.log.best_trials(key, share, count + len(refused)) for share in shares}
+        return contestants(best, finals, run.untuned(workload_hash), count)
+
+    def _shares_known(self, run: JobRun, key: LogKey) -> list[str]:
+        """Keys of the shares, of the job's mechanisms, that the operator was tuned at."""
+        mechanisms = sorted({granted.mechanism for granted in run.job.granted.values()})
+        return [share for each in mechanisms for share in self._deps.store.log.share_keys(key, each)]
+
+    def _check_known(self, run: JobRun) -> None:
+        """Raises NotFound when there is nothing to measure again."""
+        if not any(self._shares_known(run, run.log_key(operator.workload_hash)) for operator in run.selected):
+            raise NotFound(
+                f"the log holds no trial of {run.job.spec.model_name} on this device for this target; "
+                "tune it first by 'fractune tune'"
+            )
 
     def _start(self, run: JobRun, operator: StoredOperator, chosen: dict[str, str]) -> None:
         lease = uuid.uuid4().hex

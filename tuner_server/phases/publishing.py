@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from tuner_core import bundles
 from tuner_core.blobs import get_blob, has_blob, put_blob
 from tuner_core.jobs import JobState
-from tuner_core.match import Match, find_match
+from tuner_core.match import Match
 from tuner_core.records import TuningRecord
 from tuner_core.signing import open_signed, sign
 from tuner_core.wire import (
@@ -26,11 +27,9 @@ from tuner_server.deps import Deps
 from tuner_server.job_run import JobRun
 from tuner_server.phases.ingesting import send_model
 from tuner_server.queues import WorkQueues
+from tuner_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 
 _log = logging.getLogger(__name__)
-
-Matches = dict[str, dict[str, Match]]
-"""by share, then by workload hash"""
 
 
 class PublishingPhase:
@@ -44,16 +43,19 @@ class PublishingPhase:
         """Ask for the bundle, unless the very same one was made before."""
         if "compile" in run.asked:
             return
-        matches = self._matches(run)
-        variants = _variants(matches)
-        bundle = _bundle_id(run, variants)
+        place, operators = self._place(run), self._operators(run)
+        variants = variants_for(place, operators, robust_only=run.job.spec.variants == bundles.ROBUST_VARIANT)
+        items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
+        bundle = _bundle_id(run, items)
         if self._deps.files.has_bundle(bundle):
             self._take_bundle(run, bundle)
             return
         work_id = f"{run.id}-compile-{run.attempts['compile']}"
         if not self._queues.has(work_id):
             send_model(self._deps, run.job.spec.model)
-            self._queues.enqueue(COMPILE_QUEUE, self._compile_work(run, work_id, bundle, matches, variants))
+            manifest = _manifest(run, variants, measured_secs(place, operators, variants))
+            records = [record.to_json() for record in _published(variants)]
+            self._queues.enqueue(COMPILE_QUEUE, _compile_work(run, work_id, bundle, manifest, items, records))
         run.attempts["compile"] += 1
         run.asked.add("compile")
 
@@ -106,57 +108,52 @@ class PublishingPhase:
             payload = b"".join(self._deps.files.bundle(bundle))
             put_blob(self._deps.redis, bundle, sign(self._deps.secret, payload))
 
-    def _matches(self, run: JobRun) -> Matches:
-        finals = {op.workload_hash: self._deps.store.log.finals(op.workload_hash) for op in run.operators}
-        return {
-            share: {
-                name: find_match(records, granted, run.job.device.key, run.job.target_key)
-                for name, records in finals.items()
-            }
-            for share, granted in run.job.granted.items()
-        }
+    def _place(self, run: JobRun) -> Place:
+        return Place(run.job.device.key, run.job.target_key, run.job.granted)
 
-    def _compile_work(
-        self, run: JobRun, work_id: str, bundle: str, matches: Matches, variants: list[VariantItem]
-    ) -> CompileWork:
-        spec = run.job.spec
-        return {
-            "do": "compile",
-            "work_id": work_id,
-            "job": run.id,
-            "model": spec.model,
-            "model_name": spec.model_name,
-            "inputs": spec.inputs,
-            "target": run.job.target,
-            "bundle": bundle,
-            "manifest": _manifest(run, matches),
-            "variants": variants,
-            "records": [record.to_json() for record in _published(matches)],
-        }
+    def _operators(self, run: JobRun) -> list[OperatorFinals]:
+        log = self._deps.store.log
+        return [OperatorFinals(op.workload_hash, op.weight, log.finals(op.workload_hash)) for op in run.operators]
 
 
-def _variants(matches: Matches) -> list[VariantItem]:
-    tuned: list[VariantItem] = [
-        {"name": share, "traces": {name: m.record.trace for name, m in found.items() if m.record is not None}}
-        for share, found in matches.items()
-    ]
-    return [*tuned, {"name": bundles.UNTUNED_VARIANT, "traces": {}}]
+def _compile_work(
+    run: JobRun,
+    work_id: str,
+    bundle: str,
+    manifest: dict[str, Any],
+    variants: list[VariantItem],
+    records: list[dict[str, Any]],
+) -> CompileWork:
+    spec = run.job.spec
+    return {
+        "do": "compile",
+        "work_id": work_id,
+        "job": run.id,
+        "model": spec.model,
+        "model_name": spec.model_name,
+        "inputs": spec.inputs,
+        "target": run.job.target,
+        "bundle": bundle,
+        "manifest": manifest,
+        "variants": variants,
+        "records": records,
+    }
 
 
 def _bundle_id(run: JobRun, variants: list[VariantItem]) -> str:
-    """32 hex digits: the same model, shapes, target and schedules make the same bundle."""
+    """32 hex digits: the same model, shapes, target, shares and schedules make the same bundle."""
     spec = run.job.spec
-    parts = [spec.model, spec.inputs, run.job.target, variants]
+    parts = [bundles.FORMAT, spec.model, spec.inputs, run.job.target, sorted(run.job.granted), variants]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _published(matches: Matches) -> list[TuningRecord]:
+def _published(variants: Sequence[Variant]) -> list[TuningRecord]:
     """The records behind the variants, each once."""
-    records = (match.record for found in matches.values() for match in found.values())
+    records = (match.record for variant in variants for match in variant.matches.values())
     return list({record.record_id: record for record in records if record is not None}.values())
 
 
-def _manifest(run: JobRun, matches: Matches) -> dict[str, Any]:
+def _manifest(run: JobRun, variants: Sequence[Variant], measured: dict[str, dict[str, float]]) -> dict[str, Any]:
     job = run.job
     return {
         "model": {"name": job.spec.model_name, "sha256": job.spec.model},
@@ -166,12 +163,17 @@ def _manifest(run: JobRun, matches: Matches) -> dict[str, Any]:
         "job": job.id,
         "created_at": job.created_at,
         "shares": {share: granted.to_json() for share, granted in job.granted.items()},
+        "measured": measured,
         "operators": [
             {
                 "name": op.name,
                 "weight": op.weight,
                 "workload_hash": op.workload_hash,
-                "by_share": {share: _choice(found[op.workload_hash]) for share, found in matches.items()},
+                "by_variant": {
+                    variant.name: _choice(variant.matches[op.workload_hash])
+                    for variant in variants
+                    if op.workload_hash in variant.matches
+                },
             }
             for op in run.operators
         ],

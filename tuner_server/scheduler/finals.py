@@ -10,18 +10,24 @@ BEST_PER_SHARE = 2
 
 
 def contestants(
-    best: Mapping[str, Sequence[TuningRecord]], finals: Iterable[TuningRecord], untuned: str
+    best: Mapping[str, Sequence[TuningRecord]],
+    finals: Sequence[TuningRecord],
+    untuned: str,
+    count: int = BEST_PER_SHARE,
 ) -> dict[str, str]:
-    """Trace by candidate: the untuned default first, then the best few of every share.
+    """Trace by candidate: the untuned default first, then of every share the winner of earlier finals and the `count`
+    fastest trials.
 
     `best` holds the fastest trials by share key, fastest first, more than enough of them; `untuned` is the
     candidate id of the untuned default. A candidate that has failed a final at any share is none again.
     """
     refused = {record.candidate_id for record in finals if record.status is not Status.OK}
     chosen = {untuned: ""}
-    for records in best.values():
-        fit = [record for record in records if record.candidate_id not in refused]
-        chosen.update({record.candidate_id: record.trace for record in fit[:BEST_PER_SHARE]})
+    for share, records in best.items():
+        earlier = [record for record in finals if record.granted.key == share and record.candidate_id not in refused]
+        winner = min(earlier, key=lambda record: (record.median_s, record.candidate_id), default=None)
+        fit = [record for record in records if record.candidate_id not in refused][:count]
+        chosen.update({record.candidate_id: record.trace for record in [*([winner] if winner else []), *fit]})
     return chosen
 
 

@@ -9,12 +9,15 @@ import grpc
 
 from tuner_core.convert import record_from_proto, record_to_proto, shapes_from_proto
 from tuner_core.errors import BadRequest, QuotaExceeded
+from tuner_core.jobs import OperatorTask
+from tuner_core.match import How, Policy
 from tuner_core.names import Collection
 from tuner_core.pb import fractune_pb2 as pb
 from tuner_core.pb import fractune_pb2_grpc as rpc
 from tuner_core.records import Kind, TuningRecord
+from tuner_core.shares import parse_shares
 from tuner_server.deps import Deps
-from tuner_server.matching import Matcher, OperatorAnswer
+from tuner_server.matching import Asked, Matcher, OperatorAnswer, OperatorRow
 from tuner_server.record_check import check_record, check_workload
 from tuner_server.services.paging import page_size, read_token, write_token
 from tuner_server.store.filters import RecordFilter
@@ -82,22 +85,49 @@ class LogService(rpc.LogServiceServicer):
         return pb.PruneRecordsResponse(deleted=deleted, kept=kept)
 
     def MatchModel(self, request: pb.MatchModelRequest, context: grpc.ServicerContext) -> pb.MatchModelResponse:
-        answers = self._matcher.match(
-            model=Collection.MODELS.parse(request.model),
-            share=request.share,
-            inputs=shapes_from_proto(request.inputs),
-            target=request.target,
-            time_left_s=context.time_remaining(),
-        )
+        answers = self._matcher.match(_asked(request, context), request.share, _policy(request))
         return pb.MatchModelResponse(matches=[_answer(answer) for answer in answers])
+
+    def TabulateModel(
+        self, request: pb.TabulateModelRequest, context: grpc.ServicerContext
+    ) -> pb.TabulateModelResponse:
+        shares = [str(share) for share in parse_shares(",".join(request.shares))]
+        rows = self._matcher.tabulate(_asked(request, context), shares)
+        return pb.TabulateModelResponse(operators=[_row(row) for row in rows])
+
+
+def _asked(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> Asked:
+    return Asked(
+        Collection.MODELS.parse(request.model),
+        shapes_from_proto(request.inputs),
+        request.target,
+        context.time_remaining(),
+    )
+
+
+def _policy(request: pb.MatchModelRequest) -> Policy:
+    ways = [How.EXACT, How.NEAR, How.ROBUST]
+    if request.loosest and request.loosest not in ways:
+        raise BadRequest(f"policy '{request.loosest}' is unknown; write {', '.join(ways)}")
+    return Policy(How(request.loosest or How.ROBUST), request.allow_unmeasured)
+
+
+def _task(task: OperatorTask) -> pb.Operator:
+    return pb.Operator(display_name=task.name, weight=task.weight, workload_hash=task.workload_hash, selected=True)
+
+
+def _row(row: OperatorRow) -> pb.OperatorTable:
+    cells = [
+        pb.TableCell(tuned_at=variant, run_at=share, record=record_to_proto(record))
+        for (variant, share), record in row.cells.items()
+    ]
+    return pb.OperatorTable(operator=_task(row.task), cells=cells)
 
 
 def _answer(answer: OperatorAnswer) -> pb.OperatorMatch:
     task, match = answer.task, answer.match
     return pb.OperatorMatch(
-        operator=pb.Operator(
-            display_name=task.name, weight=task.weight, workload_hash=task.workload_hash, selected=True
-        ),
+        operator=_task(task),
         how=match.how.value,
         record=None if match.record is None else record_to_proto(match.record),
         regret=match.regret,

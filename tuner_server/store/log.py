@@ -193,6 +193,14 @@ class TuningLog:
                     break
         return list(best.values())
 
+    def share_keys(self, key: LogKey, mechanism: str) -> list[str]:
+        """Shares of a mechanism at which any trial of the operator ran, by name."""
+        query = select(records.c.share_key).where(
+            *key.clauses(Kind.TRIAL), records.c.share_key.startswith(f"{mechanism}/", autoescape=True)
+        )
+        with self._database.read() as connection:
+            return sorted(connection.scalars(query.distinct()))
+
     def traces(self, key: LogKey, candidates: Iterable[str]) -> dict[str, str]:
         """Trace by candidate, for candidates of one operator."""
         found: dict[str, str] = {}

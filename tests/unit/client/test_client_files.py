@@ -1,4 +1,4 @@
-"""Files that the client writes and reads: the log as JSON lines and CSV, the picture."""
+"""Files that the client writes and reads: the log as JSON lines and CSV."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 
 from tests.client_samples import record
 from tuner_client.log_files import CSV_COLUMNS, csv_row, read_jsonl, replacing, write_csv
-from tuner_client.picture import check_picture, draw_table
 from tuner_core.convert import record_to_proto
 from tuner_core.errors import BadRequest, StateUnusable
 from tuner_core.pb import fractune_pb2 as pb
 from tuner_core.records import Status
 from tuner_core.targets import target_key
-
-TIMES = {"untuned": {"cpu:1": 4e-3, "cpu:2": 3e-3}, "cpu:1": {"cpu:1": 2e-3, "cpu:2": 2e-3}, "cpu:2": {"cpu:2": 1e-3}}
 
 
 @pytest.mark.parametrize(
@@ -71,16 +68,6 @@ def test_a_file_is_replaced_whole_or_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(StateUnusable, match="cannot write"), replacing(tmp_path / "none" / "f"):
         pass
-
-
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_the_table_is_drawn(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / "deep" / f"table{suffix}"
-    check_picture(path)
-    draw_table(TIMES, "m.onnx", path)
-    assert path.stat().st_size > 5_000
-    with pytest.raises(BadRequest):
-        check_picture(tmp_path / "table.gif")
 
 
 @given(cores=st.integers(1, 512), features=st.permutations(["+avx", "-amx", "+fma"]))

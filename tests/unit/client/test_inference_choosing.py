@@ -36,6 +36,13 @@ def test_between_two_shares_the_one_that_loses_least_at_both() -> None:
     assert "loses at most 5.0%" in choice.reason
 
 
+def test_the_robust_variant_is_one_of_those_measured() -> None:
+    variants = [{"name": name, "objects": ["lib0.o"]} for name in ("robust", "untuned")]
+    measured = {share: {"robust": 1.0, "untuned": 2.0} for share in MEASURED}
+    choice = choose_variant(a_bundle(variants=variants, measured=measured), 16)
+    assert (choice.variant, choice.how, choice.regret) == ("robust", How.ROBUST, 0.0)
+
+
 def test_where_the_untuned_one_is_the_fastest_it_is_taken() -> None:
     measured = {"cpu:1": {"cpu:1": 2.0, "cpu:4": 3.0, "untuned": 1.0}}
     choice = choose_variant(a_bundle(measured=measured), 1)
@@ -65,4 +72,4 @@ def test_the_nearest_by_ratio_only_where_the_policy_allows_it(units: int, varian
 
 def test_a_bundle_without_tuned_variants_runs_untuned() -> None:
     choice = choose_variant(a_bundle(variants=[{"name": "untuned", "objects": ["lib0.o"]}]), 1, ANYTHING)
-    assert (choice.variant, choice.reason) == ("untuned", "the bundle holds no tuned variant")
+    assert (choice.variant, choice.reason) == ("untuned", "the bundle holds no variant that was tuned at one share")

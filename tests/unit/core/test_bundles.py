@@ -65,7 +65,7 @@ def test_a_large_entry_is_read_piece_by_piece_into_a_buffer_of_its_size() -> Non
 
 
 def test_measured_times_are_by_units_and_variant() -> None:
-    bundle = Bundle(bundle_bytes(measured={"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}, "cpu:1": {}}))
+    bundle = Bundle(bundle_bytes(measured={"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}, "cpu:1": {"untuned": 0.0}}))
     assert bundle.measured == {4: {"cpu:4": 1e-3, "untuned": 2e-3}}
 
 
@@ -160,7 +160,7 @@ def test_another_format_says_what_to_do(number: int | None, do: str) -> None:
         ({"shares": {}}, "the variant 'cpu:1' is not among 'shares'"),
         ({"variants": []}, "'variants' is not"),
         ({"variants": [{"name": "untuned", "objects": ["lib0.o"]}] * 2}, "two of 'variants' have one name"),
-        ({"measured": {"cpu:1": {"cpu:1": 0.0}}}, "'measured' is not seconds"),
+        ({"measured": {"cpu:1": {"cpu:1": -1.0}}}, "'measured' is not seconds"),
         ({"measured": {"cpu:9": {"cpu:1": 1.0}}}, "'measured' has the share 'cpu:9'"),
         ({"measured": {"cpu:1": {"cpu:9": 1.0}}}, "'measured' has a variant 'cpu:9'"),
         ({"measured": []}, "'measured' is not seconds"),

@@ -158,6 +158,14 @@ def test_contestants_are_the_best_few_of_each_share_and_the_untuned() -> None:
     assert list(contestants(best, [wrong], "untuned").values()) == ["", *names[1 : BEST_PER_SHARE + 1], "other"]
 
 
+def test_the_winner_of_earlier_finals_takes_part_again_beside_the_best_trials() -> None:
+    ranked = [final(f"t{place}", 1, 1.0 + place) for place in range(3)]
+    best = {"cpu/1of16core": ranked}
+    earlier = [final("winner", 1, 0.5), final("slower", 1, 0.7), final("elsewhere", 2, 0.1), final("", 1, 2.0)]
+    assert list(contestants(best, earlier, "untuned", 1).values()) == ["", "winner", "t0"]
+    assert list(contestants(best, earlier, earlier[3].candidate_id, 2).values()) == ["", "winner", "t0", "t1"]
+
+
 def test_settled_needs_every_contestant_at_every_share() -> None:
     finals = [final("a", 1, 1.0), final("a", 2, 1.0)]
     shares = [record.granted.key for record in finals]

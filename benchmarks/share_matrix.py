@@ -1,0 +1,211 @@
+"""Is the schedule tuned at a share the one to serve it with? Tuned-at x served-at, searches of equal trials.
+
+Each model is tuned from a fresh state at one core, at two cores, and at both at once (built once, measured at both),
+with the same number of trials and the same seed. Then everything is measured anew, alone and in turn: the three
+bundles at both shares, and every operator's published schedules at both shares. What came out best in a search is
+therefore not judged by the timings that it was chosen by. Intervals are of the timings; what another seed finds is
+told by --seeds.
+
+Usage: python -m benchmarks.share_matrix [--quick] [--out FILE] [--models A,B] [--trials N] [--seeds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ours
+from benchmarks.contest import contest_secs, open_bench, time_bundles
+from benchmarks.machine import arguments, write_result
+from benchmarks.models import Model, find_model, operators_of
+from benchmarks.trajectory import geometric_mean
+from tuner_core.bundles import UNTUNED_VARIANT, Bundle
+from tuner_core.losses import Loss, loss
+
+SHARES = ("cpu:1", "cpu:2")
+BOTH = ",".join(SHARES)
+ROBUST_BAR = 0.05
+TURNS = 21
+
+
+def main() -> None:
+    args = _parse()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in args.models:
+        for seed in range(args.seeds):
+            told = _model(find_model(name), args, seed)
+            _print_model(name, seed, told)
+            found.setdefault(name, []).append(told)
+    runs = [told for each in found.values() for told in each]
+    summary = {
+        name: summary_of([case for told in runs for case in cases_of(told, operators=name == "operators")])
+        for name in ("model", "operators")
+    }
+    for name, told in summary.items():
+        _print_summary(name, told)
+    data = {"trials": args.trials, "seeds": args.seeds, "turns": TURNS, "bars": {"robust": ROBUST_BAR}}
+    write_result("share_matrix", args, {**data, "summary": summary, "models": found})
+    print(_verdict(summary))
+
+
+def _parse() -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument("--models", type=lambda text: text.split(","))
+    parser.add_argument("--trials", type=int, help="of each tuning, over all operators")
+    parser.add_argument("--seeds", type=int)
+    parser.add_argument("--only", default="", help="operators, as `fractune tune --only` takes them")
+    args = parser.parse_args()
+    args.models = args.models or (["squeezenet"] if args.quick else ["squeezenet", "resnet50", "magika", "ocr_angle"])
+    args.trials = args.trials or (8 if args.quick else 256)
+    args.seeds = args.seeds or (1 if args.quick else 2)
+    args.only = args.only or ("conv2d1_" if args.quick else "")
+    return args
+
+
+def _model(model: Model, args: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Tune three times, then measure everything anew."""
+    with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
+        tuned: dict[str, ours.Tuned] = {}
+        winners: dict[str, dict[str, str]] = {}
+        target = ""
+        for shares in (*SHARES, BOTH):
+            print(f"{model.name}, seed {seed}: fractune tune --shares {shares} ...", flush=True)
+            place = Path(folder) / shares.replace(":", "-").replace(",", "-")
+            options = ["--trials", str(args.trials), "--seed", str(seed), "--only", args.only]
+            tuned[shares] = ours.tune(model, shares, place / "state", place, options)
+            records = ours.records_of(place / "state")
+            target = records[0].target
+            for share in shares.split(","):
+                winners[_label(shares, share)] = ours.winners(records, share)
+        whole = {share: _at(share, {name: each.bundle for name, each in tuned.items()}) for share in SHARES}
+    return {
+        "wall_s": {shares: each.process.wall_s for shares, each in tuned.items()},
+        "model": whole,
+        "operators": _operators(model, winners, target),
+    }
+
+
+def _label(shares: str, share: str) -> str:
+    """What a schedule is called: the share its search was for; of the joint search also the share it was chosen for."""
+    return shares if shares in SHARES else f"joint {share}"
+
+
+def _at(share: str, bundles: Mapping[str, Path]) -> dict[str, list[float]]:
+    """Seconds of one inference at a share, by contestant, in turn."""
+    joint = bundles[BOTH]
+    contestants = {each: (bundles[each], each) for each in SHARES}
+    contestants |= {f"joint {each}": (joint, each) for each in SHARES}
+    contestants |= {"joint robust": (joint, _robust(joint)), UNTUNED_VARIANT: (joint, UNTUNED_VARIANT)}
+    timed = time_bundles(share, list(contestants.values()), TURNS)
+    return dict(zip(contestants, timed, strict=True))
+
+
+def _robust(bundle: Path) -> str:
+    """The variant that loses least at its worst share, by the bundle's own account."""
+    measured: dict[str, dict[str, float]] = Bundle(bundle).manifest["measured"]
+    names = set.intersection(*(set(row) for row in measured.values())) - {UNTUNED_VARIANT}
+    return min(names, key=lambda name: (max(row[name] / min(row.values()) for row in measured.values()), name))
+
+
+def _operators(
+    model: Model, winners: Mapping[str, Mapping[str, str]], target: str
+) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Seconds by operator, share and contestant, of the operators that every search has published."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for share in SHARES:
+        bench, cores = open_bench(share)
+        try:
+            for operator in operators_of(model):
+                name = operator.workload_hash
+                traces = {label: held[name] for label, held in winners.items() if name in held}
+                if len(traces) == len(winners):
+                    secs = contest_secs(operator, traces, target, bench, cores)
+                    found.setdefault(operator.name, {})[share] = secs
+        finally:
+            bench.stop()
+    return found
+
+
+Case = tuple[str, Mapping[str, Sequence[float]]]
+"""a share, and seconds there by contestant"""
+
+
+def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
+    """What the off-diagonal loses to the diagonal, and what the joint search and its robust pick lose.
+
+    `other`: the schedule of the other share's search over that of this share's. `joint`: what the joint search chose
+    for this share, over the same. `robust`: over the fastest of all contestants.
+    """
+    pairs = [(secs[_other(share)], secs[share]) for share, secs in cases]
+    joint = [loss(secs[f"joint {share}"], secs[share], in_turn=True) for share, secs in cases]
+    robust = [_regret(secs, "joint robust") for _, secs in cases if "joint robust" in secs]
+    return {
+        "cases": len(cases),
+        **_told("other", [loss(other, own, in_turn=True) for other, own in pairs]),
+        **_told("joint", joint),
+        "robust_worst": max(robust, default=math.nan),
+        "robust_mean": geometric_mean(1.0 + each for each in robust) - 1.0,
+    }
+
+
+def _told(name: str, losses: Sequence[Loss]) -> dict[str, Any]:
+    verdicts = Counter("tie" if each.is_tie else "slower" if each.median > 0 else "faster" for each in losses)
+    return {
+        f"{name}_mean": geometric_mean(1.0 + each.median for each in losses) - 1.0,
+        **{f"{name}_{verdict}": verdicts[verdict] for verdict in ("slower", "tie", "faster")},
+    }
+
+
+def _regret(secs: Mapping[str, Sequence[float]], name: str) -> float:
+    medians = {each: statistics.median(found) for each, found in secs.items()}
+    return medians[name] / min(medians.values()) - 1.0
+
+
+def _other(share: str) -> str:
+    (other,) = (each for each in SHARES if each != share)
+    return other
+
+
+def cases_of(told: Mapping[str, Any], *, operators: bool) -> list[Case]:
+    """Of one model and seed: the model at each share, or every operator at each share; failures are left out."""
+    tables = list(told["operators"].values()) if operators else [told["model"]]
+    found = [(share, table[share]) for table in tables for share in SHARES]
+    return [(share, secs) for share, secs in found if all(math.isfinite(x) for each in secs.values() for x in each)]
+
+
+def _print_model(name: str, seed: int, told: Mapping[str, Any]) -> None:
+    print(f"{name}, seed {seed}{'served at':>14}" + "".join(f"{share:>22}" for share in SHARES))
+    for contestant in told["model"][SHARES[0]]:
+        cells = []
+        for share in SHARES:
+            secs = told["model"][share]
+            lost = loss(secs[contestant], secs[share], in_turn=True)
+            text = "" if contestant == share else f" {lost.median:+.0%} +-{lost.margin:.0%}"
+            cells.append(f"{statistics.median(secs[contestant]) * 1e3:.3f} ms{text}")
+        print(f"  {contestant:<24}" + "".join(f"{cell:>24}" for cell in cells))
+
+
+def _print_summary(title: str, found: Mapping[str, Any]) -> None:
+    print(f"{title}: {found['cases']} cases (x share)")
+    for name, what in (("other", "tuned at the other share"), ("joint", "tuned at both at once")):
+        counts = ", ".join(f"{found[f'{name}_{verdict}']} {verdict}" for verdict in ("slower", "tie", "faster"))
+        print(f"  {what}, against tuned here: {found[f'{name}_mean']:+.1%} in the mean; {counts}")
+
+
+def _verdict(summary: Mapping[str, Mapping[str, Any]]) -> str:
+    model, operators = summary["model"], summary["operators"]
+    return (
+        f"share_matrix: served at a share, the other share's schedules lose {model['other_mean']:.1%} (models) and "
+        f"{operators['other_mean']:.1%} (operators, {operators['other_slower']} of {operators['cases']} beyond noise); "
+        f"worst regret of the robust pick {model['robust_worst']:.1%} (aim {ROBUST_BAR:.0%})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The table tuned-at x run-at: losses, ties, what it says in words, and its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.samples import final
+from tuner_client.cli.tables import cell_text, rows, table_json
+from tuner_client.cross_table import Cell, CrossTable, model_table, operator_table, sentences
+from tuner_client.picture import check_picture, draw_table
+from tuner_core.convert import record_to_proto
+from tuner_core.errors import BadRequest
+from tuner_core.pb import fractune_pb2 as pb
+
+SHARES = ("cpu:1", "cpu:2")
+NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005, 1.0)
+
+
+def cell(secs: float, contest: str = "j1") -> Cell:
+    return Cell([secs * noise for noise in NOISE], contest)
+
+
+TABLE = CrossTable(
+    "m.onnx",
+    1,
+    SHARES,
+    {
+        "untuned": {"cpu:1": cell(4e-3), "cpu:2": cell(3e-3)},
+        "cpu:1": {"cpu:1": cell(2e-3), "cpu:2": Cell([1.005e-3, 1.02e-3, 0.98e-3, 1.01e-3, 0.99e-3], "other")},
+        "cpu:2": {"cpu:1": cell(2.28e-3), "cpu:2": cell(1e-3)},
+    },
+)
+
+
+def test_each_cell_says_time_and_loss_and_noise_is_a_tie() -> None:
+    assert cell_text(TABLE, "cpu:1", "cpu:1") == "2.00 ms  fastest"
+    assert cell_text(TABLE, "cpu:2", "cpu:1") == "2.28 ms  +14 % ± 0.0 %"
+    assert cell_text(TABLE, "untuned", "cpu:1") == "4.00 ms  +100 % ± 0.0 %"
+    assert [cell_text(TABLE, name, "cpu:2") for name in SHARES] == ["1.01 ms  tie", "1.00 ms  fastest"]
+
+
+def test_the_table_in_words() -> None:
+    loses, ties, robust = sentences(TABLE)
+    assert loses == "served on 1 core, the schedule tuned on 2 cores loses 14 % ± 0.0 %"
+    assert ties.startswith("served on 2 cores, the schedule tuned on 1 core does as well as the one tuned there, ")
+    assert "within the noise (+0.5 % ± " in ties
+    assert robust.startswith("one variant for all of these shares: the schedules tuned on 1 core lose at most 0.5 % ± ")
+    assert robust.endswith(" % (on 2 cores)")
+
+
+def test_a_schedule_that_beats_the_one_tuned_there_is_told() -> None:
+    cells = {"cpu:1": {"cpu:1": cell(2e-3)}, "cpu:2": {"cpu:1": cell(1e-3)}}
+    (told,) = sentences(CrossTable("m", 1, ("cpu:1", "cpu:2"), cells))
+    assert told.startswith("served on 1 core, the schedule tuned on 2 cores is 50 % ± 0.0 % faster")
+
+
+def test_what_was_not_measured_is_shown_as_such() -> None:
+    table = CrossTable("m", 1, SHARES, {"cpu:1": {"cpu:1": cell(2e-3)}, "cpu:2": {"cpu:2": cell(1e-3)}})
+    assert cell_text(table, "cpu:1", "cpu:2") == "-"
+    assert len(rows(table)) == 2
+    assert table.robust() is None
+    assert table_json(table)["robust"] is None
+    assert sentences(table) == []
+
+
+def test_the_robust_variant_is_the_tuned_one_that_loses_least_at_its_worst() -> None:
+    told = table_json(TABLE)["robust"]
+    assert told["variant"] == "cpu:1"
+    robust = {**TABLE.cells, "robust": {"cpu:1": cell(2e-3), "cpu:2": cell(0.9e-3)}}
+    found = CrossTable("m", 1, SHARES, robust).robust()
+    assert found is not None
+    assert found[0] == "robust"
+
+
+def test_a_jobs_result_and_published_records_become_tables() -> None:
+    runs = {"cpu:1": pb.Repeats(secs=[2.0, 2.0, 2.0]), "untuned": pb.Repeats(secs=[3.0, 3.0, 3.0])}
+    job = pb.Job(
+        name="jobs/j1",
+        model_display_name="m.onnx",
+        spec=pb.JobSpec(shares=["cpu:1"]),
+        result=pb.JobResult(shares=[pb.ShareResult(share="cpu:1", run_secs=runs)]),
+    )
+    assert list(model_table(job).cells) == ["untuned", "cpu:1"]
+    answer = pb.OperatorTable(
+        operator=pb.Operator(display_name="conv2d", weight=3),
+        cells=[
+            pb.TableCell(
+                tuned_at="cpu:1",
+                run_at=f"cpu:{units}",
+                record=record_to_proto(final("a", units, 1.0 / units, record_id=f"{units:032x}")),
+            )
+            for units in (1, 2)
+        ],
+    )
+    table = operator_table(answer, SHARES)
+    assert (table.name, table.weight) == ("conv2d", 3)
+    assert table.cells["cpu:1"]["cpu:2"].median_s == 0.5
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_table_is_drawn(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / "deep" / f"table{suffix}"
+    check_picture(path)
+    draw_table(TABLE, path)
+    assert path.stat().st_size > 5_000
+    with pytest.raises(BadRequest):
+        check_picture(tmp_path / "table.gif")

@@ -1,0 +1,64 @@
+"""Which schedules go into a bundle, and what each variant is known to take at each share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.samples import DEVICE, TARGET_KEY, final, granted
+from tuner_core.match import How
+from tuner_core.records import UNTUNED, TuningRecord
+from tuner_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
+
+PLACE = Place(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
+
+
+def operator(times: dict[str, tuple[float, float]], weight: int = 1) -> OperatorFinals:
+    """Seconds at one and at two cores by trace."""
+    finals: list[TuningRecord] = [
+        final(trace, units, secs[units - 1]) for trace, secs in times.items() for units in (1, 2)
+    ]
+    return OperatorFinals("f" * 16, weight, finals)
+
+
+def traces(variants: list[Variant]) -> dict[str, dict[str, str]]:
+    return {variant.name: variant.traces for variant in variants}
+
+
+def test_a_variant_for_each_share_and_a_robust_one_where_it_is_another() -> None:
+    found = operator({UNTUNED: (9.0, 9.0), "one": (1.0, 3.0), "two": (3.0, 1.0), "both": (1.1, 1.1)}, weight=2)
+    variants = variants_for(PLACE, [found], robust_only=False)
+    assert traces(variants) == {
+        "cpu:1": {"f" * 16: "one"},
+        "cpu:2": {"f" * 16: "two"},
+        "robust": {"f" * 16: "both"},
+        "untuned": {},
+    }
+    robust = variants[2].matches["f" * 16]
+    assert (robust.how, robust.regret) == (How.ROBUST, pytest.approx(0.1))
+    assert measured_secs(PLACE, [found], variants) == {
+        "cpu:1": {"cpu:1": 2.0, "cpu:2": 6.0, "robust": 2.2, "untuned": 18.0},
+        "cpu:2": {"cpu:1": 6.0, "cpu:2": 2.0, "robust": 2.2, "untuned": 18.0},
+    }
+
+
+def test_no_robust_variant_beside_one_that_has_the_same_schedules() -> None:
+    found = operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.1), "two": (3.0, 1.0)})
+    assert list(traces(variants_for(PLACE, [found], robust_only=False))) == ["cpu:1", "cpu:2", "untuned"]
+    assert traces(variants_for(PLACE, [found], robust_only=True)) == {"robust": {"f" * 16: "one"}, "untuned": {}}
+
+
+def test_an_operator_without_records_stays_untuned_and_counts_in_no_sum() -> None:
+    found = [operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.0)}), OperatorFinals("e" * 16, 5, [])]
+    variants = variants_for(PLACE, found, robust_only=False)
+    assert variants[0].traces == {"f" * 16: "one"}
+    assert measured_secs(PLACE, found, variants)["cpu:1"] == {"cpu:1": 1.0, "cpu:2": 1.0, "untuned": 9.0}
+
+
+def test_a_variant_is_absent_where_its_schedule_was_not_measured() -> None:
+    finals = [final(UNTUNED, 1, 9.0), final(UNTUNED, 2, 9.0), final("one", 1, 1.0), final("two", 2, 1.0)]
+    found = [OperatorFinals("f" * 16, 1, finals)]
+    variants = variants_for(PLACE, found, robust_only=False)
+    assert measured_secs(PLACE, found, variants) == {
+        "cpu:1": {"cpu:1": 1.0, "robust": 9.0, "untuned": 9.0},
+        "cpu:2": {"cpu:2": 1.0, "robust": 9.0, "untuned": 9.0},
+    }

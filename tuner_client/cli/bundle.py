@@ -1,0 +1,66 @@
+"""`fractune bundle`: the best that the log knows of a model, compiled; or what a finished job has compiled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner_client.cli import options
+from tuner_client.cli.progress import choose_view
+from tuner_client.cli.session import session
+from tuner_client.cli.submit import finished_job
+from tuner_client.client import Client
+from tuner_core.bundles import ROBUST_VARIANT, SUFFIX
+from tuner_core.convert import state_from_proto
+from tuner_core.errors import BadRequest, JobFailed
+from tuner_core.pb import fractune_pb2 as pb
+
+_POLICIES = ("shares", ROBUST_VARIANT)
+
+
+def bundle(
+    of: Annotated[str, typer.Argument(metavar="MODEL|JOB", help="Model file, or the name of a finished job.")],
+    shares: Annotated[
+        str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares that a model is to be served at.")
+    ] = "",
+    policy: Annotated[
+        str, typer.Option("--policy", help="Of a model: a variant for each share (shares), or one for all (robust).")
+    ] = "shares",
+    rerank: Annotated[
+        int, typer.Option("--rerank", min=1, help="Measure this many of every share's best trials where they lack.")
+    ] = 1,
+    inputs: options.Inputs = None,
+    target: options.Target = "",
+    out: Annotated[Path | None, typer.Option("--out", help="File to write (default: after the model).")] = None,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write a bundle of the best schedules in the log, without a search; or download the one of a finished job."""
+    if policy not in _POLICIES:
+        raise BadRequest(f"--policy '{policy}': write {' or '.join(_POLICIES)}")
+    model = Path(of)
+    if not model.is_file() and (shares or model.suffix):
+        raise options.no_model(model)
+    if not model.is_file():
+        with session(state, server) as client:
+            _download(client, client.get_job(of), out, as_json=as_json)
+        return
+    if not shares:
+        raise BadRequest(f"{of}: name the shares that the model is to be served at, such as --shares cpu:1,cpu:2")
+    variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
+    spec = options.job_spec(model, shares, inputs=inputs, target=target, rerank=rerank, variants=variants)
+    view = choose_view(quiet=False, as_json=as_json)
+    with finished_job(model, spec, state, server, view) as (client, job):
+        _download(client, job, out, as_json=as_json)
+
+
+def _download(client: Client, job: pb.Job, out: Path | None, *, as_json: bool) -> None:
+    if not job.result.bundle:
+        raise JobFailed(f"{job.name} has no bundle: it is {state_from_proto(job.state).value}")
+    path = (out or Path(Path(job.model_display_name).stem + SUFFIX)).absolute()
+    client.download_bundle(job.result.bundle, path)
+    print(json.dumps({"job": job.name, "bundle": str(path)}) if as_json else f"bundle: {path}")

@@ -1,0 +1,143 @@
+"""Which schedules go into a bundle: a variant for each share, a robust one, and what each is known to take where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
+from tuner_core.match import How, Match, Times, best_times, find_match, published_among
+from tuner_core.records import UNTUNED, TuningRecord, candidate_id
+from tuner_core.robust import robust_for_model
+from tuner_core.shares import GrantedShare
+
+
+@dataclass(frozen=True)
+class OperatorFinals:
+    """An operator of a model, and what the log holds of it from finals, on whatever device."""
+
+    workload_hash: str
+    weight: int
+    finals: list[TuningRecord]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the model is to run: one device, one target, some of its shares."""
+
+    device_key: str
+    target_key: str
+    granted: Mapping[str, GrantedShare]
+    """by share as text; all of one mechanism, else there is no robust variant"""
+
+    def published(self, operator: OperatorFinals, mechanism: str) -> list[TuningRecord]:
+        """What counts here of an operator's finals."""
+        key = (self.device_key, self.target_key, mechanism)
+        found = published_among(operator.finals)
+        return [r for r in found if (r.device.key, r.target_key, r.granted.mechanism) == key]
+
+    def match(self, operator: OperatorFinals, share: str) -> Match:
+        return find_match(operator.finals, self.granted[share], self.device_key, self.target_key)
+
+    def default(self, operator: OperatorFinals) -> str:
+        """Candidate id of the untuned default."""
+        return candidate_id(operator.workload_hash, self.target_key, UNTUNED)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A schedule for each operator that has one."""
+
+    name: str
+    matches: dict[str, Match]
+    """by workload hash; an operator whose match has no record stays untuned"""
+
+    @property
+    def traces(self) -> dict[str, str]:
+        return {name: match.record.trace for name, match in self.matches.items() if match.record is not None}
+
+
+def variants_for(place: Place, operators: Sequence[OperatorFinals], *, robust_only: bool) -> list[Variant]:
+    """A variant for each share, a robust one where that is another than those, and the untuned one last."""
+    untuned = Variant(UNTUNED_VARIANT, {})
+    robust = _robust(place, operators)
+    if robust_only:
+        return [robust, untuned]
+    tuned = [Variant(share, {op.workload_hash: place.match(op, share) for op in operators}) for share in place.granted]
+    own = all(robust.traces != variant.traces for variant in tuned)
+    return [*tuned, *([robust] if own and len(tuned) > 1 else []), untuned]
+
+
+def measured_secs(
+    place: Place, operators: Sequence[OperatorFinals], variants: Sequence[Variant]
+) -> dict[str, dict[str, float]]:
+    """Seconds by share, then by variant: the sum over operators of weight x published median of the schedule in it.
+
+    An operator that was never measured counts in no sum. A variant is absent at a share where one of its schedules was
+    not measured.
+    """
+    times = {share: _times_at(place, operators, granted) for share, granted in place.granted.items()}
+    return {
+        share: {
+            variant.name: sum(secs)
+            for variant in variants
+            if (secs := _secs_of(variant, place, operators, found)) is not None
+        }
+        for share, found in times.items()
+    }
+
+
+def _times_at(
+    place: Place, operators: Sequence[OperatorFinals], granted: GrantedShare
+) -> dict[str, Mapping[str, float]]:
+    """Seconds by workload hash and candidate, of the operators that were measured at all."""
+    times = {op.workload_hash: best_times(place.published(op, granted.mechanism)) for op in operators}
+    return {name: found.get(granted.units, {}) for name, found in times.items() if found}
+
+
+def _secs_of(
+    variant: Variant, place: Place, operators: Sequence[OperatorFinals], times: Mapping[str, Mapping[str, float]]
+) -> list[float] | None:
+    """Weighted seconds of each operator that has times; None when one lacks that of the variant's schedule."""
+    secs = []
+    for op in operators:
+        row = times.get(op.workload_hash)
+        if row is None:
+            continue
+        match = variant.matches.get(op.workload_hash)
+        record = match.record if match is not None else None
+        found = row.get(place.default(op) if record is None else record.candidate_id)
+        if found is None:
+            return None
+        secs.append(op.weight * found)
+    return secs
+
+
+def _robust(place: Place, operators: Sequence[OperatorFinals]) -> Variant:
+    """The schedules with which the whole model loses least at the worst share; empty where nothing can be told."""
+    mechanisms = {granted.mechanism for granted in place.granted.values()}
+    if len(mechanisms) != 1:
+        return Variant(ROBUST_VARIANT, {})
+    (mechanism,) = mechanisms
+    records = {op.workload_hash: place.published(op, mechanism) for op in operators}
+    times: dict[str, Times] = {name: best_times(found) for name, found in records.items()}
+    units = sorted({granted.units for granted in place.granted.values()})
+    defaults = {op.workload_hash: place.default(op) for op in operators}
+    chosen, regret = robust_for_model(times, {op.workload_hash: op.weight for op in operators}, units, defaults)
+    reason = f"the model loses at most {regret:.1%} at {', '.join(map(str, units))} units"
+    return Variant(
+        ROBUST_VARIANT,
+        {
+            name: _robust_match(records[name], candidate, times[name], units, reason)
+            for name, candidate in chosen.items()
+            if candidate != defaults[name]
+        },
+    )
+
+
+def _robust_match(
+    records: Sequence[TuningRecord], candidate: str, times: Times, units: Sequence[int], reason: str
+) -> Match:
+    own = [record for record in records if record.candidate_id == candidate]
+    regret = max(times[each][candidate] / min(times[each].values()) - 1.0 for each in units)
+    return Match(How.ROBUST, min(own, key=lambda r: (r.median_s, r.record_id)), regret, reason)
