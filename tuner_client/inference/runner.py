@@ -15,6 +15,8 @@ from typing import Any
 
 from tuner_client.inference.runtime import use_cpus
 
+_STOP_TIMEOUT_S = 60.0
+
 _Call = tuple[Callable[[], Any], "_Answer"]
 
 
@@ -51,15 +53,22 @@ class Runner:
         return answer.value
 
     def stop(self) -> None:
-        """End the thread after the calls that it has already."""
+        """End the thread after the calls that it has already, and wait for it.
+
+        A process must not end around a thread that is inside of compiled code, and no other thread may run a model
+        whose call was given up by Ctrl-C but still goes on.
+        """
         self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_TIMEOUT_S)
 
     def _start(self) -> None:
         self._process = os.getpid()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         arguments = (self._calls, self.threads, self.cpus)
         # Not `self`: a model that nobody holds any more must not be held by its own thread.
-        threading.Thread(target=_serve, args=arguments, name="fractune-run", daemon=True).start()
+        self._thread = threading.Thread(target=_serve, args=arguments, name="fractune-run", daemon=True)
+        self._thread.start()
 
 
 def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int, ...]) -> None:

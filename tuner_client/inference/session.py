@@ -15,6 +15,7 @@ from tuner_core.match import DEFAULT_POLICY, Policy
 if TYPE_CHECKING:
     from tuner_client.inference.tensors import Array
 
+_CPU_PROVIDER = "CPUExecutionProvider"
 _TYPES = {"float32": "float", "float64": "double"}
 """what ONNX Runtime calls otherwise"""
 
@@ -30,16 +31,22 @@ class NodeArg:
 
 
 class InferenceSession:
-    """What most programs use of `onnxruntime.InferenceSession`, over `tuner_client.load`, with its options."""
+    """What most programs use of `onnxruntime.InferenceSession`, over `tuner_client.load`, with its options.
+
+    `providers` may name the CPU's, for programs that do; BadRequest where it is not among them.
+    """
 
     def __init__(
         self,
         path: str | Path,
         *,
+        providers: Sequence[str] | None = None,
         share: str | None = None,
         public_key: str | bytes | None = None,
         policy: Policy = DEFAULT_POLICY,
     ) -> None:
+        if providers is not None and _CPU_PROVIDER not in providers:
+            raise BadRequest(f"providers {list(providers)}: a bundle runs on the CPU; name {_CPU_PROVIDER} or nothing")
         self.model = load(path, share=share, public_key=public_key, policy=policy)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:

@@ -274,6 +274,38 @@ def test_neither_tvm_s_package_nor_its_compiler_nor_the_server_is_loaded(small: 
     assert compiler is (isa_name(read_cpuinfo(CPUINFO)) == ""), "asked only about a processor that is not listed"
 
 
+POOL = """
+import json, os, sys
+import tuner_client
+from tuner_client.inference import model as module
+from tuner_client.share_here import ShareHere
+import numpy, tuner_client.inference.runtime as runtime
+runtime.load_runtime()
+cpus = tuple(sorted(os.sched_getaffinity(0)))
+found = []
+for threads in {1, len(cpus)}:
+    module.share_here = lambda: ShareHere(threads, cpus, "made up")
+    before = set(os.listdir("/proc/self/task"))
+    model = tuner_client.load(sys.argv[1])
+    model.run(model.random_inputs())
+    pool = set(os.listdir("/proc/self/task")) - before
+    found.append([threads, len(pool), all(os.sched_getaffinity(int(each)) == set(cpus) for each in pool)])
+    del model
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("threads", ["", "1", "7"])
+@pytest.mark.parametrize("bind", ["", "0", "1"])
+def test_the_pool_is_as_large_as_the_share_whatever_the_environment_says(
+    small: Small, monkeypatch: pytest.MonkeyPatch, threads: str, bind: str
+) -> None:
+    for name, value in (("TVM_NUM_THREADS", threads), ("TVM_BIND_THREADS", bind)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    for wanted, made, on_all_cpus in run_script(POOL, str(small.bundle)):
+        assert (made, on_all_cpus) == (wanted, True)
+
+
 AFTERWARDS = """
 import json, sys
 import numpy as np

@@ -12,7 +12,7 @@ from tuner_core.errors import BadRequest
 
 
 def test_the_same_program_over_both(small: Small) -> None:
-    ours = tuner_client.InferenceSession(small.bundle)
+    ours = tuner_client.InferenceSession(small.bundle, providers=["CPUExecutionProvider"])
     theirs = onnxruntime.InferenceSession(str(small.model), providers=["CPUExecutionProvider"])
     for nodes, others in ((ours.get_inputs(), theirs.get_inputs()), (ours.get_outputs(), theirs.get_outputs())):
         assert [(node.name, node.shape, node.type) for node in nodes] == [
@@ -22,6 +22,11 @@ def test_the_same_program_over_both(small: Small) -> None:
     for names in (None, ["y"]):
         for output, expected in zip(ours.run(names, feed), theirs.run(names, feed), strict=True):
             np.testing.assert_allclose(output, expected, rtol=1e-4)
+
+
+def test_another_provider_is_refused(small: Small) -> None:
+    with pytest.raises(BadRequest, match="a bundle runs on the CPU"):
+        tuner_client.InferenceSession(small.bundle, providers=["CUDAExecutionProvider"])
 
 
 def test_an_output_that_is_not_there_is_told(small: Small) -> None:
