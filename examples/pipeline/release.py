@@ -1,11 +1,12 @@
-"""What a CI job runs to release a model: tune it on the server, fetch the bundle, and gate on the last release.
+r"""What a CI job runs to release a model: tune it on the server, fetch the bundle, and gate on the last release.
 
-    python examples/pipeline/release.py model.onnx --server tuner.internal:50051 --shares cpu:1,cpu:2 \\
+    python examples/pipeline/release.py model.onnx --server tuner.internal:50051 --shares cpu:1,cpu:2 \
         --serve cpu:2 --last release/model.fractune --out build/model.fractune --junit build/release.xml
 
 1. Submits the model, waits for the job, and downloads the bundle.
-2. Gate: at the share that the model is served at, the new bundle must not be slower than the last release, beyond the noise
-   and beyond `--tolerance`; both are timed in turn, in this process, confined to that share. And its outputs must agree.
+2. Gate: at the share that the model is served at, the new bundle must not be slower than the last release, beyond the
+   noise and beyond `--tolerance`; both are timed in turn, in this process, confined to that share. And its outputs
+   must agree.
 3. Writes a JUnit file with a test case for each of these.
 
 Exit code 0 = release it, 1 = the gate says no; anything else is the exit code of the step that failed
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from tuner_client.inference.comparing import differences, time_in_turns
 
@@ -93,9 +94,9 @@ def _fetch(wanted: argparse.Namespace) -> tuple[bool, str]:
     with Client(wanted.server) as client:
         model = Collection.MODELS.parse(client.upload_model(wanted.model).name)
         spec = JobSpec(model=model, model_name=wanted.model.name, shares=shares, trials=wanted.trials)
-        job = client.create_job(spec_to_proto(spec))
+        name = client.create_job(spec_to_proto(spec)).name
         state = ""
-        for job in client.watch_job(job.name):
+        for job in client.watch_job(name):
             if state_from_proto(job.state).value != state:
                 state = state_from_proto(job.state).value
                 print(f"{job.name}: {state}, {job.progress.candidates_done} candidates measured", flush=True)
@@ -129,15 +130,15 @@ def _not_slower(wanted: argparse.Namespace) -> tuple[bool, str]:
 
 def _write_junit(steps: Sequence[Step], path: Path) -> None:
     failed = str(sum(not step.passed for step in steps))
-    suite = ElementTree.Element("testsuite", name="fractune release", tests=str(len(steps)), failures=failed)
+    suite = ET.Element("testsuite", name="fractune release", tests=str(len(steps)), failures=failed)
     for step in steps:
-        case = ElementTree.SubElement(suite, "testcase", classname="release", name=step.name, time=f"{step.secs:.3f}")
+        case = ET.SubElement(suite, "testcase", classname="release", name=step.name, time=f"{step.secs:.3f}")
         if step.passed:
-            ElementTree.SubElement(case, "system-out").text = step.told
+            ET.SubElement(case, "system-out").text = step.told
         else:
-            ElementTree.SubElement(case, "failure", message=step.told)
+            ET.SubElement(case, "failure", message=step.told)
     path.parent.mkdir(parents=True, exist_ok=True)
-    ElementTree.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
+    ET.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
 
 
 if __name__ == "__main__":
