@@ -44,7 +44,7 @@ class Evolution:
     sampled: int = 8
     """Below this many measured candidates the surrogate knows too little to guide: sample instead"""
     pressure: float = 4.0
-    """Parents are drawn in proportion to their hoped-for speed to this power: above 1, the fastest have more offspring"""
+    """Parents are drawn in proportion to their hoped-for speed to this power: above 1, fast ones have more offspring"""
 
 
 @dataclass
