@@ -45,6 +45,7 @@ class Setting:
 SETTINGS = {
     "random only": Setting(Evolution(sampled=1 << 30)),
     "64 x 2": Setting(Evolution(64, 2)),
+    "64 x 2, no pressure": Setting(Evolution(64, 2, pressure=1.0)),
     "32 x 2": Setting(Evolution(32, 2)),
     "64 x 1": Setting(Evolution(64, 1)),
     "64 x 2, rounds from 16": Setting(Evolution(64, 2), first=16),

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -344,3 +345,25 @@ def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path
         ended = fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
         assert ended.returncode == 9
         assert "tune it first" in error_line(ended)
+
+
+def test_a_build_pipeline_releases_and_gates(fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert tuned
+    script = Path(__file__).parents[2] / "examples" / "pipeline" / "release.py"
+    asked = ("--server", fleet.address, "--shares", ",".join(SHARES), "--serve", "cpu:1", "--trials", "8")
+    first, report = tmp_path / "first.fractune", tmp_path / "report.xml"
+
+    def release(*more: str) -> tuple[int, ET.Element]:
+        command = [sys.executable, str(script), str(fleet.model), *asked, "--junit", str(report), *more]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert report.is_file(), ended.stderr
+        return ended.returncode, ET.parse(report).getroot()  # noqa: S314  - we wrote it
+
+    code, suite = release("--out", str(first))
+    assert (code, suite.get("tests"), suite.get("failures")) == (0, "1", "0")
+    # The same bundle is not slower than itself by more than the noise, or than half.
+    code, suite = release("--out", str(tmp_path / "next.fractune"), "--last", str(first), "--tolerance", "0.5")
+    assert (code, suite.get("tests"), suite.get("failures")) == (0, "3", "0")
+    code, suite = release("--out", str(tmp_path / "next.fractune"), "--last", str(tmp_path / "none.fractune"))
+    assert (code, suite.get("failures")) == (8, "2")
+    assert "none.fractune: no such file" in str(ET.tostring(suite))

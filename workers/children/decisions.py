@@ -51,11 +51,12 @@ def _shape(trace: Any) -> dict[str, float]:
 class SurrogateModel(PyCostModel):
     """A surrogate in the form in which MetaSchedule's evolution asks; it is taught directly."""
 
-    def __init__(self, surrogate: Surrogate) -> None:
+    def __init__(self, surrogate: Surrogate, pressure: float) -> None:
         super().__init__()
         self.surrogate = surrogate
+        self._pressure = pressure
 
     def predict(self, context: Any, candidates: list[Any]) -> Any:
         del context
         scores = self.surrogate.scores([features_of(candidate.sch.trace) for candidate in candidates])
-        return scores.astype(np.float64)
+        return (scores / scores.max()).astype(np.float64) ** self._pressure

@@ -43,6 +43,8 @@ class Evolution:
     """an eighth of MetaSchedule's population for half its generations"""
     sampled: int = 8
     """Below this many measured candidates the surrogate knows too little to guide: sample instead"""
+    pressure: float = 4.0
+    """Parents are drawn in proportion to their hoped-for speed to this power: above 1, fast ones have more offspring"""
 
 
 @dataclass
@@ -80,7 +82,9 @@ class OperatorSearch:
         )
         self.spaces = self._context.generate_design_space()
         # The strategy needs numbers of trials and a database, but only its own rounds read them.
-        self._context.pre_tuning(1, 1, self.spaces, ms.database.MemoryDatabase(), SurrogateModel(self._surrogate))
+        self._context.pre_tuning(
+            1, 1, self.spaces, ms.database.MemoryDatabase(), SurrogateModel(self._surrogate, evolution.pressure)
+        )
         self._seen: set[int] = set()
         self._returned: set[int] = set()
         """what the evolution has returned: it does so only once"""
