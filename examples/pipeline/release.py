@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from tuner_client.inference.comparing import differences, time_in_turns
-
 from tuner_client import load
 from tuner_client.client import Client
+from tuner_client.inference.comparing import differences, time_in_turns
 from tuner_core.convert import spec_to_proto, state_from_proto
 from tuner_core.errors import FractuneError, JobFailed
 from tuner_core.jobs import JobSpec

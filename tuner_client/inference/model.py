@@ -123,7 +123,7 @@ class Model:
                 f"share 'cpu:{self._wanted}' is larger than what this process may use: {here.reason}; "
                 f"ask for cpu:{here.units} at most"
             )
-        return replace(here, units=self._wanted, reason=f"{self._wanted} of them asked for; {here.reason}")
+        return replace(here, units=self._wanted, reason=f"cpu:{self._wanted} as asked for, of {here.reason}")
 
     def _take(self, here: ShareHere) -> None:
         choice = choose_variant(self.bundle, here.units, self._policy)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -238,6 +240,21 @@ def test_what_dlpack_cannot_give_is_refused(model: Model) -> None:
         model.run({"x": OnDevice()})
     with pytest.raises(BadRequest, match="input 'x' cannot be read by DLPack"):
         model.run({"x": Broken()})
+
+
+def test_a_real_bundle_with_a_byte_changed_or_torn_off_says_the_same_or_is_refused(small: Small) -> None:
+    whole = small.bundle.read_bytes()
+    expected = [Bundle(whole).read(name) for name in Bundle(whole).manifest["sha256"]]
+    rng = random.Random(5)
+    for offset in (rng.randrange(len(whole)) for _ in range(200)):
+        changed = bytearray(whole)
+        changed[offset] ^= rng.randrange(1, 256)
+        with contextlib.suppress(BadBundle):
+            bundle = Bundle(bytes(changed))
+            bundle.verify()
+            assert [bundle.read(name) for name in bundle.manifest["sha256"]] == expected, offset
+        with pytest.raises(BadBundle):
+            Bundle(whole[:offset])
 
 
 @pytest.mark.parametrize(
