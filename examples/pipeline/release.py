@@ -118,7 +118,7 @@ def _not_slower(wanted: argparse.Namespace) -> tuple[bool, str]:
     new, last = (load(path, share=wanted.serve) for path in (wanted.out, wanted.last))
     inputs = new.random_inputs()
     calls = {"new": lambda: new.run_tensors(inputs), "last": lambda: last.run_tensors(inputs)}
-    run_secs = time_in_turns(calls, TURNS)
+    run_secs = time_in_turns(calls, TURNS, apart=True)
     lost = loss(run_secs["new"], run_secs["last"], in_turn=True)
     told = (
         f"{lost.median:+.1%} (95 % interval {lost.low:+.1%} .. {lost.high:+.1%}, tolerance {wanted.tolerance:.0%}); "

@@ -56,7 +56,7 @@ def test_slower_beyond_noise_and_tolerance_does_not_pass(
 ) -> None:
     secs = [1.0, 1.001, 0.999, 1.0, 1.002]
     monkeypatch.setattr(release, "load", Named)
-    monkeypatch.setattr(release, "time_in_turns", lambda *_: {"new": [slower * s for s in secs], "last": secs})
+    monkeypatch.setattr(release, "time_in_turns", lambda *_, **__: {"new": [slower * s for s in secs], "last": secs})
     ended, suite = run(release, tmp_path)
     assert ended == code
     assert suite.get("failures") == str(code)
