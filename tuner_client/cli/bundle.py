@@ -13,6 +13,7 @@ from tuner_client.cli.progress import choose_view
 from tuner_client.cli.session import session
 from tuner_client.cli.submit import finished_job
 from tuner_client.client import Client
+from tuner_client.inference.signatures import sign_bundle
 from tuner_core.bundles import ROBUST_VARIANT, SUFFIX
 from tuner_core.convert import state_from_proto
 from tuner_core.errors import BadRequest, JobFailed
@@ -32,6 +33,9 @@ def bundle(
     rerank: Annotated[
         int, typer.Option("--rerank", min=1, help="Measure this many of every share's best trials where they lack.")
     ] = 1,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", help="PEM file with the private Ed25519 key to sign the bundle with.")
+    ] = None,
     inputs: options.Inputs = None,
     target: options.Target = "",
     out: Annotated[Path | None, typer.Option("--out", help="File to write (default: after the model).")] = None,
@@ -42,12 +46,13 @@ def bundle(
     """Write a bundle of the best schedules in the log, without a search; or download the one of a finished job."""
     if policy not in _POLICIES:
         raise BadRequest(f"--policy '{policy}': write {' or '.join(_POLICIES)}")
+    key = options.read_key("--sign", sign) if sign else None
     model = Path(of)
     if not model.is_file() and (shares or model.suffix):
         raise options.no_model(model)
     if not model.is_file():
         with session(state, server) as client:
-            _download(client, client.get_job(of), out, as_json=as_json)
+            _download(client, client.get_job(of), out, key, as_json=as_json)
         return
     if not shares:
         raise BadRequest(f"{of}: name the shares that the model is to be served at, such as --shares cpu:1,cpu:2")
@@ -55,12 +60,14 @@ def bundle(
     spec = options.job_spec(model, shares, inputs=inputs, target=target, rerank=rerank, variants=variants)
     view = choose_view(quiet=False, as_json=as_json)
     with finished_job(model, spec, state, server, view) as (client, job):
-        _download(client, job, out, as_json=as_json)
+        _download(client, job, out, key, as_json=as_json)
 
 
-def _download(client: Client, job: pb.Job, out: Path | None, *, as_json: bool) -> None:
+def _download(client: Client, job: pb.Job, out: Path | None, key: bytes | None, *, as_json: bool) -> None:
     if not job.result.bundle:
         raise JobFailed(f"{job.name} has no bundle: it is {state_from_proto(job.state).value}")
     path = (out or Path(Path(job.model_display_name).stem + SUFFIX)).absolute()
     client.download_bundle(job.result.bundle, path)
+    if key is not None:
+        sign_bundle(path, key)
     print(json.dumps({"job": job.name, "bundle": str(path)}) if as_json else f"bundle: {path}")

@@ -45,6 +45,14 @@ def job_spec(model: Path, shares: str, *, inputs: list[str] | None, **rest: Any)
     return spec
 
 
+def read_key(option: str, path: Path) -> bytes:
+    """The PEM file of a key. Raises BadRequest when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{option} {path}: cannot be read ({error.strerror})") from error
+
+
 def no_model(path: Path) -> BadModel:
     return BadModel(f"{path}: no such model file")
 

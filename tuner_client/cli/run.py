@@ -55,14 +55,14 @@ def run(
         Path | None, typer.Option("--public-key", help="PEM file; refuse a bundle that its owner did not sign.")
     ] = None,
     unmeasured: Annotated[
-        bool, typer.Option("--unmeasured", help="Allow a variant whose speed at this share was never measured.")
+        bool, typer.Option("--allow-unmeasured", help="Allow a variant whose speed at this share was never measured.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a bundle at this process's share and time it beside the untuned model."""
     if (beside is None) != (model_file is None):
         raise BadRequest("--beside and --model go together: --beside onnxruntime --model FILE.onnx")
-    key = _read_key(public_key) if public_key else None
+    key = options.read_key("--public-key", public_key) if public_key else None
     if share:
         confine(Share.parse(share))
     policy = Policy(allow_unmeasured=True) if unmeasured else DEFAULT_POLICY
@@ -150,13 +150,6 @@ def _print_beside(beside: dict[str, Any], ours_s: float) -> None:
     relative = beside["max_rel_difference"]
     verdict = "agree" if beside["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
-
-
-def _read_key(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadRequest(f"--public-key {path}: cannot be read ({error.strerror})") from error
 
 
 def _save(path: Path, outputs: list[Array]) -> None:
