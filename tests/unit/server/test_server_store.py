@@ -105,7 +105,7 @@ class StoreContract:
         store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0, device=other), trial("c", 1, 3.0, target_key="{}")])
         store.log.add([trial("d", 1, 4.0, workload_hash="0" * 16), final("e", 1, 5.0)])
         assert [row.median_s for row in store.log.trials(KEY)] == [1.0]
-        assert [record.trace for record in store.log.finals(KEY.workload_hash)] == ["e"]
+        assert [record.trace for record in store.log.finals(KEY.workload_hash).records] == ["e"]
         candidate = trial("a", 1, 1.0).candidate_id
         assert store.log.traces(KEY, [candidate, "none"]) == {candidate: "a"}
 
