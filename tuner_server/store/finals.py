@@ -21,8 +21,8 @@ from tuner_server.store.tables import final_versions, records
 
 KEPT_BYTES = 128 << 20
 """about what is kept at most; an operator that was not asked for the longest time goes first"""
-_RECORD_BYTES = 1500
-"""a record without its trace, as measured"""
+_RECORD_BYTES = 1100
+"""a record without its trace, and what a match works out about it; measured"""
 
 
 @dataclass(frozen=True)
