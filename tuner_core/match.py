@@ -7,6 +7,7 @@ chooses a variant of a bundle (`choose`). Times are seconds by granted units, th
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -111,11 +112,12 @@ def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str
     """
     rows = [times[share] for share in shares]
     best = [min(row.values()) for row in rows]
-    worst = {
-        name: max(row[name] / least - 1.0 for row, least in zip(rows, best, strict=True))
-        for name in set.intersection(*(set(row) for row in rows))
-        if all(row[name] <= row.get(default, math.inf) for row in rows)
-    }
+    limits = [row.get(default, math.inf) for row in rows]
+    worst = {}
+    for name in rows[0]:
+        secs = [row.get(name, math.inf) for row in rows]
+        if math.inf not in secs and all(map(operator.le, secs, limits)):
+            worst[name] = max(map(operator.truediv, secs, best)) - 1.0
     if not worst:
         return None
     name = min(worst, key=lambda name: (worst[name], name != default, name))
@@ -172,9 +174,10 @@ def _nearest_two(times: Times, units: int) -> list[int]:
     """The measured shares next below and next above `units`, or the two nearest on the one side that there is; none
     when even the nearest is beyond NEAR_FACTOR.
     """
-    below = sorted((other for other in times if other < units), reverse=True)
-    above = sorted(other for other in times if other > units)
-    pair = [below[0], above[0]] if below and above else (below or above)[:2]
+    ordered = sorted(times)
+    below = [other for other in ordered if other < units]
+    above = [other for other in ordered if other > units]
+    pair = [below[-1], above[0]] if below and above else (below[-2:] or above[:2])
     return pair if pair and min(_ratio(other, units) for other in pair) <= NEAR_FACTOR else []
 
 
