@@ -9,7 +9,17 @@ import argparse
 import subprocess
 import sys
 
-BENCHMARKS = ("queue_cost", "overhead", "evolution", "guidance", "warm_start", "k_shares", "memory", "vs_stock")
+BENCHMARKS = (
+    "queue_cost",
+    "overhead",
+    "match",
+    "evolution",
+    "guidance",
+    "warm_start",
+    "k_shares",
+    "memory",
+    "vs_stock",
+)
 """modules of this package; the longest come last"""
 
 

@@ -2,9 +2,10 @@
 
 A made-up log (benchmarks.match_log) of a million records, SQLite, and a model of 1,000 operators. Cold: a fresh
 process, the store opened anew, the pages of its file dropped from the memory of the system; from opening the store to
-the first answer. Warm: the calls after that in the same process. Beside the wall clock stands the processor time of
-the process: on a busy machine the two differ. Left out: gRPC, the writing of the answer, and the import of Python's
-modules; no worker is there, so that the share is found in the log.
+the first answer. Warm: the calls after that in the same process. Beside the wall clock stand the processor time of
+the process, and how long it waited for a processor that others had: on a busy machine they tell what the call itself
+takes. Left out: gRPC, the writing of the answer, and the import of Python's modules; no worker is there, so that the
+share is found in the log.
 
 Usage: python -m benchmarks.match [--quick] [--out FILE] [--records N] [--operators N] [--keep FOLDER]
 """
@@ -38,6 +39,7 @@ COLD_BAR_S = 2.0
 TABLE = "table"
 CASES = {How.EXACT: "cpu:4", How.NEAR: "cpu:5", How.ROBUST: "cpu:1", TABLE: "cpu:4,cpu:8"}
 """what is asked, and the share or shares; no share of the log is within a factor of 2 of cpu:1"""
+_TIMES = ("cold_s", "cold_cpu_s", "cold_waited_s", "warm_s", "warm_cpu_s")
 _WARM_CALLS = 7
 
 
@@ -54,9 +56,9 @@ def main() -> None:
         held = _fill(folder, total, operators)
         found = {case: _in_fresh_process(ask, folder, url, case, share) for case, share in CASES.items()}
     print(f"made-up log: {total} records, {held['bytes'] / 1e9:.1f} GB; a model of {operators} operators; seconds")
-    print(f"{'':<8}" + "".join(f"{title:>12}" for title in ("cold", "CPU", "warm", "CPU", "grown, MB")))
+    print(f"{'':<8}" + "".join(f"{title:>12}" for title in ("cold", "CPU", "waited", "warm", "CPU", "grown, MB")))
     for case, row in found.items():
-        times = "".join(f"{row[name]:>12.3f}" for name in ("cold_s", "cold_cpu_s", "warm_s", "warm_cpu_s"))
+        times = "".join(f"{row[name]:>12.3f}" for name in _TIMES)
         print(f"{case:<8}{times}{row['grown_bytes'] / 1e6:>12.0f}")
     worst = {name: max(row[name] for case, row in found.items() if case != TABLE) for name in ("warm_s", "cold_s")}
     bars = {"warm_s": WARM_BAR_S, "cold_s": COLD_BAR_S}
@@ -73,12 +75,12 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
     """Seconds of the first call from opening the store on, and of those after it (median); bytes that they kept."""
     _drop_pages(folder)
     before = _resident_bytes()
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu, waited = time.perf_counter(), time.process_time(), _waited_s()
     store, connection = Store(sqlite_url(folder)), redis.Redis.from_url(redis_url)
     deps = Deps(store, connection, BlobStore(folder), b"made up", Changes())
     call = _call(Matcher(deps, LooseIngests()), case, share)
     call()
-    cold = time.perf_counter() - wall, time.process_time() - cpu
+    cold = time.perf_counter() - wall, time.process_time() - cpu, _waited_s() - waited
     warm = [_timed(call) for _ in range(_WARM_CALLS)]
     grown = _resident_bytes() - before
     store.close()
@@ -86,6 +88,7 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
     return {
         "cold_s": cold[0],
         "cold_cpu_s": cold[1],
+        "cold_waited_s": cold[2],
         "warm_s": statistics.median(wall for wall, _ in warm),
         "warm_cpu_s": statistics.median(cpu for _, cpu in warm),
         "grown_bytes": grown,
@@ -140,6 +143,11 @@ def _drop_pages(folder: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _waited_s() -> float:
+    """Seconds that this process was ready to run and had no processor."""
+    return int(Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
 
 def _resident_bytes() -> int:
