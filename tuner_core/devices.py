@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 
@@ -23,7 +24,7 @@ class Device:
     label: str = ""
     """product name, for people"""
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Identity for lookups; `label` is left out on purpose (one silicon is sold under several names)."""
         return f"{self.kind}-{self.isa}-{self.units}u-{self.memory_gib}gib-l2.{self.l2_kib}kib"

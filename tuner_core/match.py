@@ -7,19 +7,19 @@ chooses a variant of a bundle (`choose`). Times are seconds by granted units, th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tuner_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id
+from tuner_core.finals import Finals, Times
+from tuner_core.records import TuningRecord
 from tuner_core.shares import GrantedShare
 
 NEAR_FACTOR = 2.0
 """A share counts as near when its units are within this factor of the share asked for."""
 CONTRADICTION = 1.5
 """published times of one schedule at one share that differ by more than this factor are pointed out"""
-
-Times = Mapping[int, Mapping[str, float]]
 
 
 class How(StrEnum):
@@ -111,11 +111,13 @@ def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str
     at all of them. Nobody who is slower than `default` at one of them, where that was measured, takes part.
     """
     rows = [times[share] for share in shares]
-    worst = {
-        name: max(row[name] / min(row.values()) - 1.0 for row in rows)
-        for name in set.intersection(*(set(row) for row in rows))
-        if all(row[name] <= row.get(default, math.inf) for row in rows)
-    }
+    best = [min(row.values()) for row in rows]
+    limits = [row.get(default, math.inf) for row in rows]
+    worst = {}
+    for name in rows[0]:
+        secs = [row.get(name, math.inf) for row in rows]
+        if math.inf not in secs and all(map(operator.le, secs, limits)):
+            worst[name] = max(map(operator.truediv, secs, best)) - 1.0
     if not worst:
         return None
     name = min(worst, key=lambda name: (worst[name], name != default, name))
@@ -123,56 +125,38 @@ def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str
 
 
 def find_match(
-    records: Iterable[TuningRecord],
+    finals: Finals,
     granted: GrantedShare,
     device_key: str,
     target_key: str,
     policy: Policy = DEFAULT_POLICY,
 ) -> Match:
-    """Choose among `records` of one workload for the share `granted` of the device `device_key`.
+    """Choose among the finals of one workload for the share `granted` of the device `device_key`.
 
     Only published measurements count: final, right output, this device, target and mechanism. The fastest of several
     measurements of a schedule at a share counts, so that more records never make an exact match slower; when they
     contradict each other, the reason says so.
     """
-    published = published_among(records)
-    if not published:
-        return Match(How.NONE, None, 0.0, "no published record of this operator")
-    same = [r for r in published if r.device.key == device_key]
-    if not same:
-        return Match(How.NONE, None, 0.0, f"measured only on another device: {min(r.device.key for r in published)}")
-    same = [r for r in same if r.target_key == target_key]
-    if not same:
-        return Match(How.NONE, None, 0.0, "measured only for another target")
-    same = [r for r in same if r.granted.mechanism == granted.mechanism]
-    if not same:
-        return Match(How.NONE, None, 0.0, f"never measured under a '{granted.mechanism}' share")
-    default = candidate_id(same[0].workload_hash, target_key, UNTUNED)
-    choice = choose(best_times(same), granted.units, default, policy)
+    measured = finals.measured(device_key, target_key, granted.mechanism)
+    if not measured.records:
+        return Match(How.NONE, None, 0.0, _why_nothing(finals.published, granted, device_key, target_key))
+    choice = choose(measured.times, granted.units, measured.default, policy)
     if choice.name is None:
         return Match(choice.how, None, choice.regret, choice.reason)
-    own = [r for r in same if r.candidate_id == choice.name]
+    own = measured.by_candidate[choice.name]
     return Match(choice.how, _nearest_record(own, granted.units), choice.regret, choice.reason + _contradiction(own))
 
 
-def published_among(records: Iterable[TuningRecord]) -> list[TuningRecord]:
-    """Final, right output, and a time that can be one."""
-    return [r for r in records if r.kind is Kind.FINAL and r.status is Status.OK and _is_time(r.median_s)]
-
-
-def fastest_record(records: Iterable[TuningRecord], candidate: str, units: int) -> TuningRecord | None:
-    """The fastest measurement of a candidate at a share of so many units; None when there is none."""
-    found = (r for r in records if (r.candidate_id, r.granted.units) == (candidate, units))
-    return min(found, key=lambda r: (r.median_s, r.record_id), default=None)
-
-
-def best_times(records: Iterable[TuningRecord]) -> dict[int, dict[str, float]]:
-    """Seconds by granted units, then by candidate: the smallest median counts."""
-    times: dict[int, dict[str, float]] = {}
-    for record in records:
-        row = times.setdefault(record.granted.units, {})
-        row[record.candidate_id] = min(record.median_s, row.get(record.candidate_id, math.inf))
-    return times
+def _why_nothing(published: Sequence[TuningRecord], granted: GrantedShare, device_key: str, target_key: str) -> str:
+    """What keeps everything published from counting here."""
+    if not published:
+        return "no published record of this operator"
+    same = [r for r in published if r.device.key == device_key]
+    if not same:
+        return f"measured only on another device: {min(r.device.key for r in published)}"
+    if all(r.target_key != target_key for r in same):
+        return "measured only for another target"
+    return f"never measured under a '{granted.mechanism}' share"
 
 
 def _chosen(how: How, name: str, default: str, regret: float, reason: str) -> Choice:
@@ -190,18 +174,15 @@ def _nearest_two(times: Times, units: int) -> list[int]:
     """The measured shares next below and next above `units`, or the two nearest on the one side that there is; none
     when even the nearest is beyond NEAR_FACTOR.
     """
-    below = sorted((other for other in times if other < units), reverse=True)
-    above = sorted(other for other in times if other > units)
-    pair = [below[0], above[0]] if below and above else (below or above)[:2]
+    ordered = sorted(times)
+    below = [other for other in ordered if other < units]
+    above = [other for other in ordered if other > units]
+    pair = [below[-1], above[0]] if below and above else (below[-2:] or above[:2])
     return pair if pair and min(_ratio(other, units) for other in pair) <= NEAR_FACTOR else []
 
 
 def _ratio(one: int, other: int) -> float:
     return max(one / other, other / one)
-
-
-def _is_time(secs: float) -> bool:
-    return math.isfinite(secs) and secs > 0
 
 
 def _nearest_record(own: list[TuningRecord], units: int) -> TuningRecord:

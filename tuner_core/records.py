@@ -6,6 +6,7 @@ import hashlib
 import statistics
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from tuner_core.devices import Device
@@ -114,7 +115,8 @@ class TuningRecord:
     versions: dict[str, str] = field(default_factory=dict)
     """tvm, tvm-ffi, llvm, driver, cuda: whatever applies"""
 
-    @property
+    # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
+    @cached_property
     def median_s(self) -> float:
         """Median run time in seconds; infinite for a failure."""
         return statistics.median(self.run_secs) if self.run_secs else float("inf")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tuner_core.match import Times
+from tuner_core.finals import Times
 
 _GAIN = 1e-9
 """a smaller gain of the worst regret is rounding"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from tuner_core.errors import BadRequest
@@ -82,7 +83,7 @@ class GrantedShare:
     ids: tuple[int, ...] = ()
     """which units, where the mechanism can tell"""
 
-    @property
+    @cached_property
     def mechanism(self) -> str:
         return Share.parse(self.share).mechanism
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from tuner_core.bundles import UNTUNED_VARIANT
 from tuner_core.devices import Device
 from tuner_core.errors import BadRequest, NotFound, ServerUnreachable, ShareUnavailable
+from tuner_core.finals import Finals
 from tuner_core.jobs import OperatorTask
-from tuner_core.match import Match, Policy, fastest_record, find_match
+from tuner_core.match import Match, Policy, find_match
 from tuner_core.records import TuningRecord
 from tuner_core.shares import GrantedShare, Share
 from tuner_core.targets import target_key
@@ -84,10 +85,10 @@ class Matcher:
         fleet = live_workers(self._deps.redis)
         spot = self._spot(fleet, Share.parse(share))
         found = self._ingested(fleet, asked, spot)
-        finals = self._deps.store.log.finals
+        finals = self._finals(found.operators)
         device, target_key = spot.device.key, found.target_key
         return [
-            OperatorAnswer(task, find_match(finals(task.workload_hash), spot.granted, device, target_key, policy))
+            OperatorAnswer(task, find_match(finals[task.workload_hash], spot.granted, device, target_key, policy))
             for task in found.operators
         ]
 
@@ -103,21 +104,11 @@ class Matcher:
         spot = next(iter(spots.values()))
         found = self._ingested(fleet, asked, spot)
         place = Place(spot.device.key, found.target_key, {share: each.granted for share, each in spots.items()})
-        return [self._row(task, place) for task in found.operators]
+        finals = self._finals(found.operators)
+        return [_row(task, finals[task.workload_hash], place) for task in found.operators]
 
-    def _row(self, task: OperatorTask, place: Place) -> OperatorRow:
-        operator = OperatorFinals(task.workload_hash, task.weight, self._deps.store.log.finals(task.workload_hash))
-        records = place.published(operator, next(iter(place.granted.values())).mechanism)
-        matches = {share: place.match(operator, share) for share in place.granted}
-        chosen = {share: match.record.candidate_id for share, match in matches.items() if match.record is not None}
-        rows = {UNTUNED_VARIANT: place.default(operator), **dict.fromkeys(place.granted, place.default(operator))}
-        cells = {
-            (variant, share): fastest
-            for variant, candidate in (rows | chosen).items()
-            for share, granted in place.granted.items()
-            if (fastest := fastest_record(records, candidate, granted.units)) is not None
-        }
-        return OperatorRow(task, cells)
+    def _finals(self, tasks: Sequence[OperatorTask]) -> dict[str, Finals]:
+        return self._deps.store.log.finals_of(task.workload_hash for task in tasks)
 
     def _ingested(self, fleet: Fleet, asked: Asked, spot: Spot) -> IngestedModel:
         key = IngestKey(asked.model, dict(asked.inputs), asked.target or spot.target)
@@ -161,3 +152,18 @@ class Matcher:
                 raise error
             self._deps.changes.wait(changes, _LOOK_EVERY_S)
         raise ServerUnreachable("the model was not read in time; ask again with a longer deadline")
+
+
+def _row(task: OperatorTask, finals: Finals, place: Place) -> OperatorRow:
+    operator = OperatorFinals(task.workload_hash, task.weight, finals)
+    measured = place.measured(operator, next(iter(place.granted.values())).mechanism)
+    matches = {share: place.match(operator, share) for share in place.granted}
+    chosen = {share: match.record.candidate_id for share, match in matches.items() if match.record is not None}
+    rows = {UNTUNED_VARIANT: place.default(operator), **dict.fromkeys(place.granted, place.default(operator))}
+    cells = {
+        (variant, share): fastest
+        for variant, candidate in (rows | chosen).items()
+        for share, granted in place.granted.items()
+        if (fastest := measured.fastest(candidate, granted.units)) is not None
+    }
+    return OperatorRow(task, cells)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
-from tuner_core.match import How, Match, Times, best_times, find_match, published_among
-from tuner_core.records import UNTUNED, TuningRecord, candidate_id
+from tuner_core.finals import Finals, Measured
+from tuner_core.match import How, Match, find_match
+from tuner_core.records import UNTUNED, candidate_id
 from tuner_core.robust import robust_for_model
 from tuner_core.shares import GrantedShare
 
@@ -18,7 +19,7 @@ class OperatorFinals:
 
     workload_hash: str
     weight: int
-    finals: list[TuningRecord]
+    finals: Finals
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,9 @@ class Place:
     granted: Mapping[str, GrantedShare]
     """by share as text; all of one mechanism, else there is no robust variant"""
 
-    def published(self, operator: OperatorFinals, mechanism: str) -> list[TuningRecord]:
+    def measured(self, operator: OperatorFinals, mechanism: str) -> Measured:
         """What counts here of an operator's finals."""
-        key = (self.device_key, self.target_key, mechanism)
-        found = published_among(operator.finals)
-        return [r for r in found if (r.device.key, r.target_key, r.granted.mechanism) == key]
+        return operator.finals.measured(self.device_key, self.target_key, mechanism)
 
     def match(self, operator: OperatorFinals, share: str) -> Match:
         return find_match(operator.finals, self.granted[share], self.device_key, self.target_key)
@@ -91,7 +90,7 @@ def _times_at(
     place: Place, operators: Sequence[OperatorFinals], granted: GrantedShare
 ) -> dict[str, Mapping[str, float]]:
     """Seconds by workload hash and candidate, of the operators that were measured at all."""
-    times = {op.workload_hash: best_times(place.published(op, granted.mechanism)) for op in operators}
+    times = {op.workload_hash: place.measured(op, granted.mechanism).times for op in operators}
     return {name: found.get(granted.units, {}) for name, found in times.items() if found}
 
 
@@ -119,8 +118,8 @@ def _robust(place: Place, operators: Sequence[OperatorFinals]) -> Variant:
     if len(mechanisms) != 1:
         return Variant(ROBUST_VARIANT, {})
     (mechanism,) = mechanisms
-    records = {op.workload_hash: place.published(op, mechanism) for op in operators}
-    times: dict[str, Times] = {name: best_times(found) for name, found in records.items()}
+    measured = {op.workload_hash: place.measured(op, mechanism) for op in operators}
+    times = {name: found.times for name, found in measured.items()}
     units = sorted({granted.units for granted in place.granted.values()})
     defaults = {op.workload_hash: place.default(op) for op in operators}
     chosen, regret = robust_for_model(times, {op.workload_hash: op.weight for op in operators}, units, defaults)
@@ -128,16 +127,14 @@ def _robust(place: Place, operators: Sequence[OperatorFinals]) -> Variant:
     return Variant(
         ROBUST_VARIANT,
         {
-            name: _robust_match(records[name], candidate, times[name], units, reason)
+            name: _robust_match(measured[name], candidate, units, reason)
             for name, candidate in chosen.items()
             if candidate != defaults[name]
         },
     )
 
 
-def _robust_match(
-    records: Sequence[TuningRecord], candidate: str, times: Times, units: Sequence[int], reason: str
-) -> Match:
-    own = [record for record in records if record.candidate_id == candidate]
+def _robust_match(measured: Measured, candidate: str, units: Sequence[int], reason: str) -> Match:
+    times, own = measured.times, measured.by_candidate[candidate]
     regret = max(times[each][candidate] / min(times[each].values()) - 1.0 for each in units)
     return Match(How.ROBUST, min(own, key=lambda r: (r.median_s, r.record_id)), regret, reason)

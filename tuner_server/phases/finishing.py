@@ -62,7 +62,7 @@ class FinishingPhase:
         key = run.log_key(workload_hash)
         return [
             record
-            for record in self._deps.store.log.finals(workload_hash)
+            for record in self._deps.store.log.finals(workload_hash).records
             if (record.target_key, record.device.key) == (key.target_key, key.device_key)
         ]
 

@@ -112,8 +112,8 @@ class PublishingPhase:
         return Place(run.job.device.key, run.job.target_key, run.job.granted)
 
     def _operators(self, run: JobRun) -> list[OperatorFinals]:
-        log = self._deps.store.log
-        return [OperatorFinals(op.workload_hash, op.weight, log.finals(op.workload_hash)) for op in run.operators]
+        finals = self._deps.store.log.finals_of(op.workload_hash for op in run.operators)
+        return [OperatorFinals(op.workload_hash, op.weight, finals[op.workload_hash]) for op in run.operators]
 
 
 def _compile_work(

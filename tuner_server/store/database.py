@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from tuner_core.errors import StateUnusable
 
-SCHEMA = "0001"
+SCHEMA = "0002"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
+_PART = 500
 
 _PRAGMAS = (
     "journal_mode=WAL",  # readers do not wait for the writer
@@ -57,12 +58,15 @@ class Database:
         with self._errors_in_plain_words(), self._engine.connect() as connection:
             yield connection
 
+    def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+        """An INSERT that can be told what to do on a conflict."""
+        return postgresql.insert(table) if self._engine.dialect.name == "postgresql" else sqlite.insert(table)
+
     def insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
         """Insert the rows whose key is not there yet; returns how many those were."""
         if not rows:
             return 0
-        insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
-        return connection.execute(insert(table).on_conflict_do_nothing(), rows).rowcount
+        return connection.execute(self.insert(table).on_conflict_do_nothing(), rows).rowcount
 
     def close(self) -> None:
         self._engine.dispose()
@@ -74,6 +78,12 @@ class Database:
         except DBAPIError as error:
             where = self._engine.url.database or self._engine.url.render_as_string(hide_password=True)
             raise StateUnusable(f"database {where}: {error.orig}; {_advice(str(error.orig))}") from error
+
+
+def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
+    """`items` in pieces that fit into one statement."""
+    for start in range(0, len(items), _PART):
+        yield items[start : start + _PART]
 
 
 def _advice(message: str) -> str:

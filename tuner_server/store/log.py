@@ -19,9 +19,11 @@ from sqlalchemy import (
 )
 
 from tuner_core.errors import BadRequest, NotFound
+from tuner_core.finals import Finals
 from tuner_core.records import Kind, Status, TuningRecord
-from tuner_server.store.database import Database
+from tuner_server.store.database import Database, parts
 from tuner_server.store.filters import RecordFilter
+from tuner_server.store.finals import FinalsCache, count_change
 from tuner_server.store.rows import record_from_row, record_to_row
 from tuner_server.store.tables import records, workloads
 
@@ -80,6 +82,7 @@ class TuningLog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._finals = FinalsCache(database)
 
     # ---- writing --------------------------------------------------------------------------------
 
@@ -122,11 +125,23 @@ class TuningLog:
             doomed = _beyond_best(chosen, keep_best)
             count = connection.scalar(select(func.count()).select_from(doomed.subquery())) or 0
             if not dry_run:
-                connection.execute(delete(records).where(records.c.seq.in_(doomed)))
+                self._delete(connection, records.c.seq.in_(doomed), finals=chosen.kind is Kind.FINAL)
             return count, total - count
 
     def _add(self, connection: Connection, new: Sequence[TuningRecord]) -> int:
-        return self._database.insert_new(connection, records, [record_to_row(record) for record in new])
+        added = self._database.insert_new(connection, records, [record_to_row(record) for record in new])
+        count_change(self._database, connection, (r.workload_hash for r in new if r.kind is Kind.FINAL))
+        return added
+
+    def _delete(self, connection: Connection, clause: ColumnElement[bool], *, finals: bool) -> None:
+        """Delete finals, or trials only."""
+        deleted = delete(records).where(clause)
+        if finals:
+            # What was really deleted, because another server may have added finals since they were counted.
+            changed = connection.scalars(deleted.returning(records.c.workload_hash)).all()
+            count_change(self._database, connection, changed)
+        else:
+            connection.execute(deleted)
 
     def _add_workloads(self, connection: Connection, found: Iterable[tuple[str, str]]) -> None:
         rows = [{"workload_hash": name, "json_zlib": zlib.compress(text.encode())} for name, text in found]
@@ -134,7 +149,7 @@ class TuningLog:
 
     def _known_workloads(self, connection: Connection, wanted: set[str]) -> set[str]:
         known: set[str] = set()
-        for part in _parts(sorted(wanted)):
+        for part in parts(sorted(wanted)):
             query = select(workloads.c.workload_hash).where(workloads.c.workload_hash.in_(part))
             known.update(connection.scalars(query))
         return known
@@ -154,7 +169,7 @@ class TuningLog:
         """Those of the ids that the log holds."""
         found: set[str] = set()
         with self._database.read() as connection:
-            for part in _parts(list(record_ids)):
+            for part in parts(list(record_ids)):
                 query = select(records.c.record_id).where(records.c.record_id.in_(part))
                 found.update(connection.scalars(query))
         return found
@@ -205,7 +220,7 @@ class TuningLog:
         """Trace by candidate, for candidates of one operator."""
         found: dict[str, str] = {}
         with self._database.read() as connection:
-            for part in _parts(list(candidates)):
+            for part in parts(list(candidates)):
                 query = select(records.c.candidate_id, records.c.trace).where(
                     *key.clauses(Kind.TRIAL), records.c.candidate_id.in_(part)
                 )
@@ -229,11 +244,13 @@ class TuningLog:
         with self._database.read() as connection:
             return [Kin(*row) for row in connection.execute(query)]
 
-    def finals(self, workload_hash: str) -> list[TuningRecord]:
-        """All published and refused contestants of one operator, of every target, device and share."""
-        query = select(records).where(records.c.workload_hash == workload_hash, records.c.kind == Kind.FINAL.value)
-        with self._database.read() as connection:
-            return [record_from_row(row) for row in connection.execute(query).mappings()]
+    def finals(self, workload_hash: str) -> Finals:
+        """Those of one operator."""
+        return self.finals_of([workload_hash])[workload_hash]
+
+    def finals_of(self, workload_hashes: Iterable[str]) -> dict[str, Finals]:
+        """Those of many operators at once, by workload hash."""
+        return self._finals.of(workload_hashes)
 
     def newest(self, share: str) -> TuningRecord | None:
         """The record written last of those measured under `share` as text."""
@@ -304,9 +321,3 @@ def _beyond_best(chosen: RecordFilter, keep_best: int) -> Select[Any]:
         clauses.append(columns.kind == Kind.TRIAL.value)
     ranked = select(columns.seq, place.label("place")).where(and_(*clauses)).subquery()
     return select(ranked.c.seq).where(ranked.c.place > keep_best)
-
-
-def _parts(items: list[str]) -> Iterator[list[str]]:
-    """`items` in pieces that fit into one statement."""
-    for start in range(0, len(items), _PAGE):
-        yield items[start : start + _PAGE]

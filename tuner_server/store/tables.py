@@ -61,6 +61,13 @@ records = Table(
     sqlite_autoincrement=True,
 )
 
+final_versions = Table(
+    "final_versions",
+    metadata,
+    Column("workload_hash", _ID, primary_key=True),
+    Column("version", BigInteger, nullable=False),  # how often the operator's finals have changed; see finals.py
+)
+
 workloads = Table(
     "workloads",
     metadata,

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.samples import DEVICE, TARGET_KEY, final, granted
-from tuner_core.match import DEFAULT_POLICY, Choice, How, Match, Policy, best_times, choose, find_match, least_regret
+from tuner_core.finals import Finals, best_times
+from tuner_core.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
 from tuner_core.records import UNTUNED, Kind, Status, TuningRecord
 from tuner_core.robust import robust_for_model
 
@@ -19,7 +20,7 @@ UNMEASURED = Policy(allow_unmeasured=True)
 
 
 def match(records: list[TuningRecord], units: int, policy: Policy = DEFAULT_POLICY) -> Match:
-    return find_match(records, granted(units), DEVICE.key, TARGET_KEY, policy)
+    return find_match(Finals(tuple(records)), granted(units), DEVICE.key, TARGET_KEY, policy)
 
 
 def trace(answer: Match) -> str:

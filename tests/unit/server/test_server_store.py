@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tuner_core.jobs import JobSpec, JobState, OperatorTask
 from tuner_core.records import Kind, Status, TuningRecord
 from tuner_server.store import database
 from tuner_server.store.filters import RecordFilter
+from tuner_server.store.finals import FinalsCache
 from tuner_server.store.folder import StateFolder
 from tuner_server.store.log import Kin, LogKey, Page
 from tuner_server.store.models import IngestedModel, IngestKey, StoredModel
@@ -35,6 +37,7 @@ from tuner_server.store.tables import metadata
 
 KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
 EVERYTHING = RecordFilter()
+WORKLOADS = ["f" * 16, "e" * 16, "d" * 16, "c" * 16]
 
 
 def trial(trace: str, units: int, secs: float, **changes: object) -> TuningRecord:
@@ -50,6 +53,47 @@ def job(name: str, **changes: object) -> StoredJob:
     spec = JobSpec(model="a" * 64, model_name="net.onnx", shares=("cpu:2", "cpu:1"))
     made = StoredJob(name, spec, 1.0, DEVICE, {"cpu:2": granted(2), "cpu:1": granted(1)}, "llvm")
     return replace(made, **changes)
+
+
+def finals_of(store: Store) -> dict[str, set[str]]:
+    """What a match sees, by workload hash: the records as text."""
+    return {name: set(map(repr, found.records)) for name, found in store.log.finals_of(WORKLOADS).items()}
+
+
+def true_finals(store: Store) -> dict[str, set[str]]:
+    """The same from the pages of the log, which nothing keeps."""
+    found: dict[str, set[str]] = {name: set() for name in WORKLOADS}
+    for record in store.log.all(RecordFilter(kind=Kind.FINAL)):
+        found[record.workload_hash].add(repr(record))
+    return found
+
+
+def change_something(draw: random.Random, store: Store) -> None:
+    """Add, import or prune: some records that are there already, some that nothing keeps, some imports that fail."""
+    new = [any_record(draw) for _ in range(draw.randint(1, 5))]
+    step = draw.choice(["add", "add", "import", "failing import", "prune"])
+    if step == "add":
+        store.log.add(new)
+    elif step == "import":
+        store.log.import_all([(name, "[]") for name in WORKLOADS], new)
+    elif step == "failing import":
+        with pytest.raises(BadRequest):
+            store.log.import_all([], [*new, final("z", 1, 1.0, workload_hash="unknown-workload")])
+    else:
+        kind = draw.choice([Kind.FINAL, Kind.FINAL, Kind.TRIAL, None])
+        operator = draw.choice(["", *WORKLOADS])
+        chosen = RecordFilter(kind=kind, operator=operator)
+        store.log.prune(chosen, draw.randint(0, 1), dry_run=draw.random() < 0.2)
+
+
+def any_record(draw: random.Random) -> TuningRecord:
+    workload, trace, units = draw.choice(WORKLOADS), draw.choice("abc"), draw.choice([1, 2])
+    identity = {"record_id": f"{workload} {trace}@{units} {draw.randint(0, 1)}", "workload_hash": workload}
+    if draw.random() < 0.3:
+        return trial(trace, units, draw.random(), **{**identity, "record_id": f"trial {identity['record_id']}"})
+    if draw.random() < 0.2:
+        return final(trace, units, 1.0, **identity, status=Status.WRONG_OUTPUT, cause="wrong", run_secs=())
+    return final(trace, units, draw.random(), **identity, max_error=draw.choice([None, 1e-6]))
 
 
 class StoreContract:
@@ -105,13 +149,15 @@ class StoreContract:
         store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0, device=other), trial("c", 1, 3.0, target_key="{}")])
         store.log.add([trial("d", 1, 4.0, workload_hash="0" * 16), final("e", 1, 5.0)])
         assert [row.median_s for row in store.log.trials(KEY)] == [1.0]
-        assert [record.trace for record in store.log.finals(KEY.workload_hash)] == ["e"]
+        assert [record.trace for record in store.log.finals(KEY.workload_hash).records] == ["e"]
         candidate = trial("a", 1, 1.0).candidate_id
         assert store.log.traces(KEY, [candidate, "none"]) == {candidate: "a"}
 
     def test_look_ups_use_an_index(self, store: Store) -> None:
         queries = [
             "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND share_key='s' ORDER BY median_s",
+            "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='final'",
+            "SELECT * FROM final_versions WHERE workload_hash IN ('a', 'b')",
             "SELECT * FROM records WHERE record_id='a'",
             "SELECT * FROM records WHERE job='a'",
             "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
@@ -185,6 +231,65 @@ class StoreContract:
         assert newest.trace == "b"
         assert store.log.newest_of_kind("cpu") is not None
         assert store.log.newest_of_kind("cuda") is None
+
+    # ---- finals, which are kept in memory ----
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_finals_are_the_truth_whatever_happens_and_whoever_does_it(
+        self, make: Callable[[], Store], seed: int
+    ) -> None:
+        stores = [make(), make()]
+        draw = random.Random(seed)
+        for _ in range(25):
+            change_something(draw, draw.choice(stores))
+            for store in draw.sample(stores, draw.randint(0, 2)):
+                assert finals_of(store) == true_finals(store)
+        for store in stores:
+            assert finals_of(store) == true_finals(store)
+            store.close()
+
+    def test_finals_that_change_while_they_are_read_are_read_again(self, make: Callable[[], Store]) -> None:
+        reader, writer = make(), make()
+        writer.log.add([final("a", 1, 1.0)])
+        pending = [final("b", 1, 1.0), final("c", 1, 1.0)]
+
+        @event.listens_for(reader.database.engine, "before_cursor_execute")
+        def _meanwhile(*call: object) -> None:
+            if pending and "FROM records" in str(call[2]):
+                writer.log.add([pending.pop()])
+
+        for _ in range(4):
+            reader.log.finals(KEY.workload_hash)
+        assert not pending
+        assert {record.trace for record in reader.log.finals(KEY.workload_hash).records} == {"a", "b", "c"}
+        reader.close()
+        writer.close()
+
+    def test_finals_that_stay_the_same_are_read_once_and_trials_do_not_count(self, store: Store) -> None:
+        store.log.add([final("a", 1, 1.0)])
+        first = store.log.finals_of(WORKLOADS)
+        reads: list[str] = []
+
+        @event.listens_for(store.database.engine, "before_cursor_execute")
+        def _listen(*call: object) -> None:
+            reads.append(str(call[2]))
+
+        store.log.add([trial("b", 1, 1.0)])
+        second = store.log.finals_of(WORKLOADS)
+        assert all(second[name] is first[name] for name in WORKLOADS)
+        assert not any("FROM records" in read for read in reads)
+
+    def test_finals_in_memory_are_bounded_those_not_asked_for_go_first(self, store: Store) -> None:
+        store.log.add([final("x" * 5000, 1, 1.0, record_id=name, workload_hash=name) for name in WORKLOADS])
+        cache = FinalsCache(store.database, kept_bytes=20_000)
+        first = {name: cache.of([name])[name] for name in WORKLOADS[:3]}
+        assert cache.of(WORKLOADS[:1])[WORKLOADS[0]] is first[WORKLOADS[0]]
+        cache.of(WORKLOADS[3:4])
+        assert 10_000 < cache.kept_bytes <= 20_000
+        assert cache.of(WORKLOADS[:1])[WORKLOADS[0]] is first[WORKLOADS[0]]
+        assert cache.of(WORKLOADS[1:2])[WORKLOADS[1]] is not first[WORKLOADS[1]]
+        assert cache.of(WORKLOADS) == store.log.finals_of(WORKLOADS)
+        assert cache.kept_bytes <= 20_000
 
     # ---- jobs ----
 
@@ -267,6 +372,19 @@ class TestSqliteStore(StoreContract):
         config = Config()
         config.set_main_option("script_location", str(Path(database.__file__).with_name("migrations")))
         assert ScriptDirectory.from_config(config).get_heads() == [database.SCHEMA]
+
+    def test_a_log_of_the_first_schema_is_brought_up_to_date(self, make: Callable[[], Store]) -> None:
+        old = make()
+        old.log.add([final("a", 1, 1.0)])
+        with old.database.write() as connection:
+            connection.execute(text("DROP TABLE final_versions"))
+            connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+        old.close()
+        store = make()
+        assert [record.trace for record in store.log.finals(KEY.workload_hash).records] == ["a"]
+        store.log.add([final("b", 1, 1.0)])
+        assert len(store.log.finals(KEY.workload_hash).records) == 2
+        store.close()
 
     def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:
         store.log.add([trial("a", 1, 1.0)])

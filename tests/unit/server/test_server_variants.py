@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.samples import DEVICE, TARGET_KEY, final, granted
+from tuner_core.finals import Finals
 from tuner_core.match import How
-from tuner_core.records import UNTUNED, TuningRecord
+from tuner_core.records import UNTUNED
 from tuner_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 
 PLACE = Place(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
@@ -14,10 +15,8 @@ PLACE = Place(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)}
 
 def operator(times: dict[str, tuple[float, float]], weight: int = 1) -> OperatorFinals:
     """Seconds at one and at two cores by trace."""
-    finals: list[TuningRecord] = [
-        final(trace, units, secs[units - 1]) for trace, secs in times.items() for units in (1, 2)
-    ]
-    return OperatorFinals("f" * 16, weight, finals)
+    records = [final(trace, units, secs[units - 1]) for trace, secs in times.items() for units in (1, 2)]
+    return OperatorFinals("f" * 16, weight, Finals(tuple(records)))
 
 
 def traces(variants: list[Variant]) -> dict[str, dict[str, str]]:
@@ -48,15 +47,15 @@ def test_no_robust_variant_beside_one_that_has_the_same_schedules() -> None:
 
 
 def test_an_operator_without_records_stays_untuned_and_counts_in_no_sum() -> None:
-    found = [operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.0)}), OperatorFinals("e" * 16, 5, [])]
+    found = [operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.0)}), OperatorFinals("e" * 16, 5, Finals())]
     variants = variants_for(PLACE, found, robust_only=False)
     assert variants[0].traces == {"f" * 16: "one"}
     assert measured_secs(PLACE, found, variants)["cpu:1"] == {"cpu:1": 1.0, "cpu:2": 1.0, "untuned": 9.0}
 
 
 def test_a_variant_is_absent_where_its_schedule_was_not_measured() -> None:
-    finals = [final(UNTUNED, 1, 9.0), final(UNTUNED, 2, 9.0), final("one", 1, 1.0), final("two", 2, 1.0)]
-    found = [OperatorFinals("f" * 16, 1, finals)]
+    records = [final(UNTUNED, 1, 9.0), final(UNTUNED, 2, 9.0), final("one", 1, 1.0), final("two", 2, 1.0)]
+    found = [OperatorFinals("f" * 16, 1, Finals(tuple(records)))]
     variants = variants_for(PLACE, found, robust_only=False)
     assert measured_secs(PLACE, found, variants) == {
         "cpu:1": {"cpu:1": 1.0, "robust": 9.0, "untuned": 9.0},

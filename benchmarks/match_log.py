@@ -1,0 +1,135 @@
+"""A made-up tuning log of any size: models of a thousand operators, many trials, and the finals of each operator.
+
+Nothing in it was measured. The models were tuned one after the other: first the trials of all operators of a model,
+mixed, then its finals. Models, operators, job and worker have "made-up" in their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from sqlalchemy.engine.interfaces import DBAPICursor
+
+from benchmarks.queue_cost import TRACE
+from tests.fleet_simulated import TARGET, TARGET_KEY, made_up_record, workload_hash
+from tuner_core.devices import Device
+from tuner_core.jobs import OperatorTask
+from tuner_core.records import UNTUNED, TuningRecord, candidate_id, record_id
+from tuner_core.shares import GrantedShare
+from tuner_server.store.models import IngestedModel, IngestKey
+from tuner_server.store.rows import record_to_row
+from tuner_server.store.store import Store
+from tuner_server.store.tables import records
+
+DEVICE = Device("cpu", "made-up", 16, 64, 512, "a made-up processor")
+SHARES = ("cpu:4", "cpu:8", "cpu:6", "cpu:12")
+"""an operator was measured at the first two, three or four of them"""
+MODELS = 4
+CONTESTANTS = 5
+"""of an operator's finals, the untuned default among them"""
+_PART = 5_000
+
+
+def model_key(number: int) -> IngestKey:
+    """By which the store knows a model of this log."""
+    return IngestKey(hashlib.sha256(f"made-up model {number}".encode()).hexdigest(), {}, TARGET)
+
+
+def fill(store: Store, total: int, operators: int) -> dict[str, int]:
+    """Write `total` records of MODELS models with so many operators each; returns how many are trials and finals."""
+    finals = {number: list(_finals(number, operators)) for number in range(MODELS)}
+    trials = (total - sum(map(len, finals.values()))) // MODELS
+    if trials < 0:
+        raise SystemExit(f"match: {total} records are fewer than the finals of {MODELS} x {operators} operators")
+    for number, found in finals.items():
+        _write_trials(store, number, operators, trials)
+        store.log.add(found)
+        ingested = IngestedModel(TARGET, TARGET_KEY, _tasks(number, operators), ["made up"])
+        store.models.save_ingested(model_key(number), ingested)
+    return {"trials": trials * MODELS, "finals": sum(map(len, finals.values()))}
+
+
+def _write_trials(store: Store, number: int, operators: int, count: int) -> None:
+    """Past SQLAlchemy and without waiting for the disk: a million rows in minutes."""
+    rows = _trial_rows(number, operators, count)
+    connection = store.database.engine.raw_connection()
+    try:
+        cursor = connection.cursor()
+        for pragma in ("synchronous=OFF", "cache_size=-500000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        while part := list(islice(rows, _PART)):
+            _insert(cursor, part)
+            connection.commit()
+    finally:
+        connection.detach()
+        connection.close()
+
+
+def _insert(cursor: DBAPICursor, rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0])
+    marks = ", ".join("?" * len(names))
+    text = f"INSERT INTO {records.name} ({', '.join(names)}) VALUES ({marks})"  # noqa: S608 - our own column names
+    cursor.executemany(text, [tuple(row.values()) for row in rows])
+
+
+def _trial_rows(number: int, operators: int, count: int) -> Iterator[dict[str, Any]]:
+    samples = {share: _as_sqlite(record_to_row(_record("trial", "", share, "", 1.0))) for share in SHARES[:2]}
+    tasks = _tasks(number, operators)
+    for index in range(count):
+        task, share = tasks[index % operators], SHARES[index // operators % 2]
+        trace = f'["{task.name} {index // operators // 2}{TRACE}"]'
+        secs = _secs(trace, share)
+        candidate = hashlib.sha256(trace[:40].encode()).hexdigest()[:32]
+        yield {
+            **samples[share],
+            "record_id": hashlib.sha256(f"{candidate}{share}".encode()).hexdigest()[:32],
+            "candidate_id": candidate,
+            "workload_hash": task.workload_hash,
+            "operator": task.name,
+            "trace": trace,
+            "run_secs": json.dumps([secs] * 3),
+            "median_s": secs,
+        }
+
+
+def _as_sqlite(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
+
+
+def _finals(number: int, operators: int) -> Iterator[TuningRecord]:
+    for place, task in enumerate(_tasks(number, operators)):
+        for contestant in range(CONTESTANTS):
+            trace = f'["{task.name} final {contestant}{TRACE}"]' if contestant else UNTUNED
+            for share in SHARES[: 2 + place % 3]:
+                yield _record("final", task.name, share, trace, _secs(trace, share))
+
+
+def _record(kind: str, operator: str, share: str, trace: str, secs: float) -> TuningRecord:
+    name, units = workload_hash(operator), int(share.partition(":")[2])
+    work = {"kind": kind, "share": "cpu:1", "lease": "made-up", "job": "made-up job", "operator": operator}
+    work |= {"workload_hash": name, "target": TARGET, "target_key": TARGET_KEY}
+    candidate = candidate_id(name, TARGET_KEY, trace)
+    return replace(
+        made_up_record(work, candidate, trace, worker="made-up worker"),
+        record_id=record_id("made-up", candidate, share),
+        device=DEVICE,
+        share=share,
+        granted=GrantedShare(share, units, DEVICE.units, "core", 1 << 33, reserved=False, ids=tuple(range(units))),
+        run_secs=tuple(secs * (1 + repeat / 100) for repeat in range(7 if kind == "final" else 3)),
+    )
+
+
+def _tasks(number: int, operators: int) -> list[OperatorTask]:
+    names = [f"made-up {number}.{index}" for index in range(operators)]
+    return [OperatorTask(workload_hash(name), name, 1) for name in names]
+
+
+def _secs(trace: str, share: str) -> float:
+    """Made up, but always the same: the untuned default is the slowest, and more cores are faster."""
+    draw = int(hashlib.sha256(f"{trace[:40]} {share}".encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
+    return (4e-3 if trace == UNTUNED else 1e-3 + 2e-3 * draw) / int(share.partition(":")[2])
