@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner_client.knee_report import KneeReport, drawn_units, unit_name, units_text
+from tuner_client.knee_report import KneeReport, drawn_units
 from tuner_client.picture import save_figure
 from tuner_client.text import percent_text, time_text
+from tuner_core.shares import unit_name, units_text
 
 _COLUMNS = 4
 _PANELS_AT_MOST = 12

@@ -44,16 +44,6 @@ def knee_report(
     return KneeReport(name, unit, shares, run_secs, curve, find_knee(curve, units_total, slack))
 
 
-def units_text(units: int, unit: str) -> str:
-    """`1 core`, `4 cores`, `132 SMs`."""
-    return f"{units} {unit_name(unit)}" if units == 1 else f"{units} {unit_name(unit)}s"
-
-
-def unit_name(unit: str) -> str:
-    """`core`, `SM`: a unit as people write it."""
-    return "SM" if unit == "sm" else unit
-
-
 def drawn_units(report: KneeReport, at_most: int = 200) -> list[int]:
     """Units to draw the curve at, from the smallest measured to the whole: all, or some with those that matter."""
     first, last = min(report.run_secs), report.knee.units_total

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from tuner_core.finals import Finals, Times
 from tuner_core.records import TuningRecord
-from tuner_core.shares import GrantedShare
+from tuner_core.shares import GrantedShare, units_text
 
 NEAR_FACTOR = 2.0
 """A share counts as near when its units are within this factor of the share asked for."""
@@ -76,8 +76,8 @@ class Match:
     reason: str
 
 
-def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLICY) -> Choice:
-    """Choose among contestants for a share of `units` units; `default` names the untuned one.
+def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLICY, unit: str = "unit") -> Choice:
+    """Choose among contestants for a share of `units` units; `default` names the untuned one, `unit` what a unit is.
 
     1. Measured at this very share: the fastest there.
     2. Else the one whose measured times lose least at the two nearest shares, on either side where there are such; the
@@ -90,20 +90,20 @@ def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLI
     """
     if units in times:
         name = _fastest(times[units], default)
-        return _chosen(How.EXACT, name, default, 0.0, f"fastest published at {units} units")
+        return _chosen(How.EXACT, name, default, 0.0, f"fastest published at {units_text(units, unit)}")
     for how, shares in ((How.NEAR, _nearest_two(times, units)), (How.ROBUST, sorted(times))):
         found = least_regret(times, shares, default) if policy.allows(how) and len(shares) > 1 else None
         if found is not None:
-            where = ", ".join(map(str, sorted(shares)))
             label = "the nearest shares" if how is How.NEAR else "all shares measured"
-            reason = f"loses at most {found[1]:.1%} at {label} ({where} units)"
+            reason = f"loses at most {found[1]:.1%} at {label} ({units_text(sorted(shares), unit)})"
             return _chosen(how, found[0], default, found[1], reason)
-    measured = ", ".join(map(str, sorted(times))) or "no share"
+    measured = units_text(sorted(times), unit) if times else "no share"
     if policy.allow_unmeasured and times:
         nearest = min(times, key=lambda other: (_ratio(other, units), other))
-        reason = f"fastest at {nearest} units; what it loses at {units} units was never measured"
+        reason = f"fastest at {units_text(nearest, unit)}; what it loses here was never measured"
         return _chosen(How.NEAR, _fastest(times[nearest], default), default, math.nan, reason)
-    return Choice(How.NONE, None, 0.0, f"not measured at {units} units, and no measured regret: measured at {measured}")
+    here = units_text(units, unit)
+    return Choice(How.NONE, None, 0.0, f"not measured at {here}, and no measured regret: measured at {measured}")
 
 
 def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:
@@ -140,11 +140,16 @@ def find_match(
     measured = finals.measured(device_key, target_key, granted.mechanism)
     if not measured.records:
         return Match(How.NONE, None, 0.0, _why_nothing(finals.published, granted, device_key, target_key))
-    choice = choose(measured.times, granted.units, measured.default, policy)
+    choice = choose(measured.times, granted.units, measured.default, policy, granted.unit)
     if choice.name is None:
         return Match(choice.how, None, choice.regret, choice.reason)
     own = measured.by_candidate[choice.name]
-    return Match(choice.how, _nearest_record(own, granted.units), choice.regret, choice.reason + _contradiction(own))
+    return Match(
+        choice.how,
+        _nearest_record(own, granted.units),
+        choice.regret,
+        choice.reason + _contradiction(own, granted.unit),
+    )
 
 
 def _why_nothing(published: Sequence[TuningRecord], granted: GrantedShare, device_key: str, target_key: str) -> str:
@@ -190,15 +195,13 @@ def _nearest_record(own: list[TuningRecord], units: int) -> TuningRecord:
     return min(own, key=lambda r: (_ratio(r.granted.units, units), r.median_s, r.record_id))
 
 
-def _contradiction(own: list[TuningRecord]) -> str:
+def _contradiction(own: list[TuningRecord], unit: str) -> str:
     """A remark when published measurements of one schedule at one share lie far apart."""
     by_units: dict[int, list[float]] = {}
     for record in own:
         by_units.setdefault(record.granted.units, []).append(record.median_s)
     for units, secs in sorted(by_units.items()):
         if max(secs) > CONTRADICTION * min(secs):
-            low, high = min(secs) * 1e3, max(secs) * 1e3
-            return (
-                f"; its measurements at {units} units contradict each other ({low:.4g} .. {high:.4g} ms): measure again"
-            )
+            where, spread = units_text(units, unit), f"{min(secs) * 1e3:.4g} .. {max(secs) * 1e3:.4g} ms"
+            return f"; its measurements at {where} contradict each other ({spread}): measure again"
     return ""

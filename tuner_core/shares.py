@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -106,3 +107,14 @@ class GrantedShare:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GrantedShare:
         return cls(**{**data, "ids": tuple(data.get("ids", ()))})
+
+
+def units_text(units: int | Sequence[int], unit: str) -> str:
+    """`1 core`, `4 cores`, `1, 2 cores`, `132 SMs`."""
+    numbers = [units] if isinstance(units, int) else list(units)
+    return f"{', '.join(map(str, numbers))} {unit_name(unit)}{'' if numbers == [1] else 's'}"
+
+
+def unit_name(unit: str) -> str:
+    """`core`, `SM`: a unit as people write it."""
+    return "SM" if unit == "sm" else unit

@@ -10,7 +10,7 @@ from tuner_core.finals import Finals, Measured
 from tuner_core.match import How, Match, find_match
 from tuner_core.records import UNTUNED, candidate_id
 from tuner_core.robust import robust_for_model
-from tuner_core.shares import GrantedShare
+from tuner_core.shares import GrantedShare, units_text
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,10 @@ def _robust(place: Place, operators: Sequence[OperatorFinals]) -> Variant:
     measured = {op.workload_hash: place.measured(op, mechanism) for op in operators}
     times = {name: found.times for name, found in measured.items()}
     units = sorted({granted.units for granted in place.granted.values()})
+    unit = next(iter(place.granted.values())).unit
     defaults = {op.workload_hash: place.default(op) for op in operators}
     chosen, regret = robust_for_model(times, {op.workload_hash: op.weight for op in operators}, units, defaults)
-    reason = f"the model loses at most {regret:.1%} at {', '.join(map(str, units))} units"
+    reason = f"the model loses at most {regret:.1%} at {units_text(units, unit)}"
     return Variant(
         ROBUST_VARIANT,
         {

@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from tuner_client.knee_report import KneeReport, units_text
+from tuner_client.knee_report import KneeReport
 from tuner_client.text import percent_text, time_text
 from tuner_core.errors import BadRequest
 from tuner_core.knee import CurveKind
+from tuner_core.shares import units_text
 
 _SLACK = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
 

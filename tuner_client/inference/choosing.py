@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from tuner_core.bundles import UNTUNED_VARIANT, Bundle
 from tuner_core.match import DEFAULT_POLICY, How, Policy, choose
+from tuner_core.shares import units_text
+
+_UNIT = "core"
+"""of the only devices that bundles are run on so far"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ def choose_variant(bundle: Bundle, units: int, policy: Policy = DEFAULT_POLICY) 
     By what was measured (`tuner_core.match.choose`). Where that has no answer: the variant tuned at just as many units;
     with `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
     """
-    choice = choose(bundle.measured, units, UNTUNED_VARIANT, policy)
+    choice = choose(bundle.measured, units, UNTUNED_VARIANT, policy, _UNIT)
     if choice.name is not None:
         return VariantChoice(choice.name, choice.how, choice.regret, choice.reason)
     if units in bundle.measured:
@@ -51,9 +55,9 @@ def _unmeasured(tuned: dict[str, int], units: int, why: str, policy: Policy) -> 
         return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, "the bundle holds no variant that was tuned at one share")
     nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
     if tuned[nearest] == units:
-        reason = f"tuned at {units} units; the bundle says of no other variant how fast it is there"
+        reason = f"tuned at {units_text(units, _UNIT)}; the bundle says of no other variant how fast it is there"
         return VariantChoice(nearest, How.EXACT, math.nan, reason)
     if policy.allow_unmeasured:
-        reason = f"tuned at {tuned[nearest]} units, the nearest; what it loses at {units} units was never measured"
+        reason = f"tuned at {units_text(tuned[nearest], _UNIT)}, the nearest; what it loses here was never measured"
         return VariantChoice(nearest, How.NEAR, math.nan, reason)
-    return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, f"{why}; best is to tune at a share of {units} units")
+    return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, f"{why}; best is to tune at {units_text(units, _UNIT)}")

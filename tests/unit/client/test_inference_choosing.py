@@ -54,13 +54,13 @@ def test_nothing_measured_but_tuned_for_just_this_share() -> None:
     choice = choose_variant(a_bundle(), 4)
     assert (choice.variant, choice.how) == ("cpu:4", How.EXACT)
     assert math.isnan(choice.regret)
-    assert choice.reason.startswith("tuned at 4 units")
+    assert choice.reason.startswith("tuned at 4 cores")
 
 
 def test_nothing_measured_near_is_untuned_and_says_so() -> None:
     choice = choose_variant(a_bundle(), 2)
     assert (choice.variant, choice.how, choice.exact) == ("untuned", How.NONE, False)
-    assert "measured at no share; best is to tune at a share of 2 units" in choice.reason
+    assert "measured at no share; best is to tune at 2 cores" in choice.reason
 
 
 @pytest.mark.parametrize(("units", "variant"), [(2, "cpu:1"), (3, "cpu:4"), (16, "cpu:4")])
