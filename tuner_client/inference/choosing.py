@@ -32,9 +32,15 @@ class VariantChoice:
 def choose_variant(bundle: Bundle, units: int, policy: Policy = DEFAULT_POLICY) -> VariantChoice:
     """The variant for a share of `units` units.
 
-    By what was measured (`tuner_core.match.choose`). Where that has no answer: the variant tuned at just as many units;
-    with `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
+    The variant tuned at just as many units where none is known to be faster there. Else by what was measured
+    (`tuner_core.match.choose`). Where that has no answer: the variant tuned at just as many units; with
+    `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
     """
+    row = bundle.measured.get(units, {})
+    own = next((name for name, tuned in _tuned_units(bundle).items() if tuned == units and name in row), None)
+    if own is not None and row[own] <= min(row.values()):
+        reason = f"tuned at {units_text(units, _UNIT)}, and none is known to be faster there"
+        return VariantChoice(own, How.EXACT, 0.0, reason)
     choice = choose(bundle.measured, units, UNTUNED_VARIANT, policy, _UNIT)
     if choice.name is not None:
         return VariantChoice(choice.name, choice.how, choice.regret, choice.reason)
