@@ -29,8 +29,11 @@ class Loss:
 
     @property
     def is_tie(self) -> bool:
-        """The difference is inside the noise; also where the noise is not known."""
-        return not (self.low > 0.0 or self.high < 0.0)
+        """The difference is inside the noise: no larger than the margin, or zero lies in the interval, or it is not
+        known.
+        """
+        apart = self.low > 0.0 or self.high < 0.0
+        return not apart or abs(self.median) <= self.margin
 
 
 def loss(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool) -> Loss:

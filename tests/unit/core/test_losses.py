@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner_core.losses import loss
+from tuner_core.losses import Loss, loss
 
 SECS = st.lists(st.floats(1e-6, 10), min_size=3, max_size=15)
 
@@ -36,6 +36,11 @@ def test_what_slows_both_in_a_turn_cancels_out() -> None:
     mine, best = [1.05 * secs for secs in weather], weather
     assert not loss(mine, best, in_turn=True).is_tie
     assert loss(mine, best, in_turn=False).is_tie
+
+
+def test_what_is_no_larger_than_the_margin_is_a_tie_though_the_interval_lies_to_one_side() -> None:
+    assert Loss(0.014, 0.001, 0.09).is_tie
+    assert not Loss(0.06, 0.01, 0.09).is_tie
 
 
 def test_two_repeats_tell_nothing() -> None:
