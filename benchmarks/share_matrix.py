@@ -31,7 +31,7 @@ from tuner_core.losses import Loss, loss
 SHARES = ("cpu:1", "cpu:2")
 BOTH = ",".join(SHARES)
 ROBUST_BAR = 0.05
-TURNS = 21
+TURNS, QUICK_TURNS = 21, 5
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
     }
     for name, told in summary.items():
         _print_summary(name, told)
-    data = {"trials": args.trials, "seeds": args.seeds, "turns": TURNS, "bars": {"robust": ROBUST_BAR}}
+    data = {"trials": args.trials, "seeds": args.seeds, "turns": args.turns, "bars": {"robust": ROBUST_BAR}}
     write_result("share_matrix", args, {**data, "summary": summary, "models": found})
     print(_verdict(summary))
 
@@ -65,6 +65,7 @@ def _parse() -> argparse.Namespace:
     args.trials = args.trials or (8 if args.quick else 256)
     args.seeds = args.seeds or (1 if args.quick else 2)
     args.only = args.only or ("conv2d1_" if args.quick else "")
+    args.turns = QUICK_TURNS if args.quick else TURNS
     return args
 
 
@@ -83,7 +84,8 @@ def _model(model: Model, args: argparse.Namespace, seed: int) -> dict[str, Any]:
             target = records[0].target
             for share in shares.split(","):
                 winners[_label(shares, share)] = ours.winners(records, share)
-        whole = {share: _at(share, {name: each.bundle for name, each in tuned.items()}) for share in SHARES}
+        bundles = {shares: each.bundle for shares, each in tuned.items()}
+        whole = {share: _at(share, bundles, args.turns) for share in SHARES}
     return {
         "wall_s": {shares: each.process.wall_s for shares, each in tuned.items()},
         "model": whole,
@@ -96,13 +98,13 @@ def _label(shares: str, share: str) -> str:
     return shares if shares in SHARES else f"joint {share}"
 
 
-def _at(share: str, bundles: Mapping[str, Path]) -> dict[str, list[float]]:
+def _at(share: str, bundles: Mapping[str, Path], turns: int) -> dict[str, list[float]]:
     """Seconds of one inference at a share, by contestant, in turn."""
     joint = bundles[BOTH]
     contestants = {each: (bundles[each], each) for each in SHARES}
     contestants |= {f"joint {each}": (joint, each) for each in SHARES}
     contestants |= {"joint robust": (joint, _robust(joint)), UNTUNED_VARIANT: (joint, UNTUNED_VARIANT)}
-    timed = time_bundles(share, list(contestants.values()), TURNS)
+    timed = time_bundles(share, list(contestants.values()), turns)
     return dict(zip(contestants, timed, strict=True))
 
 
@@ -118,10 +120,11 @@ def _operators(
 ) -> dict[str, dict[str, dict[str, list[float]]]]:
     """Seconds by operator, share and contestant, of the operators that every search has published."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    operators = operators_of(model)
     for share in SHARES:
         bench, cores = open_bench(share)
         try:
-            for operator in operators_of(model):
+            for operator in operators:
                 name = operator.workload_hash
                 traces = {label: held[name] for label, held in winners.items() if name in held}
                 if len(traces) == len(winners):
