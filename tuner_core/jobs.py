@@ -58,7 +58,7 @@ class JobSpec:
     """above 0: search nothing; of every share that the log knows, the published winner and so many of the fastest
     trials are measured at this job's shares"""
     variants: str = ""
-    """of the bundle: empty for one a share, and the robust one; ROBUST for that one only"""
+    """of the bundle: empty for one a share, and the robust one; ROBUST_VARIANT for that one only"""
 
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""
@@ -73,6 +73,8 @@ class JobSpec:
             raise BadRequest(f"more is {self.more}; it must be at least 1, or 0 to leave it out")
         if self.rerank < 0:
             raise BadRequest(f"rerank is {self.rerank}; it must be at least 1, or 0 to search")
+        if self.rerank and (self.more or self.minutes):
+            raise BadRequest(f"rerank is {self.rerank}, which searches nothing; leave more and minutes out, or rerank")
         if self.variants not in ("", ROBUST_VARIANT):
             raise BadRequest(f"variants is '{self.variants}'; write {ROBUST_VARIANT}, or leave it out for one a share")
         if self.minutes < 0:

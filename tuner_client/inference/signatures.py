@@ -36,6 +36,11 @@ def sign_bundle(path: str | Path, private_key_pem: str | bytes) -> None:
         raise StateUnusable(f"{path}: cannot be written ({error.strerror}); check the folder") from error
 
 
+def check_private_key(pem: str | bytes) -> None:
+    """Raises what `sign_bundle` would raise for the key, before there is a bundle."""
+    _load_key(pem, private=True)
+
+
 def check_signature(bundle: Bundle, public_key_pem: str | bytes) -> None:
     """Raises BadBundle unless the bundle was signed by the owner of the key, BadRequest for a key that is none."""
     key = _load_key(public_key_pem, private=False)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from rich.console import Console
 
 from tests.client_samples import bundle_bytes, granted, job_script, record
@@ -18,6 +20,7 @@ from tuner_client.cli.options import parse_inputs
 from tuner_client.cli.progress import job_table, time_left_s
 from tuner_client.cli.result import doubts
 from tuner_client.text import counts_text, ratio_text, span_text, time_text
+from tuner_core.bundles import Bundle
 from tuner_core.convert import record_to_proto
 from tuner_core.errors import BadRequest, JobFailed, error_kinds
 from tuner_core.pb import fractune_pb2 as pb
@@ -123,6 +126,8 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         (["--more", "0"], 2, "--more is 0"),
         (["--minutes", "0"], 2, "--minutes is 0"),
         (["--minutes", "nan"], 2, "--minutes is nan"),
+        (["--rerank", "0"], 2, "--rerank is 0"),
+        (["--rerank", "2", "--more", "3"], 2, "searches nothing"),
         (["--shares", "gpu:1"], 2, "unknown mechanism 'gpu'"),
         (["--shares", "cpu:0"], 2, "'0' is no size"),
         (["--shares", "cpu:1,cpu:1"], 2, "named twice"),
@@ -218,6 +223,26 @@ def test_jobs_watch_cancel_and_bundle(
     assert json.loads(capsys.readouterr().out)["role"] == "build"
     assert main(["workers", *at]) == 0
     assert "workers/w1" in capsys.readouterr().out
+
+
+def test_a_bundle_is_signed_and_a_key_that_is_none_is_told_before_anything_is_written(
+    server: ScriptedServer, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, key = tmp_path / "signed.fractune", tmp_path / "key.pem"
+    at = ["--server", server.address, "--out", str(out), "--sign", str(key)]
+    for of in (["j1"], [str(model), "--shares", "cpu:1"]):
+        assert main(["bundle", *of, *at]) == 2
+        assert "key.pem: cannot be read" in error_line(capsys)
+        key.write_text("no key")
+        assert main(["bundle", *of, *at]) == 2
+        assert "no private key" in error_line(capsys)
+        key.unlink()
+    assert server.specs == []
+    assert not out.exists()
+    pem = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    key.write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*pem))
+    assert main(["bundle", "j1", *at]) == 0
+    assert Bundle(out).signature is not None
 
 
 def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
