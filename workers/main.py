@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import socket
-import tempfile
 import threading
 import time
 import uuid
@@ -33,6 +32,7 @@ from workers.roles.build import Builder
 from workers.roles.compile import Compiler
 from workers.roles.measure import Measurer
 from workers.roles.tune import Tuner
+from workers.spool import open_spool
 from workers.station import Station
 
 ROLES = ("compile", "tune", "build", "measure")
@@ -68,8 +68,8 @@ def run_worker(options: WorkerOptions) -> None:
     _check(options)
     _stay_on(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    with tempfile.TemporaryDirectory(prefix="fractune-spool-") as spool:
-        station = _station(options, Path(spool))
+    with open_spool() as spool:
+        station = _station(options, spool)
         role = _role(options, station)
         try:
             role.start()

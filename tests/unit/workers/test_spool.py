@@ -1,0 +1,66 @@
+"""The folder of a worker that was killed goes, that of a living one stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from workers.spool import open_spool
+
+HOLDER = "from workers.spool import open_spool\nwith open_spool() as spool:\n    print(spool, flush=True)\n    input()"
+
+
+@pytest.fixture(autouse=True)
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def start_holder(parent: Path) -> tuple[subprocess.Popen[str], Path]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(parent), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_what_a_killed_worker_left_goes_and_a_living_ones_stays(parent: Path) -> None:
+    killed, left = start_holder(parent)
+    living, kept = start_holder(parent)
+    (left / "file").write_text("left behind")
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    for folder in (left, kept):
+        os.utime(folder, (0, 0))
+    with open_spool() as own:
+        assert own.parent == parent
+        assert not left.exists()
+        assert kept.exists()
+    assert not own.exists()
+    living.communicate("\n")
+    assert living.returncode == 0
+    assert not kept.exists()
+
+
+def test_a_young_folder_may_not_be_locked_yet(parent: Path) -> None:
+    young = Path(tempfile.mkdtemp(prefix="fractune-spool-", dir=parent))
+    with open_spool():
+        assert young.exists()
+
+
+def test_what_is_no_folder_is_left_alone(parent: Path) -> None:
+    (parent / "fractune-spool-file").write_text("")
+    (parent / "fractune-spool-link").symlink_to(parent)
+    with open_spool():
+        assert (parent / "fractune-spool-file").exists()
+        assert (parent / "fractune-spool-link").is_symlink()

@@ -1,0 +1,43 @@
+"""A worker's folder for files in passing. What killed workers left behind goes when the next one starts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "fractune-spool-"
+_YOUNG_S = 60.0
+"""a folder younger than this may not have been locked by its owner yet"""
+
+
+@contextlib.contextmanager
+def open_spool() -> Iterator[Path]:
+    """A folder that is this process's until the block ends: it holds the kernel's lock on it, which dies with it."""
+    _sweep(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _opened(Path(folder)) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield Path(folder)
+
+
+def _sweep(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        # Gone meanwhile, still locked by its owner, or another user's: none of ours.
+        with contextlib.suppress(OSError), _opened(folder) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - os.fstat(descriptor).st_mtime > _YOUNG_S:
+                shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
