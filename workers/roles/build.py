@@ -6,11 +6,12 @@ import base64
 import math
 import statistics
 import uuid
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Collection
 from typing import Any
 
 from tuner_core.blobs import get_blob
-from tuner_core.records import Status
+from tuner_core.records import Kind, Status
 from tuner_core.wire import (
     BUILD_QUEUE,
     ArtifactItem,
@@ -26,8 +27,9 @@ from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.station import Station
 
 _LONGEST_S = 10
-_SHORTEST_S = 2
-_TIMES_MEDIAN = 8
+_TIMES_ANY, _SHORTEST_ANY_S = 8, 2
+_TIMES_OWN, _SHORTEST_OWN_S = 4, 1
+_KNOWN = 4
 _WINDOW = 64
 _STUCK_S = 120.0
 """the child's own deadline, by the clock: far beyond what the limit on CPU time allows"""
@@ -35,21 +37,29 @@ _LEARN_TIMEOUT_S = 30.0
 
 
 class Deadline:
-    """How much CPU time a build may take: eight times what the last ones took. One that takes longer is unrolled
-    beyond reason, and the builds after it wait.
+    """How much CPU time the build of a trial may take: four times what the operator's own usually take, and eight times
+    what any took as long as it has few. One that takes longer is unrolled beyond reason, and the builds after it wait.
     """
 
     def __init__(self) -> None:
-        self._secs: deque[float] = deque(maxlen=_WINDOW)
+        self._any: deque[float] = deque(maxlen=_WINDOW)
+        self._own: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
 
-    def note(self, build_secs: float) -> None:
-        self._secs.append(build_secs)
+    def note(self, workload_hash: str, build_secs: float) -> None:
+        self._any.append(build_secs)
+        self._own[workload_hash].append(build_secs)
 
-    @property
-    def limit_cpu_s(self) -> int:
+    def limit_cpu_s(self, workload_hash: str) -> int:
         """Whole seconds: the kernel counts no others."""
-        usual_s = statistics.median(self._secs) if self._secs else _LONGEST_S
-        return min(_LONGEST_S, max(_SHORTEST_S, math.ceil(_TIMES_MEDIAN * usual_s)))
+        own = self._own[workload_hash]
+        if len(own) >= _KNOWN:
+            return _limit(own, _TIMES_OWN, _SHORTEST_OWN_S)
+        return _limit(self._any, _TIMES_ANY, _SHORTEST_ANY_S)
+
+
+def _limit(secs: Collection[float], times: int, shortest_s: int) -> int:
+    usual_s = statistics.median(secs) if secs else _LONGEST_S
+    return min(_LONGEST_S, max(shortest_s, math.ceil(times * usual_s)))
 
 
 class Builder:
@@ -98,7 +108,7 @@ class Builder:
                 workload_hash=work["workload_hash"],
                 target=work["target"],
                 trace=item["trace"],
-                limit_cpu_s=self._deadline.limit_cpu_s,
+                limit_cpu_s=self._limit_cpu_s(work),
             )
         except CallFailed as error:
             return _artifact(item, Status.BUILD_FAILED, str(error)), b""
@@ -107,9 +117,13 @@ class Builder:
         except ChildDied as error:
             return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
         if answer["status"] == Status.OK:
-            self._deadline.note(answer["build_secs"])
+            self._deadline.note(work["workload_hash"], answer["build_secs"])
         artifact = _artifact(item, Status(answer["status"]), answer["cause"], answer["build_secs"])
         return artifact, base64.b64decode(answer["object"])
+
+    def _limit_cpu_s(self, work: BuildWork) -> int:
+        # A contestant of a final was built in time before: what is usual by now must not cost a winner its place.
+        return _LONGEST_S if work["kind"] == Kind.FINAL else self._deadline.limit_cpu_s(work["workload_hash"])
 
     def _workload(self, workload_hash: str) -> list[Any]:
         """Make sure that the present child knows the workload; its argument descriptions."""
