@@ -183,6 +183,7 @@ class Client:
         draft = to.with_name(f".{to.name}.{os.getpid()}.part")
         request = pb.DownloadBundleRequest(name=name)
         try:
+            to.parent.mkdir(parents=True, exist_ok=True)
             with draft.open("wb") as file:
                 for part in self._stream(self._bundles.DownloadBundle, request, TRANSFER_TIMEOUT_S):
                     file.write(part.data)

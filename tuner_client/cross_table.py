@@ -128,8 +128,12 @@ def _sentence(variant: str, share: str, lost: Loss) -> str:
 
 
 def verdict(table: CrossTable, variant: str, share: str, lost: Loss) -> str:
-    """`fastest` of its column, `tie` where the noise hides the difference, else the loss."""
-    if variant == table.fastest(share):
+    """`fastest` of its column, `tie` where the noise hides the difference, else the loss.
+
+    Several are the fastest when they are one schedule: the same measurement stands in their cells.
+    """
+    fastest = table.fastest(share)
+    if fastest is not None and table.cells[variant][share] == table.cells[fastest][share]:
         return "fastest"
     return "tie" if lost.is_tie else signed(lost)
 

@@ -6,16 +6,15 @@ first record that needs it. CSV has one flat row a record, without the trace.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from tuner_client.output_files import replacing
 from tuner_core.convert import record_from_proto, record_to_proto
-from tuner_core.errors import BadRequest, StateUnusable
+from tuner_core.errors import BadRequest
 from tuner_core.pb import fractune_pb2 as pb
 from tuner_core.records import TuningRecord
 
@@ -48,30 +47,6 @@ CSV_COLUMNS = (
     "worker",
     "measured_at",
 )
-
-
-def check_free(path: Path, *, force: bool) -> None:
-    """Raises BadRequest when `path` is there already and may not be replaced."""
-    if path.exists() and not force:
-        raise BadRequest(f"{path} is there already; pass --force to replace it, or another path")
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[str]]:
-    """A text file that becomes `path` when the block ends well, and vanishes when it does not.
-
-    Raises StateUnusable when it cannot be written.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with draft.open("w", encoding="utf-8", newline="") as file:
-            yield file
-        draft.replace(path)
-    except OSError as error:
-        raise StateUnusable(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def write_jsonl(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:

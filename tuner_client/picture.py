@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner_client.cross_table import CrossTable, verdict
+from tuner_client.output_files import check_writable
 from tuner_client.text import time_text
 from tuner_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from tuner_core.errors import BadRequest, FractuneError, StateUnusable
@@ -21,11 +22,14 @@ _DARKEST = 0.5
 
 
 def check_picture(path: Path) -> None:
-    """Raises BadRequest for a format that cannot be drawn, FractuneError when matplotlib is missing."""
+    """Raises BadRequest for a format that cannot be drawn, FractuneError when matplotlib is missing, StateUnusable when
+    the file cannot be written.
+    """
     if path.suffix not in _SUFFIXES:
         raise BadRequest(f"--picture {path}: write a name that ends in {' or '.join(_SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise FractuneError("--picture needs matplotlib; install 'fractune[local]'")
+    check_writable("--picture", path)
 
 
 def draw_table(table: CrossTable, path: Path) -> None:

@@ -14,6 +14,7 @@ from tuner_client.cli.session import session
 from tuner_client.cli.submit import finished_job
 from tuner_client.client import Client
 from tuner_client.inference.signatures import check_private_key, sign_bundle
+from tuner_client.output_files import check_writable
 from tuner_core.bundles import ROBUST_VARIANT, SUFFIX
 from tuner_core.convert import state_from_proto
 from tuner_core.errors import BadRequest, JobFailed
@@ -49,6 +50,8 @@ def bundle(
     key = options.read_key("--sign", sign) if sign else None
     if key is not None:
         check_private_key(key)
+    if out is not None:
+        check_writable("--out", out)
     model = Path(of)
     if not model.is_file() and (shares or model.suffix):
         raise options.no_model(model)

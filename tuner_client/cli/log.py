@@ -14,7 +14,8 @@ from rich.table import Table
 from tuner_client import jsondatabase
 from tuner_client.cli import options
 from tuner_client.cli.session import session
-from tuner_client.log_files import check_free, read_jsonl, write_csv, write_jsonl
+from tuner_client.log_files import read_jsonl, write_csv, write_jsonl
+from tuner_client.output_files import check_free
 from tuner_client.text import table_console, time_text
 from tuner_core.convert import record_from_proto, shapes_to_proto
 from tuner_core.errors import BadModel, BadRequest, ShareUnavailable

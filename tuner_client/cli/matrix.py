@@ -14,7 +14,7 @@ from tuner_client.cli.progress import choose_view
 from tuner_client.cli.submit import finished_job, operator_tables
 from tuner_client.cli.tables import COLUMNS, rich_table, rows, table_json
 from tuner_client.cross_table import CrossTable, model_table, sentences
-from tuner_client.log_files import replacing
+from tuner_client.output_files import check_writable, replacing
 from tuner_client.picture import check_picture, draw_table
 from tuner_client.text import table_console
 
@@ -39,6 +39,8 @@ def matrix(
     """Show how the schedules tuned for each share do at each of the others; measures what the log lacks."""
     if picture is not None:
         check_picture(picture)
+    if csv_file is not None:
+        check_writable("--csv", csv_file)
     spec = options.job_spec(model, shares, inputs=inputs, target=target, only=only, rerank=rerank)
     view = choose_view(quiet=False, as_json=as_json)
     with finished_job(model, spec, state, server, view) as (client, job):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +14,12 @@ from tuner_client.cli.result import print_result, result_json
 from tuner_client.cli.submit import finished_job
 from tuner_client.cross_table import model_table
 from tuner_client.noise_file import advice_for, measuring_text
+from tuner_client.output_files import check_writable
 from tuner_client.picture import check_picture, draw_table
 from tuner_client.state import default_state_dir
 from tuner_core.bundles import SUFFIX
 from tuner_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
-from tuner_core.errors import BadRequest, StateUnusable
+from tuner_core.errors import BadRequest
 
 
 def tune(
@@ -88,13 +88,9 @@ def _check_above_zero(option: str, value: float | None) -> None:
 
 
 def _prepare_paths(model: Path, out: Path, picture: Path | None) -> Path:
-    """The bundle's path; what cannot be read or written is found out before anything starts."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateUnusable(f"--out {out}: {error.strerror}; pass a folder that can be written") from error
-    if not os.access(out, os.W_OK):
-        raise StateUnusable(f"--out {out}: not writable; pass a folder that can be written")
+    """The bundle's path; what cannot be written is found out before anything starts."""
+    bundle = out.absolute() / f"{model.stem}{SUFFIX}"
+    check_writable("--out", bundle)
     if picture is not None:
         check_picture(picture)
-    return out.absolute() / f"{model.stem}{SUFFIX}"
+    return bundle

@@ -41,6 +41,13 @@ def test_each_cell_says_time_and_loss_and_noise_is_a_tie() -> None:
     assert [cell_text(TABLE, name, "cpu:2") for name in SHARES] == ["1.01 ms  tie", "1.00 ms  fastest"]
 
 
+def test_one_schedule_that_is_the_fastest_under_two_names_ties_with_nobody() -> None:
+    cells = {"cpu:1": {"cpu:2": cell(1e-3)}, "cpu:2": {"cpu:2": cell(1e-3)}, "robust": {"cpu:2": cell(1e-3, "other")}}
+    table = CrossTable("m", 1, SHARES, cells)
+    told = [cell_text(table, name, "cpu:2") for name in cells]
+    assert told == ["1.00 ms  fastest", "1.00 ms  fastest", "1.00 ms  tie"]
+
+
 def test_the_table_in_words() -> None:
     loses, ties, robust = sentences(TABLE)
     assert loses == "served on 1 core, the schedule tuned on 2 cores loses 14 % ± 0.0 %"

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client_samples import record
-from tuner_client.log_files import CSV_COLUMNS, csv_row, read_jsonl, replacing, write_csv
+from tuner_client.log_files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
+from tuner_client.output_files import check_writable, replacing
 from tuner_core.convert import record_to_proto
 from tuner_core.errors import BadRequest, StateUnusable
 from tuner_core.pb import fractune_pb2 as pb
@@ -66,7 +67,7 @@ def test_a_file_is_replaced_whole_or_left_alone(tmp_path: Path) -> None:
         fail_in_the_middle()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(StateUnusable, match="cannot write"), replacing(tmp_path / "none" / "f"):
+    with pytest.raises(StateUnusable, match="cannot write"), replacing(path / "f"):
         pass
 
 
@@ -74,3 +75,19 @@ def test_a_file_is_replaced_whole_or_left_alone(tmp_path: Path) -> None:
 def test_a_targets_identity_does_not_depend_on_cores_or_order(cores: int, features: list[str]) -> None:
     text = json.dumps({"kind": "llvm", "num-cores": cores, "mattr": features, "tag": ""})
     assert target_key(text) == '{"kind":"llvm","mattr":["+avx","+fma","-amx"]}'
+
+
+@pytest.mark.parametrize("name", ["", "file/table.csv", "file/deeper/table.csv"])
+def test_a_file_that_cannot_be_written_is_told_beforehand(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StateUnusable, match=r"--csv .*; pass "):
+        check_writable("--csv", tmp_path / name)
+
+
+def test_folders_on_the_way_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "deeper" / "f"
+    check_writable("--csv", path)
+    assert not path.parent.exists()
+    with replacing(path) as file:
+        file.write("new")
+    assert path.read_text() == "new"
