@@ -22,6 +22,8 @@ class Model:
     """operators whose name contains one of these take nearly all of its time"""
     inputs: dict[str, list[int]] = field(default_factory=dict)
     """shapes of the inputs that the file leaves open"""
+    trained: bool = False
+    """real weights: its outputs mean something"""
 
     @property
     def options(self) -> list[str]:
@@ -47,6 +49,7 @@ class _Shipped:
     file: str
     kinds: tuple[str, ...] = ("conv2d",)
     inputs: dict[str, list[int]] = field(default_factory=dict)
+    trained: bool = False
     install: str = "make setup"
 
     def model(self, name: str) -> Model:
@@ -54,7 +57,7 @@ class _Shipped:
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.origin is None:
             raise SystemExit(f"benchmarks: the package {self.package} is not installed; run: {self.install}")
-        return Model(name, Path(spec.origin).parent / self.file, self.kinds, self.inputs)
+        return Model(name, Path(spec.origin).parent / self.file, self.kinds, self.inputs, self.trained)
 
 
 def _light(name: str) -> _Shipped:
@@ -66,15 +69,20 @@ MODELS = {
     "resnet50": _light("resnet50"),
     "zfnet512": _light("zfnet512"),
     "bvlc_alexnet": _light("bvlc_alexnet"),
-    # trained weights: a detector of file types
+    # a detector of file types
     "magika": _Shipped(
-        "magika", "models/standard_v3_3/model.onnx", kinds=("conv2d", "matmul"), inputs={"bytes": [1, 2048]}
+        "magika",
+        "models/standard_v3_3/model.onnx",
+        kinds=("conv2d", "matmul"),
+        inputs={"bytes": [1, 2048]},
+        trained=True,
     ),
-    # trained weights: which way up a line of text is. What the package depends on is large, and not needed here.
+    # which way up a line of text is. What the package depends on is large, and not needed here.
     "ocr_angle": _Shipped(
         "rapidocr_onnxruntime",
         "models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
         inputs={"x": [1, 3, 48, 192]},
+        trained=True,
         install=".venv/bin/pip install --no-deps rapidocr-onnxruntime==1.4.4",
     ),
 }

@@ -1,18 +1,20 @@
 """A share that was never searched: measuring the best of another share's log there, against a search of its own.
 
-The model is tuned at one share. Then the other share gets its schedules in two ways: in that state by `--rerank K`, and
-from a fresh state by a search of as many trials as the first share had. Wall time of the whole
-commands; latency of both bundles at the share, measured anew in turn.
+The model is tuned at one share. Then the other share gets its schedules in two ways: in a copy of that state by
+`--rerank K`, for each K of `--best`, and from a fresh state by a search of as many trials as the first share had. Wall
+time of the whole commands; latency of all bundles at the share, measured anew in turn.
 
-Usage: python -m benchmarks.rerank [--quick] [--out FILE] [--models A,B] [--trials N] [--best K] [--seeds N]
-[--known cpu:1] [--share cpu:2]
+Usage: python -m benchmarks.rerank [--quick] [--out FILE] [--models A,B] [--trials N] [--best K,K] [--seeds N]
+[--known cpu:1] [--share cpu:2] [--only A,B]
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +35,36 @@ def main() -> None:
     for name in args.models:
         for seed in range(args.seeds):
             told = {"model": name, "seed": seed, **_round(find_model(name), args, seed)}
-            print(
-                f"{name}, seed {seed}: {args.share} by a search {told['search_s']:.1f} s, by rerank "
-                f"{told['rerank_s']:.1f} s, saved {told['saved']:.0%}; latency {told['latency']:.3f} of the search's, "
-                f"the search's own schedules against themselves {told['noise']:.3f}"
-            )
+            _print(told, args)
             rounds.append(told)
-    saved = statistics.mean(each["saved"] for each in rounds)
-    latency = geometric_mean(each["latency"] for each in rounds)
-    settings = {key: getattr(args, key) for key in ("trials", "best", "known", "share")}
+    summary = {str(best): _summary_of([told["rerank"][str(best)] for told in rounds]) for best in args.best}
+    settings = {key: getattr(args, key) for key in ("trials", "best", "known", "share", "only")}
     bars = {"saved": SAVED_BAR, "latency": LATENCY_BAR}
-    summary = {"saved": saved, "latency": latency}
     write_result("rerank", args, {**settings, "turns": TURNS, "bars": bars, "summary": summary, "rounds": rounds})
-    print(
-        f"rerank: {saved:.0%} of a search's wall time saved (aim {SAVED_BAR:.0%}), latency {latency:.3f} of the "
-        f"search's (aim {LATENCY_BAR:g})"
-    )
+    told = [f"K={best}: {each['saved']:.0%} saved, latency {each['latency']:.3f}" for best, each in summary.items()]
+    print(f"rerank against a search: {'; '.join(told)} (aim {SAVED_BAR:.0%} and {LATENCY_BAR:g})")
+
+
+def _summary_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean share of the wall time saved, geometric mean of the latencies over the search's."""
+    return {
+        "saved": statistics.mean(each["saved"] for each in found),
+        "latency": geometric_mean(each["latency"] for each in found),
+    }
+
+
+def _print(told: Mapping[str, Any], args: argparse.Namespace) -> None:
+    print(f"{told['model']}, seed {told['seed']}: {args.share} by a search of its own {told['search_s']:.1f} s")
+    for best, each in told["rerank"].items():
+        print(f"  --rerank {best}: {each['wall_s']:.1f} s, saved {each['saved']:.0%}; latency {each['latency']:.3f}")
+    print(f"  the search's own schedules against themselves: {told['noise']:.3f}")
 
 
 def _parse() -> argparse.Namespace:
     parser = arguments(__doc__)
     parser.add_argument("--models", type=lambda text: text.split(","), default=["squeezenet"])
     parser.add_argument("--trials", type=int, help="of each search, over all operators")
-    parser.add_argument("--best", type=int, default=4, help="K of --rerank")
+    parser.add_argument("--best", type=_numbers, default=[1, 2, 4], help="each K of --rerank to try")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--known", default="cpu:1", help="the share that the log knows")
     parser.add_argument("--share", default="cpu:2", help="the share that it does not")
@@ -67,26 +76,42 @@ def _parse() -> argparse.Namespace:
     return args
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def _round(model: Model, args: argparse.Namespace, seed: int) -> dict[str, Any]:
     options = ["--seed", str(seed), "--only", args.only]
+    trials = ["--trials", str(args.trials)]
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         known, fresh = Path(folder) / "known", Path(folder) / "fresh"
-        trials = ["--trials", str(args.trials)]
         ours.tune(model, args.known, known / "state", known, [*trials, *options])
-        found = {
-            "rerank": ours.tune(model, args.share, known / "state", known, ["--rerank", str(args.best), *options]),
-            "search": ours.tune(model, args.share, fresh / "state", fresh, [*trials, *options]),
-        }
-        contestants = [(found[way].bundle, args.share) for way in ("rerank", "search", "search")]
-        again, search, itself = map(statistics.median, time_bundles(args.share, contestants, TURNS))
-    wall = {way: each.process.wall_s for way, each in found.items()}
+        reranked = {}
+        for best in args.best:
+            place = Path(folder) / f"best{best}"
+            shutil.copytree(known, place)
+            reranked[str(best)] = ours.tune(
+                model, args.share, place / "state", place, ["--rerank", str(best), *options]
+            )
+        search = ours.tune(model, args.share, fresh / "state", fresh, [*trials, *options])
+        bundles = [*(each.bundle for each in reranked.values()), search.bundle, search.bundle]
+        *latencies_s, search_s, again_s = map(
+            statistics.median, time_bundles(args.share, [(bundle, args.share) for bundle in bundles], TURNS)
+        )
+    wall_s = search.process.wall_s
     return {
-        "rerank_s": wall["rerank"],
-        "search_s": wall["search"],
-        "saved": 1.0 - wall["rerank"] / wall["search"],
-        "latency_s": {"rerank": again, "search": search, "search again": itself},
-        "latency": again / search,
-        "noise": itself / search,
+        "search_s": wall_s,
+        "search_latency_s": search_s,
+        "noise": again_s / search_s,
+        "rerank": {
+            best: {
+                "wall_s": each.process.wall_s,
+                "saved": 1.0 - each.process.wall_s / wall_s,
+                "latency_s": latency_s,
+                "latency": latency_s / search_s,
+            }
+            for (best, each), latency_s in zip(reranked.items(), latencies_s, strict=True)
+        },
     }
 
 

@@ -4,7 +4,7 @@ Each model is tuned from a fresh state at one core, at two cores, and at both at
 with the same number of trials and the same seed. Then everything is measured anew, alone and in turn: the three
 bundles at both shares, and every operator's published schedules at both shares. What came out best in a search is
 therefore not judged by the timings that it was chosen by. Intervals are of the timings; what another seed finds is
-told by --seeds.
+told by --seeds. Where weights are trained, all variants' outputs are held against ONNX's reference evaluator.
 
 Usage: python -m benchmarks.share_matrix [--quick] [--out FILE] [--models A,B] [--trials N] [--seeds N]
 """
@@ -24,6 +24,7 @@ from benchmarks import ours
 from benchmarks.contest import contest_secs, open_bench, time_bundles
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model, operators_of
+from benchmarks.reference import differences
 from benchmarks.trajectory import geometric_mean
 from tuner_core.bundles import UNTUNED_VARIANT, Bundle
 from tuner_core.losses import Loss, loss
@@ -86,8 +87,10 @@ def _model(model: Model, args: argparse.Namespace, seed: int) -> dict[str, Any]:
                 winners[_label(shares, share)] = ours.winners(records, share)
         bundles = {shares: each.bundle for shares, each in tuned.items()}
         whole = {share: _at(share, bundles, args.turns) for share in SHARES}
+        agreement = {shares: differences(model.path, each) for shares, each in bundles.items()} if model.trained else {}
     return {
         "wall_s": {shares: each.process.wall_s for shares, each in tuned.items()},
+        "difference_to_reference": agreement,
         "model": whole,
         "operators": _operators(model, winners, target),
     }
@@ -192,6 +195,9 @@ def _print_model(name: str, seed: int, told: Mapping[str, Any]) -> None:
             text = "" if contestant == share else f" {lost.median:+.0%} +-{lost.margin:.0%}"
             cells.append(f"{statistics.median(secs[contestant]) * 1e3:.3f} ms{text}")
         print(f"  {contestant:<24}" + "".join(f"{cell:>24}" for cell in cells))
+    if told["difference_to_reference"]:
+        worst = max(found for each in told["difference_to_reference"].values() for found in each.values())
+        print(f"  outputs: at most {worst:.1e} of the largest value from ONNX's reference evaluator")
 
 
 def _print_summary(title: str, found: Mapping[str, Any]) -> None:

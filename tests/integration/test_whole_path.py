@@ -17,6 +17,9 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
+import tuner_client
+from benchmarks.models import find_model
+from benchmarks.reference import expected_outputs
 from tests.cli_process import error_line, events, fractune, start_fractune, stopped_at_end, write_model
 from tests.redis_process import running_redis, wait_until
 from tuner_client.client import Client
@@ -124,6 +127,20 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
     assert report["max_rel_difference"] < 1e-3
     assert len(report["tuned_run_secs"]) == len(report["untuned_run_secs"]) == 3
     assert np.load(outputs)["output0"].shape == tuple(report["outputs"][0]["shape"])
+
+
+def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: Fleet, tmp_path: Path) -> None:
+    model = find_model("magika")
+    args = ["--shares", ",".join(SHARES), "--trials", "8", "--only", "conv2d", *model.options]
+    told = events(fractune("tune", str(model.path), *args, "--server", fleet.address, "--out", str(tmp_path), "--json"))
+    loaded = tuner_client.load(told[-1]["bundle"])
+    inputs = {"bytes": np.random.default_rng(1).integers(0, 256, model.inputs["bytes"]).astype(np.int32)}
+    (expected,) = expected_outputs(model.path, inputs)
+    names = [variant["name"] for variant in loaded.bundle.variants]
+    assert {*SHARES, "untuned"} <= set(names)
+    for name in names:
+        (output,) = loaded.run(inputs, name)
+        np.testing.assert_allclose(output, expected, rtol=1e-3, atol=1e-5 * float(np.abs(expected).max()))
 
 
 def test_wrong_inputs_of_a_bundle_are_told(tuned: list[dict[str, Any]], tmp_path: Path) -> None:
