@@ -142,7 +142,7 @@ class NvidiaMl:
             uuid=self._ask("nvmlDeviceGetUUID", handle),
             name=self._ask("nvmlDeviceGetName", handle),
             capability=capability,
-            sms=self._sms(handle, capability),
+            sms=self._sms(handle, capability, mig=mig == _ON),
             memory_bytes=int(self._ask("nvmlDeviceGetMemoryInfo", handle).total),
             driver=self._ask("nvmlSystemGetDriverVersion"),
             cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
@@ -153,10 +153,11 @@ class NvidiaMl:
             instances=tuple(found for number in range(at_most) if (found := self._instance(handle, number))),
         )
 
-    def _sms(self, gpu: Any, capability: tuple[int, int]) -> int:
+    def _sms(self, gpu: Any, capability: tuple[int, int], *, mig: bool) -> int:
         cores: int = self._ask_if_told("nvmlDeviceGetNumGpuCores", gpu, otherwise=0)
-        if cores:
+        if cores or not mig:
             return cores // _cores_per_sm(capability)
+        # All that instances can have, which on some GPUs is less than the whole.
         widest = self._ask_if_told("nvmlDeviceGetGpuInstanceProfileInfo", gpu, _SEVEN_SLICES, otherwise=None)
         return widest.multiprocessorCount if widest else 0
 
