@@ -46,11 +46,14 @@ ROOMS = {
         "sqlalchemy",
         "alembic",
     ),
-    "workers": room("tuner_core", "redis", "rq"),
+    "workers": room("tuner_core", "workers.gpu", "redis", "rq"),
+    # The one place for the NVIDIA driver and its library, in the packages of the extra `cuda`.
+    "workers.gpu": room("tuner_core", lazily=("cuda", "pynvml")),
     # Only run as child processes, which may crash: the one place for TVM and all that it needs.
     "workers.children": room(
         "tuner_core",
         "workers",
+        "workers.gpu",
         "google.protobuf",
         "tvm",
         "tvm_ffi",
@@ -61,7 +64,7 @@ ROOMS = {
         lazily=("ml_dtypes", "torch"),
     ),
     # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them.
-    "tuner_client.parts": room("tuner_core", lazily=("tuner_server", "workers")),
+    "tuner_client.parts": room("tuner_core", lazily=("tuner_server", "workers", "workers.gpu")),
     "tuner_client": room(
         "tuner_client.parts",
         "tuner_client.inference",
@@ -210,6 +213,8 @@ def test_every_room_exists(name: str) -> None:
         ("workers/a.py", "from workers import children", "workers imports workers.children"),
         ("workers/a.py", "from .children.build import x", "workers imports workers.children.build"),
         ("workers/confinement/a.py", "def f():\n    from tvm import relax", "workers lazily imports tvm"),
+        ("workers/a.py", "def f():\n    import pynvml", "workers lazily imports pynvml"),
+        ("workers/gpu/a.py", "from cuda.bindings import driver", "workers.gpu imports cuda.bindings"),
         (
             "workers/a.py",
             "import importlib\nimportlib.import_module('sqlalchemy')",
@@ -249,6 +254,7 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, source: str, wrong: 
         ),
         ("tuner_server/a.py", "from tuner_core.pb import fractune_pb2_grpc\nimport sqlalchemy.orm"),
         ("workers/children/a.py", "import tvm\nfrom workers import protocol\nfrom . import b"),
+        ("workers/gpu/a.py", "def f():\n    from cuda.bindings import driver\n    import pynvml"),
         ("tuner_client/a.py", "async def f():\n    import tvm"),
         ("tuner_client/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy"),
     ],

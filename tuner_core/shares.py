@@ -10,19 +10,22 @@ from typing import Any
 
 from tuner_core.errors import BadRequest
 
+_MIG_PROFILE = r"[1-7]g\.[1-9][0-9]{0,2}gb(\+me)?"
+_MIG_UUID = r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _FORMS = {
     "cpu": re.compile(r"[1-9][0-9]{0,3}"),
     "mps": re.compile(r"[1-9][0-9]?|100"),
     "mps-sm": re.compile(r"[1-9][0-9]{0,3}"),
-    "mig": re.compile(r"[1-7]g\.[1-9][0-9]{0,2}gb"),
+    "mig": re.compile(f"{_MIG_PROFILE}|{_MIG_UUID}"),
     "green": re.compile(r"[1-9][0-9]{0,3}"),
 }
-_HINT = "write cpu:N, mps:PERCENT, mps-sm:CHUNKS, mig:PROFILE, green:SMS or full"
+_WITHOUT_SIZE = ("full", "none")
+_HINT = "write cpu:N, mps:PERCENT, mps-sm:CHUNKS, mig:PROFILE, mig:UUID, green:SMS, full or none"
 
 
 @dataclass(frozen=True, order=True)
 class Share:
-    """A share as a user asks for it: `mechanism` and its `size` as text (empty for `full`)."""
+    """A share as a user asks for it: `mechanism` and its `size` as text (empty for `full` and `none`)."""
 
     mechanism: str
     size: str = ""
@@ -32,19 +35,25 @@ class Share:
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """Read `cpu:1`, `mps:25`, `mps-sm:4`, `mig:1g.18gb`, `green:32` or `full`.
+        """Read `cpu:1`, `mps:25`, `mps-sm:4`, `mig:1g.18gb`, `mig:MIG-<uuid>`, `green:32`, `full` or `none`.
 
+        `full` is a whole GPU, proved. `none` is a GPU as it is found: nothing is proved, and its records say so.
         Raises BadRequest for any other text.
         """
         mechanism, _, size = text.strip().partition(":")
-        if text.strip() == "full":
-            return cls("full")
+        if text.strip() in _WITHOUT_SIZE:
+            return cls(text.strip())
         form = _FORMS.get(mechanism)
         if form is None:
             raise BadRequest(f"share '{text}': unknown mechanism '{mechanism}'; {_HINT}")
         if not form.fullmatch(size):
             raise BadRequest(f"share '{text}': '{size}' is no size for {mechanism}; {_HINT}")
         return cls(mechanism, size)
+
+    @property
+    def device_kind(self) -> str:
+        """`cpu` or `cuda`: what kind of device has such shares"""
+        return "cpu" if self.mechanism == "cpu" else "cuda"
 
     @property
     def cores(self) -> int:
@@ -97,9 +106,12 @@ class GrantedShare:
     def key(self) -> str:
         """Identity for lookups: two measurements with the same key ran under the same share.
 
-        The granted units count, not the text asked for: `mps:25` and `mps:26` may grant the same SMs.
+        The granted units count, not the text asked for: `mps:25` and `mps:26` may grant the same SMs. Of a MIG instance
+        the memory counts too: it has its own part of the bandwidth and the cache, and 14 SMs of an A100 come with one
+        slice of them or with two.
         """
-        return f"{self.mechanism}/{self.units}of{self.units_total}{self.unit}"
+        key = f"{self.mechanism}/{self.units}of{self.units_total}{self.unit}"
+        return f"{key}-{round(self.memory_bytes / 2**30)}gib" if self.mechanism == "mig" else key
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "ids": list(self.ids)}

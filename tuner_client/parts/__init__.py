@@ -1,5 +1,5 @@
-"""Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them, and
-`fractune noise` measures with them.
+"""Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them,
+`fractune noise` measures with them, and `fractune shares` asks them what this machine offers.
 
 The one module of the client that imports the server and the workers, and only when it is called: the client
 alone is installed without them.
@@ -8,12 +8,15 @@ alone is installed without them.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tuner_core.errors import FractuneError
 from tuner_core.shares import Share
+
+PROOF_FAILED = "proof failed"
+"""`proof` of an offer whose share was entered and did not hold"""
 
 
 def become_server(
@@ -102,6 +105,37 @@ def measure_noise(
         only=only,
     )
     return noise.measure_noise(options, tell)
+
+
+def machine_offers(*, prove: bool) -> Iterator[dict[str, Any]]:
+    """Each device of this machine, the host CPU first: `kind`, `label`, `uuid`, and `offers` as plain JSON values.
+
+    Raises ShareUnavailable after the host CPU when no NVIDIA GPU can be asked for.
+    """
+    from workers import offers
+
+    for device in offers.machine_offers(prove=prove):
+        shares = [offer.to_json() for offer in device.offers]
+        yield {"kind": device.kind, "label": device.label, "uuid": device.uuid, "offers": shares}
+
+
+def mig_commands(layout: str) -> list[str]:
+    """The commands that would divide the first visible GPU as `layout` says. Raises BadRequest, ShareUnavailable."""
+    from workers.gpu import mig_layout, nvml, visible
+
+    gpu = visible.visible_gpu(nvml.open_nvml().gpus())
+    return [" ".join(command) for command in mig_layout.commands(mig_layout.plan_layout(layout, gpu), gpu)]
+
+
+def apply_mig_layout(layout: str, tell: Callable[[str], None]) -> list[str]:
+    """Run them, each told before; the shares that are there then. Raises BadRequest, ShareUnavailable."""
+    from workers.gpu import nvidia_smi, nvml, visible
+
+    def look() -> nvml.Gpu:
+        return visible.visible_gpu(nvml.open_nvml().gpus())
+
+    divided = nvidia_smi.apply_layout(layout, look(), look, lambda command: tell(" ".join(command)))
+    return [f"mig:{found.profile} is mig:{found.uuid}, {found.sms} SMs" for found in divided.instances]
 
 
 def _require(*modules: str) -> None:

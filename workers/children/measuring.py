@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner_core.errors import ShareUnavailable
 from tuner_core.records import TimingPolicy
 from tuner_core.shares import Share
 from workers.confinement import Confinement, confinement_for
@@ -154,8 +155,13 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
 
     The arguments are the share and its cores, separated by commas. Raises ShareUnavailable.
     """
-    share, cores = args
-    confinement = confinement_for(Share.parse(share), [int(core) for core in cores.split(",")])
+    share, cores = Share.parse(args[0]), args[1]
+    if share.device_kind != "cpu":
+        raise ShareUnavailable(
+            f"share '{share}': this version proves shares of a GPU and cannot measure on one yet; ask for a CPU share, "
+            "such as cpu:1"
+        )
+    confinement = confinement_for(share, [int(core) for core in cores.split(",")])
     confinement.enter()
     child = MeasurerChild(confinement)
     names = ("hello", "anchor", "begin", "load", "race", "check", "contest", "time_model")

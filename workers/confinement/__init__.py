@@ -12,6 +12,10 @@ from typing import Protocol
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import GrantedShare, Share
 from workers.confinement.cpu import CpuConfinement
+from workers.confinement.full import FullConfinement
+from workers.confinement.green import GreenConfinement
+from workers.confinement.mig import MigConfinement
+from workers.confinement.none import NoConfinement
 
 
 class Confinement(Protocol):
@@ -39,10 +43,26 @@ class Confinement(Protocol):
 
 
 def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:
-    """The confinement for `share`; `units` names the cores to use, empty = the first that this process may use.
+    """The confinement for `share`; `units` names the cores of a CPU share, empty = the first that this process may use.
 
     Raises ShareUnavailable for a mechanism that this build has no file for.
     """
-    if share.mechanism == "cpu":
-        return CpuConfinement(share, units)
-    raise ShareUnavailable(f"share '{share}': this worker can confine to cpu:N only; ask for a CPU share")
+    match share.mechanism:
+        case "cpu":
+            return CpuConfinement(share, units)
+        case "mig":
+            return MigConfinement(share)
+        case "green":
+            return GreenConfinement(share)
+        case "full":
+            return FullConfinement(share)
+        case "none":
+            return NoConfinement(share)
+    raise ShareUnavailable(
+        f"share '{share}': this worker cannot confine by {share.mechanism}; ask for cpu:N, mig:PROFILE, green:SMS, full"
+    )
+
+
+def stream_of(confinement: Confinement) -> int:
+    """The CUDA stream that the entered process must launch on (an address); 0, the default stream, for most shares."""
+    return confinement.stream if isinstance(confinement, GreenConfinement) else 0

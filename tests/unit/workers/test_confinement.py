@@ -11,6 +11,7 @@ import pytest
 
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import Share
+from workers.children.measuring import open_child
 from workers.confinement import confinement_for
 from workers.confinement import cpu as cpu_module
 from workers.confinement.cpu import CpuConfinement, cgroup_cores
@@ -71,8 +72,13 @@ def test_cores_that_do_not_fit_the_share() -> None:
 
 
 def test_a_mechanism_that_this_build_cannot_confine() -> None:
-    with pytest.raises(ShareUnavailable, match="cpu:N only"):
-        confinement_for(Share.parse("green:32"))
+    with pytest.raises(ShareUnavailable, match="cannot confine by mps"):
+        confinement_for(Share.parse("mps:25"))
+
+
+def test_a_cpu_is_never_measured_as_a_share_of_a_gpu() -> None:
+    with pytest.raises(ShareUnavailable, match="share 'green:32': .*cannot measure on one yet"):
+        open_child(["green:32", str(ALLOWED[0])])
 
 
 @pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("50000 100000", 0.5)])

@@ -1,0 +1,115 @@
+"""One case for each mechanism that can confine a process: what `test_confinement_contract` runs its tests over.
+
+A case is a share, how to confine to it, and the machine it needs: this one, or something that stands in for a GPU.
+A new mechanism adds one entry to CASES, and one to GPU_CASES for the tests on a real GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.simulated_cuda import simulated_driver
+from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.simulated_nvml import SimulatedNvml
+from tuner_core.errors import ShareUnavailable
+from tuner_core.shares import Share
+from workers.confinement import Confinement, confinement_for
+from workers.confinement.full import FullConfinement
+from workers.confinement.green import GreenConfinement
+from workers.confinement.mig import MigConfinement
+from workers.gpu.nvml import NvidiaMl, open_nvml
+
+Machine = Callable[[], AbstractContextManager[dict[str, str]]]
+"""Sets up what a case needs, and gives environment variables for its processes"""
+_CLAIMS = "SIMULATED_CLAIMS"
+
+
+@dataclass(frozen=True)
+class Case:
+    share: str
+    refused: str
+    """a share of this mechanism that the machine cannot give; empty where there is only the one share"""
+    unit: str
+    reserved: bool
+    machine: Machine
+    confinement: Callable[[Share], Confinement] = confinement_for
+    """builds it the same way in the supervisor and in the confined process"""
+
+
+def this_machine() -> AbstractContextManager[dict[str, str]]:
+    return contextlib.nullcontext({})
+
+
+@contextlib.contextmanager
+def simulated_gpu() -> Iterator[dict[str, str]]:
+    with tempfile.TemporaryDirectory(prefix="claims-") as folder:
+        yield {_CLAIMS: folder}
+
+
+@contextlib.contextmanager
+def real_gpu(profile: str = "") -> Iterator[dict[str, str]]:
+    """The first GPU: outside of MIG mode, or with an instance of `profile`."""
+    try:
+        gpus = open_nvml().gpus()
+    except ShareUnavailable as error:
+        pytest.skip(str(error))
+    profiles = {instance.profile for gpu in gpus[:1] for instance in gpu.instances}
+    if profile and profile not in profiles:
+        pytest.skip(f"the first GPU has no MIG instance {profile}")
+    if not profile and any(gpu.mig for gpu in gpus[:1]):
+        pytest.skip("the first GPU is in MIG mode")
+    yield {}
+
+
+def mig_confinement(share: Share) -> MigConfinement:
+    gpu = gpu_in_mig_mode("H200", ("3g", 4), ("1g", 0), ("1g", 1))
+    claims = Path(os.environ[_CLAIMS])
+    return MigConfinement(share, lambda: NvidiaMl(SimulatedNvml(gpu)), partial(simulated_driver, gpu), claims)
+
+
+def green_confinement(share: Share) -> GreenConfinement:
+    gpu = SimulatedGpu(MODELS["H200"])
+    return GreenConfinement(share, lambda: NvidiaMl(SimulatedNvml(gpu)), partial(simulated_driver, gpu))
+
+
+def full_confinement(share: Share) -> FullConfinement:
+    gpu = SimulatedGpu(MODELS["H200"], exclusive=True)
+    return FullConfinement(share, lambda: NvidiaMl(SimulatedNvml(gpu)), partial(simulated_driver, gpu))
+
+
+CASES = {
+    "cpu": Case("cpu:1", "cpu:9999", "core", reserved=False, machine=this_machine),
+    "mig": Case(
+        "mig:1g.18gb",
+        "mig:2g.35gb",
+        "sm",
+        reserved=True,
+        machine=simulated_gpu,
+        confinement=mig_confinement,
+    ),
+    "green": Case(
+        "green:30",
+        "green:129",
+        "sm",
+        reserved=False,
+        machine=simulated_gpu,
+        confinement=green_confinement,
+    ),
+    "full": Case("full", "", "sm", reserved=True, machine=simulated_gpu, confinement=full_confinement),
+}
+
+GPU_CASES = {
+    "mig on a GPU": Case("mig:1g.10gb", "mig:1g.999gb", "sm", reserved=True, machine=lambda: real_gpu("1g.10gb")),
+    "green on a GPU": Case("green:32", "green:999", "sm", reserved=False, machine=real_gpu),
+}
+
+ALL_CASES = CASES | GPU_CASES

@@ -1,0 +1,161 @@
+"""CUDA's driver over a simulated binding: what it reads, in which order, and how its errors are told."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.simulated_cuda import SimulatedCuda, Staged, simulated_driver
+from tests.simulated_gpu import MODELS, SimulatedGpu
+from tuner_core.errors import ShareUnavailable
+from workers.gpu import driver as driver_module
+from workers.gpu.driver import CudaDriver, DriverFailed, open_driver
+from workers.gpu.green import GreenContext
+from workers.gpu.smid import KERNEL, PTX
+
+
+@pytest.fixture
+def h200() -> SimulatedGpu:
+    return SimulatedGpu(MODELS["H200"])
+
+
+@pytest.fixture(autouse=True)
+def every_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_SM_PARTITION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_it_tells_what_cuda_shows(h200: SimulatedGpu) -> None:
+    driver = simulated_driver(h200)
+    assert not driver.is_mps_client()
+    assert driver.sm_count() == 132
+    assert driver.memory_bytes() == 143_771 << 20
+    assert driver.device_uuid() == h200.uuid
+    assert driver.l2_bytes() == 60 << 20
+    limits = driver.kernel_limits()
+    assert (limits.shared_memory_bytes, limits.threads, limits.registers, limits.warp_threads) == (
+        *(49_152, 1024, 65_536, 32),
+    )
+
+
+def test_a_kernel_meets_every_sm_and_its_memory_is_given_back(h200: SimulatedGpu) -> None:
+    driver = simulated_driver(h200)
+    assert [driver.count_sms() for _ in range(2)] == [132, 132]
+    calls: list[str] = driver.cuda.calls
+    assert calls.count("cuMemAlloc") == calls.count("cuMemFree") == 2
+    assert calls.count("cuModuleLoadData") == 1
+
+
+def test_a_green_context_is_rounded_up_and_its_kernels_stay_on_it(h200: SimulatedGpu) -> None:
+    driver = simulated_driver(h200)
+    for asked, granted in ((1, 8), (8, 8), (9, 16), (30, 32), (128, 128)):
+        context = GreenContext(driver, asked)
+        assert (context.sm_count(), context.step) == (granted, 8)
+        assert context.owns_its_stream()
+        assert driver.count_sms(context.stream) == granted
+        assert driver.count_sms() == 132
+        context.close()
+
+
+def test_a_kernel_is_waited_for_before_its_memory_is_read(h200: SimulatedGpu) -> None:
+    """The copy alone would not: the stream of a green context and the NULL stream do not wait for each other."""
+    driver = simulated_driver(h200)
+    context = GreenContext(driver, 16)
+    unwaited = SimulatedCuda(h200)
+    unwaited.cuStreamSynchronize = lambda _stream: (0,)  # type: ignore[method-assign]  # the wait that is left out
+    assert driver.count_sms(context.stream) == 16
+    driver.cuda.cuStreamSynchronize = unwaited.cuStreamSynchronize
+    assert driver.count_sms(context.stream) == 1  # zeros: memory that no kernel has written to
+
+
+def test_the_primary_context_comes_before_a_green_one(h200: SimulatedGpu) -> None:
+    driver = simulated_driver(h200)
+    GreenContext(driver, 8)
+    calls: list[str] = driver.cuda.calls
+    assert calls.index("cuDevicePrimaryCtxRetain") < calls.index("cuCtxSetCurrent") < calls.index("cuGreenCtxCreate")
+
+
+def test_more_sms_than_can_be_split_off_say_what_to_do(h200: SimulatedGpu) -> None:
+    with pytest.raises(DriverFailed, match=r"CUDA error 915 .*ask for fewer SMs"):
+        GreenContext(simulated_driver(h200), 129)
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "says"),
+    [
+        (805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "control daemon runs as this user"),
+        (807, "CUDA_ERROR_MPS_SERVER_NOT_READY", "until every affected client has ended"),
+        (915, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", "CUDA_MPS_SM_PARTITION has to name one"),
+        (999, "CUDA_ERROR_UNKNOWN", "Xid"),
+        (100, "CUDA_ERROR_NO_DEVICE", "CUDA_VISIBLE_DEVICES"),
+        (1, "CUDA_ERROR_INVALID_VALUE", "nvidia-smi"),
+    ],
+)
+def test_an_error_has_its_number_its_name_and_what_to_do(h200: SimulatedGpu, code: int, name: str, says: str) -> None:
+    with pytest.raises(DriverFailed, match=rf"cuInit: CUDA error {code} \({name}\); .*{says}") as failure:
+        simulated_driver(h200, Staged(errors={"cuInit": code}))
+    assert failure.value.code == code
+    assert isinstance(failure.value, ShareUnavailable)
+
+
+def test_every_error_of_mps_has_its_own_advice() -> None:
+    advice = [DriverFailed.of("cuInit", code, "NAME") for code in range(805, 811)]
+    assert len({str(error).partition(";")[2] for error in advice}) == 6
+    assert not any(driver_module._ELSE in str(error) for error in advice)
+
+
+def test_memory_is_given_back_after_a_failed_launch(h200: SimulatedGpu) -> None:
+    driver = simulated_driver(h200, Staged(errors={"cuLaunchKernel": 999}))
+    with pytest.raises(DriverFailed, match="cuLaunchKernel"):
+        driver.count_sms()
+    assert driver.cuda.calls[-1] == "cuMemFree"
+
+
+def test_no_libcuda_is_told_as_such() -> None:
+    class WithoutLibrary:
+        def cuInit(self, _flags: int) -> Any:  # noqa: N802  CUDA's name
+            raise RuntimeError('"cuda" is an NVIDIA driver library')
+
+    with pytest.raises(DriverFailed, match=r"cannot be called .*install driver 580"):
+        CudaDriver(WithoutLibrary())
+
+
+def test_no_driver_on_this_machine_is_told_as_such() -> None:
+    if Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has an NVIDIA driver")
+    with pytest.raises(DriverFailed, match=r"driver 580 or newer|install 'fractune"):
+        open_driver()
+
+
+def test_the_binding_has_every_name_that_is_used(h200: SimulatedGpu) -> None:
+    """The simulated binding is only worth something as long as it has the real one's names."""
+    binding = pytest.importorskip("cuda.bindings.driver", reason="the extra `cuda` is not installed")
+    driver = simulated_driver(h200)
+    for read in (driver.is_mps_client, driver.memory_bytes, driver.device_uuid, driver.l2_bytes, driver.kernel_limits):
+        read()
+    context = GreenContext(driver, 8)
+    assert context.owns_its_stream()
+    driver.count_sms(context.stream)
+    context.close()
+    missing = {name for name in driver.cuda.calls if not hasattr(binding, name)}
+    assert missing == set()
+    for enum in ("CUdevice_attribute", "CUdevResourceType", "CUgreenCtxCreate_flags", "CUstream_flags", "CUresult"):
+        ours = getattr(driver.cuda, enum, None) or getattr(__import__("tests.simulated_cuda", fromlist=[enum]), enum)
+        assert {each.name: int(each) for each in ours} == {
+            each.name: int(getattr(getattr(binding, enum), each.name)) for each in ours
+        }
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
+def test_the_kernel_assembles(arch: str, tmp_path: Path) -> None:
+    ptxas = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")
+    if ptxas is None:
+        pytest.skip("no ptxas: it comes with the CUDA toolkit")
+    source, cubin = tmp_path / "smid.ptx", tmp_path / "smid.cubin"
+    source.write_bytes(PTX.rstrip(b"\0"))
+    subprocess.run([ptxas, f"-arch={arch}", str(source), "-o", str(cubin)], check=True)
+    assert KERNEL.encode() in cubin.read_bytes()

@@ -1,0 +1,127 @@
+"""What a machine offers: each share asked of its confinement, and proved in a child where that is wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.simulated_cuda import simulated_driver
+from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.simulated_nvml import SimulatedNvml
+from tuner_core.errors import ShareUnavailable
+from tuner_core.shares import Share
+from workers import offers
+from workers.confinement import Confinement, confinement_for
+from workers.confinement.full import FullConfinement
+from workers.confinement.green import GreenConfinement
+from workers.confinement.mig import MigConfinement
+from workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
+from workers.offers import Offer, Offers, machine_offers
+
+
+@pytest.fixture
+def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, claims: Path, *gpus: SimulatedGpu) -> list[Offers]:
+    """The offers of a machine with these GPUs, nothing proved."""
+    nvml = NvidiaMl(SimulatedNvml(*gpus))
+
+    def simulated(share: Share) -> Confinement:
+        driver = partial(simulated_driver, gpus[0])
+        match share.mechanism:
+            case "full":
+                return FullConfinement(share, lambda: nvml, driver)
+            case "green":
+                return GreenConfinement(share, lambda: nvml, driver)
+            case "mig":
+                return MigConfinement(share, lambda: nvml, driver, claims)
+        return confinement_for(share)
+
+    monkeypatch.setattr(offers, "open_nvml", lambda: nvml)
+    monkeypatch.setattr(offers, "confinement_for", simulated)
+    return list(machine_offers(prove=False))
+
+
+def had(device: Offers, mechanism: str) -> dict[str, Offer]:
+    return {each.share: each for each in device.offers if each.share.startswith(mechanism) and not each.refusal}
+
+
+def test_the_host_cpu_comes_first(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
+    (cpu,) = listed(monkeypatch, claims)
+    most = len(os.sched_getaffinity(0))
+    assert cpu.kind == "cpu"
+    assert next(iter(had(cpu, "cpu"))) == "cpu:1"
+    assert list(had(cpu, "cpu"))[-1] == f"cpu:{most}"
+    assert all(each.proof == "not proved" and each.reserved is False for each in cpu.offers)
+
+
+def test_a_gpu_offers_itself_and_parts_of_it(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
+    _, gpu = listed(monkeypatch, claims, SimulatedGpu(MODELS["H200"]))
+    assert "sm_90, 132 SMs, 140 GiB, driver 580.95.05" in gpu.label
+    full = had(gpu, "full")["full"]
+    assert (full.units, full.fraction, full.reserved) == (132, 1.0, False)
+    assert [each.units for each in had(gpu, "green").values()] == [8, 16, 32, 64, 128]
+    assert had(gpu, "mig") == {}
+    assert any("not in MIG mode" in each.refusal for each in gpu.offers)
+
+
+def test_an_older_gpu_is_divided_more_finely(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
+    _, gpu = listed(monkeypatch, claims, SimulatedGpu(MODELS["A100-80"]))
+    assert [each.units for each in had(gpu, "green").values()] == [4, 8, 16, 32, 64, 108]
+
+
+def test_in_mig_mode_it_offers_its_instances_by_kind(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
+    _, gpu = listed(monkeypatch, claims, gpu_in_mig_mode("H200", ("3g", 4), ("1g", 0), ("1g", 1)))
+    found = had(gpu, "mig")
+    assert {share: (each.units, each.reserved, len(each.instances)) for share, each in found.items()} == {
+        "mig:3g.71gb": (60, True, 1),
+        "mig:1g.18gb": (16, True, 2),
+    }
+    assert had(gpu, "full") == had(gpu, "green") == {}
+
+
+def test_every_gpu_is_looked_at_as_the_one_to_work_on(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
+    divided = gpu_in_mig_mode("H200", ("7g", 0), number=1)
+    _, first, second = listed(monkeypatch, claims, SimulatedGpu(MODELS["H100"]), divided)
+    assert (list(had(first, "full")), list(had(second, "mig"))) == (["full"], ["mig:7g.141gb"])
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_what_only_a_proof_can_tell_is_left_open(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
+    _, gpu = listed(monkeypatch, claims, SimulatedGpu(MODELS["H200"]))
+    assert all(each.units is None and each.fraction is None for each in gpu.offers if each.share.startswith("mps"))
+
+
+def test_without_a_driver_the_host_cpu_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> NvidiaMl:
+        raise NoNvidiaDriver("none here")
+
+    monkeypatch.setattr(offers, "open_nvml", no_driver)
+    found: Iterator[Offers] = machine_offers(prove=False)
+    assert next(found).kind == "cpu"
+    with pytest.raises(ShareUnavailable, match="none here"):
+        next(found)
+
+
+def test_a_share_of_the_cpu_is_proved_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "open_nvml", lambda: NvidiaMl(SimulatedNvml()))
+    (cpu,) = machine_offers(prove=True)
+    assert [each.proof for each in cpu.offers] == ["affinity of every thread, cgroup quota"] * len(cpu.offers)
+    assert [each.units for each in cpu.offers] == [int(each.share.partition(":")[2]) for each in cpu.offers]
+
+
+def test_a_proof_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
+    """The child finds no GPU: what was expected is not what it gets."""
+    expected = listed(monkeypatch, claims, SimulatedGpu(MODELS["H200"]))[1].offers[0]
+    found = offers._proved(Share("full"), expected)
+    if found.proof == "UUID, SM count, %smid":
+        pytest.skip("this machine has an NVIDIA GPU")
+    assert (found.proof, found.units) == ("proof failed", None)
+    assert found.refusal

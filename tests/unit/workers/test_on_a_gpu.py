@@ -1,0 +1,43 @@
+"""On a real GPU: every share that it offers without MPS holds what it promises, and NVML and CUDA agree about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner_core.errors import ShareUnavailable
+from workers.gpu.nvml import Nvml, open_nvml
+from workers.offers import NOT_PROVED, PROOF_FAILED, machine_offers
+
+pytestmark = pytest.mark.gpu
+MECHANISMS = {"full", "green", "mig"}
+
+
+@pytest.fixture
+def nvml() -> Nvml:
+    try:
+        found = open_nvml()
+        if found.gpus():
+            return found
+    except ShareUnavailable as error:
+        pytest.skip(str(error))
+    pytest.skip("the driver sees no GPU")
+
+
+def test_every_share_is_proved(nvml: Nvml) -> None:
+    _, *gpus = machine_offers(prove=True)
+    assert [device.uuid for device in gpus] == [gpu.uuid for gpu in nvml.gpus()]
+    for device in gpus:
+        offers = [each for each in device.offers if each.share.partition(":")[0] in MECHANISMS]
+        assert [each.refusal for each in offers if each.proof == PROOF_FAILED] == []
+        proved = [each for each in offers if each.proof != NOT_PROVED]
+        assert proved
+        assert {each.device_key.partition("-sm_")[0] for each in proved} == {"cuda"}
+        assert len({each.device_key for each in proved}) == 1
+
+
+def test_clocks_can_be_read(nvml: Nvml) -> None:
+    for gpu in nvml.gpus():
+        clocks = nvml.clocks(gpu.uuid)
+        assert clocks.sm_mhz > 0
+        assert clocks.throttled_ns
+        assert all(ns >= 0 for ns in nvml.clocks(gpu.uuid).throttled_since(clocks).values())
