@@ -71,7 +71,7 @@ def test_cores_that_do_not_fit_the_share() -> None:
 
 
 def test_a_mechanism_that_this_build_cannot_confine() -> None:
-    with pytest.raises(ShareUnavailable, match="cpu:N only"):
+    with pytest.raises(ShareUnavailable, match="cpu:N, mps:PERCENT"):
         confinement_for(Share.parse("green:32"))
 
 

@@ -1,0 +1,19 @@
+"""A process that is confined as a case says: enters, verifies, leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.confinement_cases import ALL_CASES
+from tuner_core.shares import Share
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    name, share = args
+    confinement = ALL_CASES[name].confinement(Share.parse(share))
+    return {
+        "enter": confinement.enter,
+        "verify": lambda: confinement.verify().to_json(),
+        "leave": confinement.leave,
+    }

@@ -1,0 +1,116 @@
+"""What holds for every mechanism: a share is entered and proved in a process of its own, or refused with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.confinement_cases import CASES, GPU_CASES, Case
+from tuner_core.errors import ShareUnavailable
+from tuner_core.shares import GrantedShare, Share
+from workers.child import Child
+from workers.confinement import Confinement
+
+CALL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that can give the case's share."""
+
+    name: str
+    case: Case
+
+    def confinement(self, share: str = "") -> Confinement:
+        return self.case.confinement(Share.parse(share or self.case.share))
+
+    @contextlib.contextmanager
+    def process(self, share: str = "", env: dict[str, str] | None = None) -> Iterator[Child]:
+        """A process that can enter the share."""
+        child = Child("tests.confinement_child", [self.name, share or self.case.share], env=env)
+        try:
+            yield child
+        finally:
+            child.stop()
+
+    @contextlib.contextmanager
+    def confined(self, share: str = "") -> Iterator[Child]:
+        """A process that has entered it, prepared by its supervisor."""
+        supervisor = self.confinement(share)
+        supervisor.probe()
+        try:
+            with self.process(share, supervisor.environment()) as child:
+                child.call("enter", CALL_TIMEOUT_S)
+                yield child
+        finally:
+            supervisor.leave()
+
+
+@pytest.fixture(params=[*CASES, *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_CASES)])
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    case = {**CASES, **GPU_CASES}[request.param]
+    with case.machine() as environment:
+        for variable, value in environment.items():
+            monkeypatch.setenv(variable, value)
+        yield Machine(request.param, case)
+
+
+def verified(child: Child) -> GrantedShare:
+    return GrantedShare.from_json(child.call("verify", CALL_TIMEOUT_S))
+
+
+def test_probing_changes_nothing(machine: Machine) -> None:
+    before = dict(os.environ), os.sched_getaffinity(0)
+    machine.confinement().probe()
+    assert (dict(os.environ), os.sched_getaffinity(0)) == before
+
+
+def test_the_environment_is_the_same_when_asked_for_again(machine: Machine) -> None:
+    confinement = machine.confinement()
+    environment = confinement.environment()
+    assert confinement.environment() == environment
+    assert all(isinstance(text, str) for item in environment.items() for text in item)
+    confinement.leave()
+
+
+def test_a_confined_process_proves_what_it_was_granted(machine: Machine) -> None:
+    with machine.confined() as child:
+        granted = verified(child)
+    assert granted.share == machine.case.share
+    assert granted.unit == machine.case.unit
+    assert granted.reserved == machine.case.reserved
+    assert 1 <= granted.units <= granted.units_total
+    assert granted.memory_bytes > 0
+
+
+def test_proved_twice_it_is_the_same_share(machine: Machine) -> None:
+    with machine.confined() as child:
+        assert verified(child).key == verified(child).key
+
+
+def test_a_process_that_was_never_confined_proves_nothing(machine: Machine) -> None:
+    if machine.case.unit == "core" and len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("with one core there is nothing to confine")
+    with machine.process() as child, pytest.raises(ShareUnavailable):
+        child.call("verify", CALL_TIMEOUT_S)
+
+
+def test_a_share_that_cannot_be_had_is_refused_by_name(machine: Machine) -> None:
+    with (
+        pytest.raises(ShareUnavailable, match=f"share '{machine.case.refused}'"),
+        machine.confined(machine.case.refused) as child,
+    ):
+        verified(child)
+
+
+def test_a_share_that_was_left_can_be_had_again(machine: Machine) -> None:
+    keys = set()
+    for _ in range(2):
+        with machine.confined() as child:
+            keys.add(verified(child).key)
+            child.call("leave", CALL_TIMEOUT_S)
+    assert len(keys) == 1
