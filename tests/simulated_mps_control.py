@@ -1,16 +1,15 @@
 """A simulated `nvidia-cuda-mps-control`: a real program with a real daemon behind a Unix socket, and no GPU.
 
 Its answers follow NVIDIA's documents and the logs of others; none was compared with the real program. Commands that
-begin with `stage` are for tests: they play what clients and their kernels would do. Standard library alone.
+begin with `stage` are for tests: they play what clients and their kernels would do. Standard library alone, and for
+a command as little of it as possible: tests start this program hundreds of times.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
-from pathlib import Path
 
 SMS = 132
 CHUNKS = 15
@@ -24,8 +23,9 @@ _INVALID = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
 class Daemon:
     """What a control daemon knows, and how it answers."""
 
-    def __init__(self, gpu_uuid: str, *, static: bool, percent: str) -> None:
+    def __init__(self, gpu_uuid: str, namespace: int, *, static: bool, percent: str) -> None:
         self.gpu_uuid = gpu_uuid
+        self.namespace = str(namespace)
         self.static = static
         self.percent = percent
         self.clients: dict[int, tuple[str, str]] = {}
@@ -113,7 +113,7 @@ class Daemon:
         if self.static and name not in self.partitions:
             return "915"
         self.state = "ACTIVE"
-        self.clients[int(pid)] = (name, namespace or str(Path("/proc/self/ns/pid").stat().st_ino))
+        self.clients[int(pid)] = (name, namespace or self.namespace)
         return "0"
 
     def stage_leave(self, pid: str) -> str:
@@ -147,15 +147,25 @@ class Daemon:
         return any(partition == name for partition, _ in self.clients.values())
 
     def _forget_the_dead(self) -> None:
-        for pid in [pid for pid in self.clients if not Path(f"/proc/{pid}").exists()]:
+        for pid in [pid for pid in self.clients if not _is_there(pid)]:
             self.stage_leave(str(pid))
 
 
-def serve(pipe_dir: Path, daemon: Daemon) -> None:
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def serve(pipe_dir: str, daemon: Daemon) -> None:
     """Answer one line a connection until `quit`."""
-    pid_file = pipe_dir / "nvidia-cuda-mps-control.pid"
+    from pathlib import Path
+
+    pid_file = Path(pipe_dir) / "nvidia-cuda-mps-control.pid"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(pipe_dir / "control"))
+        listener.bind(f"{pipe_dir}/control")
         listener.listen(64)
         pid_file.write_text(str(os.getpid()))
         while True:
@@ -168,10 +178,10 @@ def serve(pipe_dir: Path, daemon: Daemon) -> None:
                     return
 
 
-def tell(pipe_dir: Path, line: str) -> str:
+def tell(pipe_dir: os.PathLike[str] | str, line: str) -> str:
     """The daemon's answer. Raises OSError when there is no daemon."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.connect(str(pipe_dir / "control"))
+        link.connect(f"{os.fspath(pipe_dir)}/control")
         with link.makefile("rw") as stream:
             stream.write(f"{line}\n")
             stream.flush()
@@ -179,17 +189,20 @@ def tell(pipe_dir: Path, line: str) -> str:
             return stream.read()
 
 
-def start(pipe_dir: Path, *, static: bool) -> None:
+def start(pipe_dir: str, *, static: bool) -> None:
     """Leave a daemon in the background, as `-d` does; it keeps standard output open."""
+    from pathlib import Path
+
     if os.fork() == 0:
         os.setsid()
         percent = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100.0")
-        serve(pipe_dir, Daemon(os.environ["CUDA_VISIBLE_DEVICES"], static=static, percent=percent))
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+        serve(pipe_dir, Daemon(os.environ["CUDA_VISIBLE_DEVICES"], namespace, static=static, percent=percent))
         os._exit(0)
 
 
 def main() -> int:
-    pipe_dir = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    pipe_dir = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     if "-d" in sys.argv:
         start(pipe_dir, static="-S" in sys.argv)
         return 0
@@ -199,7 +212,9 @@ def main() -> int:
         sys.stdout.write(f"{NO_DAEMON}\n")
         return 1
     if answer == _HANG:
-        signal.pause()
+        from signal import pause
+
+        pause()
     sys.stdout.write(f"{answer}\n")
     return 0
 

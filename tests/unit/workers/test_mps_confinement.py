@@ -19,6 +19,7 @@ from tests.simulated_mps import (
     H200,
     H200_SMS,
     MEMORY_BYTES,
+    Scripted,
     SimulatedDriver,
     SimulatedNvml,
     installed_program,
@@ -85,31 +86,28 @@ def shows(sms: int, met: int | None = None, uuid: str = H200.uuid) -> Callable[[
     return lambda: SimulatedDriver(sms=sms, met=[sms if met is None else met] * 3, uuid=uuid)
 
 
-@pytest.mark.parametrize(("percent", "sms"), [(p, sms) for p, sms in H200_SMS.items() if p >= 5])
-def test_the_rounded_percentage_is_what_is_granted(percent: int, sms: int, become: Become) -> None:
-    become(mps(f"mps:{percent}"))
-    client = mps(f"mps:{percent}")
+def test_a_percentage_grants_what_cuda_shows_and_reserves_nothing(become: Become) -> None:
+    become(mps("mps:20"))
+    client = mps("mps:20")
     client.enter()
     granted = client.verify()
-    assert (granted.units, granted.units_total, granted.reserved) == (sms, SMS, False)
+    assert (granted.units, granted.units_total, granted.reserved) == (26, SMS, False)
     assert granted.memory_bytes == MEMORY_BYTES
 
 
+@pytest.mark.parametrize(("percent", "sms"), [(p, sms) for p, sms in H200_SMS.items() if p >= 5])
+def test_the_rounded_percentage_is_what_is_granted(percent: int, sms: int) -> None:
+    assert mps(f"mps:{percent}", shows(sms)).verify().units == sms
+
+
 @pytest.mark.parametrize("percent", [1, 2, 3, 4])
-def test_a_percentage_below_the_floor_is_refused_and_one_that_fits_is_named(percent: int, become: Become) -> None:
-    become(mps(f"mps:{percent}"))
-    client = mps(f"mps:{percent}")
-    client.enter()
+def test_a_percentage_below_the_floor_is_refused_and_one_that_fits_is_named(percent: int) -> None:
     with pytest.raises(ShareUnavailable, match=rf"'mps:{percent}' is .* MPS grants 8: .*ask for mps:6,"):
-        client.verify()
+        mps(f"mps:{percent}", shows(H200_SMS[percent])).verify()
 
 
-def test_percentages_that_grant_the_same_have_the_same_key(become: Become) -> None:
-    keys = set()
-    for text in ("mps:14", "mps:15"):
-        become(mps(text))
-        keys.add(mps(text).verify().key)
-    assert len(keys) == 1
+def test_percentages_that_grant_the_same_have_the_same_key() -> None:
+    assert mps("mps:14", shows(18)).verify().key == mps("mps:15", shows(18)).verify().key
 
 
 def test_without_a_daemon_nothing_is_entered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -177,32 +175,27 @@ def test_a_daemon_with_a_lower_limit_of_its_own_is_found_out(monkeypatch: pytest
             client.verify()
 
 
-def test_a_cap_that_is_not_in_force_is_refused(become: Become) -> None:
-    become(mps())
+def test_a_cap_that_is_not_in_force_is_refused() -> None:
     with pytest.raises(ShareUnavailable, match="not in force: all 132 SMs"):
         mps(driver=shows(SMS)).verify()
 
 
 @pytest.mark.parametrize("met", [32, 31, 30])
-def test_a_kernel_meets_the_sms_that_cuda_shows_but_for_a_step(met: int, become: Become) -> None:
-    become(mps())
+def test_a_kernel_meets_the_sms_that_cuda_shows_but_for_a_step(met: int) -> None:
     assert mps(driver=shows(32, met)).verify().units == 32
 
 
 @pytest.mark.parametrize("met", [132, 33, 29])
-def test_a_kernel_that_meets_more_or_far_fewer_is_no_proof(met: int, become: Become) -> None:
-    become(mps())
+def test_a_kernel_that_meets_more_or_far_fewer_is_no_proof(met: int) -> None:
     with pytest.raises(ShareUnavailable, match=f"CUDA shows 32 SMs, and a kernel ran on {met}"):
         mps(driver=shows(32, met)).verify()
 
 
-def test_a_neighbour_may_hide_an_sm_from_one_run(become: Become) -> None:
-    become(mps())
+def test_a_neighbour_may_hide_an_sm_from_one_run() -> None:
     assert mps(driver=lambda: SimulatedDriver(sms=32, met=[9, 32, 14])).verify().units == 32
 
 
-def test_another_gpu_is_refused(become: Become) -> None:
-    become(mps())
+def test_another_gpu_is_refused() -> None:
     with pytest.raises(ShareUnavailable, match="CUDA uses GPU-other, not GPU-74d43ed3"):
         mps(driver=shows(32, uuid="GPU-other")).verify()
 
@@ -255,10 +248,9 @@ def test_the_smaller_memory_limit_holds_and_is_proved(
     assert client.verify().memory_bytes == int(told[2:-1]) << 20
 
 
-def test_a_memory_limit_that_is_not_in_force_is_refused(become: Become) -> None:
-    become(mps(limit=8 * GIB))
+def test_a_memory_limit_that_is_not_in_force_is_refused() -> None:
     with pytest.raises(ShareUnavailable, match="memory limit of 8192 MiB is not in force, 144384 MiB"):
-        mps(driver=shows(32)).verify()
+        mps(driver=shows(32), limit=8 * GIB).verify()
 
 
 @pytest.mark.parametrize("text", ["8G", "1=8G", "0=8", "0=-1G"])
@@ -283,18 +275,24 @@ def test_a_partition_grants_what_the_daemon_lists_and_reserves_it(become: Become
     assert [partition.in_use for partition in MpsDaemon(pipe_dir).control.partitions()] == [True, False, False]
 
 
-@pytest.mark.parametrize(("shown", "met"), [(64, 64), (32, 34), (32, 31), (24, 24)])
-def test_a_partition_that_is_not_what_the_daemon_lists_is_refused(shown: int, met: int, become: Become) -> None:
-    pipe_dir = become(mps_sm())
-    tell(pipe_dir, f"stage connect {os.getpid()} {os.environ[PARTITION_VARIABLE]}")
-    with pytest.raises(ShareUnavailable, match=rf"\(with clients\), CUDA shows {shown}, a kernel ran on {met};"):
-        mps_sm(driver=shows(shown, met)).verify()
-
-
-def test_a_client_that_the_daemon_does_not_see_in_the_partition_is_refused(become: Become) -> None:
-    become(mps_sm())
-    with pytest.raises(ShareUnavailable, match=r"32 SMs \(without clients\)"):
-        mps_sm(driver=shows(32)).verify()
+@pytest.mark.parametrize(
+    ("shown", "met", "listed", "why"),
+    [
+        (64, 64, "32 Yes", "CUDA shows 64, a kernel ran on 64"),
+        (32, 34, "32 Yes", "CUDA shows 32, a kernel ran on 34"),
+        (32, 31, "32 Yes", "CUDA shows 32, a kernel ran on 31"),
+        (32, 32, "28 Yes", "its partition has 28 SMs"),
+        (32, 32, "32 No", r"32 SMs \(without clients\)"),
+    ],
+)
+def test_a_partition_is_refused_unless_daemon_cuda_and_kernel_agree(
+    shown: int, met: int, listed: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = mps_sm(driver=shows(shown, met))
+    monkeypatch.setenv(PARTITION_VARIABLE, f"{H200.uuid}/D/79e")
+    monkeypatch.setattr(client.daemon, "control", Scripted(f"GPU-74 11 4 100 32\nGPU-74 D/79e 4 {listed}"))
+    with pytest.raises(ShareUnavailable, match=f"'mps-sm:4' cannot be verified: .*{why}"):
+        client.verify()
 
 
 def test_without_a_partition_a_static_daemon_lets_nobody_in(become: Become, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.simulated_mps import H200, installed_program
 from tests.simulated_mps_control import tell
 from tests.worker_processes import alive
 from tuner_core.errors import ShareUnavailable
-from workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, Client, MpsFailed, MpsUnreachable
+from workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, Client, MpsControl, MpsFailed, MpsUnreachable
 from workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
 
 HOLD = """
@@ -202,6 +202,17 @@ def test_the_environment_names_the_daemon_to_join(monkeypatch: pytest.MonkeyPatc
     joined = mps_daemon(H200.uuid, static=True)
     assert not isinstance(joined, OwnMpsDaemon)
     assert joined.pipe_dir == Path("/run/mps")
+
+
+def test_a_daemon_that_hangs_is_an_error_and_not_an_absent_one(host: Host) -> None:
+    own = host.own()
+    own.hold()
+    tell(host.pipe_dir, "stage hang")
+    with pytest.raises(MpsFailed, match=r"no answer to 'get_server_list' within 0\.3 s") as failure:
+        MpsControl(host.pipe_dir, host.program, timeout_s=0.3).servers()
+    assert not isinstance(failure.value, MpsUnreachable)
+    tell(host.pipe_dir, "stage say")
+    own.release()
 
 
 def test_a_joined_daemon_must_answer_and_is_left_running(host: Host) -> None:
