@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulated_mps import SimulatedNvml, installed_program, open_simulated_driver
+from tests.simulated_mps import OneGpu, installed_program, open_simulated_driver
 from tuner_core.shares import Share
 from workers.confinement import Confinement, confinement_for
 from workers.confinement.mps import MpsConfinement
@@ -33,7 +33,7 @@ Machine = Callable[[], AbstractContextManager[dict[str, str]]]
 class Case:
     share: str
     refused: str
-    """a share of this mechanism that the machine cannot give"""
+    """a share of this mechanism that the machine cannot give; empty where there is only the one share"""
     unit: str
     reserved: bool
     machine: Machine
@@ -75,7 +75,7 @@ CASES = {
         "sm",
         reserved=False,
         machine=simulated_mps,
-        confinement=lambda share: MpsConfinement(share, nvml=SimulatedNvml, driver=open_simulated_driver),
+        confinement=lambda share: MpsConfinement(share, nvml=OneGpu, driver=open_simulated_driver),
     ),
     "mps-sm": Case(
         "mps-sm:4",
@@ -83,7 +83,7 @@ CASES = {
         "sm",
         reserved=True,
         machine=simulated_mps,
-        confinement=lambda share: MpsSmConfinement(share, nvml=SimulatedNvml, driver=open_simulated_driver),
+        confinement=lambda share: MpsSmConfinement(share, nvml=OneGpu, driver=open_simulated_driver),
     ),
 }
 

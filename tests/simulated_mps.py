@@ -57,7 +57,7 @@ def installed_program() -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class SimulatedNvml:
+class OneGpu:
     """NVML of a host with one GPU."""
 
     gpu: Gpu = H200

@@ -100,6 +100,8 @@ def test_a_process_that_was_never_confined_proves_nothing(machine: Machine) -> N
 
 
 def test_a_share_that_cannot_be_had_is_refused_by_name(machine: Machine) -> None:
+    if not machine.case.refused:
+        pytest.skip("there is only one share of this mechanism")
     with (
         pytest.raises(ShareUnavailable, match=f"share '{machine.case.refused}'"),
         machine.confined(machine.case.refused) as child,
