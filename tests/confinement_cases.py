@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,6 +21,7 @@ import pytest
 
 from tests.simulated_cuda import simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.simulated_mps import OneGpu, installed_program, open_simulated_driver
 from tests.simulated_nvml import SimulatedNvml
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import Share
@@ -26,6 +29,9 @@ from workers.confinement import Confinement, confinement_for
 from workers.confinement.full import FullConfinement
 from workers.confinement.green import GreenConfinement
 from workers.confinement.mig import MigConfinement
+from workers.confinement.mps import MpsConfinement
+from workers.confinement.mps_sm import MpsSmConfinement
+from workers.gpu.mps_control import PROGRAM
 from workers.gpu.nvml import NvidiaMl, open_nvml
 
 Machine = Callable[[], AbstractContextManager[dict[str, str]]]
@@ -70,6 +76,28 @@ def real_gpu(profile: str = "") -> Iterator[dict[str, str]]:
     yield {}
 
 
+@contextlib.contextmanager
+def simulated_mps() -> Iterator[dict[str, str]]:
+    usual = tempfile.gettempdir()
+    with installed_program() as folder:
+        tempfile.tempdir = str(folder)
+        try:
+            yield {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        finally:
+            tempfile.tempdir = usual
+
+
+@contextlib.contextmanager
+def real_mps(oldest_driver: int) -> Iterator[dict[str, str]]:
+    version = Path("/proc/driver/nvidia/version")
+    if not version.exists() or shutil.which(PROGRAM) is None:
+        pytest.skip(f"no NVIDIA GPU, or no {PROGRAM}")
+    found = re.search(r" (\d{3})\.\d+", version.read_text())
+    if found is None or int(found[1]) < oldest_driver:
+        pytest.skip(f"needs an NVIDIA driver {oldest_driver} or newer")
+    yield {}
+
+
 def mig_confinement(share: Share) -> MigConfinement:
     gpu = gpu_in_mig_mode("H200", ("3g", 4), ("1g", 0), ("1g", 1))
     claims = Path(os.environ[_CLAIMS])
@@ -88,6 +116,22 @@ def full_confinement(share: Share) -> FullConfinement:
 
 CASES = {
     "cpu": Case("cpu:1", "cpu:9999", "core", reserved=False, machine=this_machine),
+    "mps": Case(
+        "mps:25",
+        "mps:1",
+        "sm",
+        reserved=False,
+        machine=simulated_mps,
+        confinement=lambda share: MpsConfinement(share, nvml=OneGpu, driver=open_simulated_driver),
+    ),
+    "mps-sm": Case(
+        "mps-sm:4",
+        "mps-sm:16",
+        "sm",
+        reserved=True,
+        machine=simulated_mps,
+        confinement=lambda share: MpsSmConfinement(share, nvml=OneGpu, driver=open_simulated_driver),
+    ),
     "mig": Case(
         "mig:1g.18gb",
         "mig:2g.35gb",
@@ -108,6 +152,8 @@ CASES = {
 }
 
 GPU_CASES = {
+    "mps on a GPU": Case("mps:50", "mps:1", "sm", reserved=False, machine=lambda: real_mps(580)),
+    "mps-sm on a GPU": Case("mps-sm:2", "mps-sm:999", "sm", reserved=True, machine=lambda: real_mps(590)),
     "mig on a GPU": Case("mig:1g.10gb", "mig:1g.999gb", "sm", reserved=True, machine=lambda: real_gpu("1g.10gb")),
     "green on a GPU": Case("green:32", "green:999", "sm", reserved=False, machine=real_gpu),
 }

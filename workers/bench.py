@@ -67,10 +67,10 @@ class Bench:
 
     def __init__(self, share: Share, cores: Sequence[int], margin: float = DEFAULT_MARGIN) -> None:
         self._margin = margin
-        confinement = confinement_for(share, cores)
-        confinement.probe()
+        self._confinement = confinement_for(share, cores)
+        self._confinement.probe()
         units = ",".join(str(core) for core in cores)
-        self._child = Child("workers.children.measuring", [str(share), units], env=confinement.environment())
+        self._child = Child("workers.children.measuring", [str(share), units], env=self._confinement.environment())
         self._greeted = 0
         self._prepared: tuple[int, Batch | None] = (0, None)
         self.hello: dict[str, Any] = {}
@@ -84,6 +84,7 @@ class Bench:
 
     def stop(self) -> None:
         self._child.stop()
+        self._confinement.leave()
 
     def anchor(self) -> float:
         """Time of the anchor kernel over its first time in this child; 0 when it could not be timed."""

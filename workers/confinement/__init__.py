@@ -1,7 +1,8 @@
 """Confinement: how a process is held to a share, one file for each mechanism.
 
 Every mechanism does the same four things: `probe` (could this share be had here?), `enter` (in the child, before
-TVM is loaded), `verify` (from inside, once TVM's threads run: what was granted?), `leave`.
+TVM is loaded), `verify` (from inside, once TVM's threads run: what was granted?), `leave`. What a share needs outside
+the child, such as a daemon, is taken by the supervisor's `environment` and given back by its `leave`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from workers.confinement.cpu import CpuConfinement
 from workers.confinement.full import FullConfinement
 from workers.confinement.green import GreenConfinement
 from workers.confinement.mig import MigConfinement
+from workers.confinement.mps import MpsConfinement
+from workers.confinement.mps_sm import MpsSmConfinement
 from workers.confinement.none import NoConfinement
 
 
@@ -26,7 +29,10 @@ class Confinement(Protocol):
         ...
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that the confined process needs from its start."""
+        """Environment variables that the confined process needs from its start, after what they name has been set up.
+
+        Called by the supervisor, which holds the share from now until it calls `leave`.
+        """
         ...
 
     def enter(self) -> None:
@@ -38,18 +44,22 @@ class Confinement(Protocol):
         ...
 
     def leave(self) -> None:
-        """Give the share back."""
+        """Give the share back: the process that entered it, or the supervisor, once its process has ended."""
         ...
 
 
 def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:
     """The confinement for `share`; `units` names the cores of a CPU share, empty = the first that this process may use.
 
-    Raises ShareUnavailable for a mechanism that this build has no file for.
+    Raises ShareUnavailable for a mechanism that no file here is for.
     """
     match share.mechanism:
         case "cpu":
             return CpuConfinement(share, units)
+        case "mps":
+            return MpsConfinement(share)
+        case "mps-sm":
+            return MpsSmConfinement(share)
         case "mig":
             return MigConfinement(share)
         case "green":
@@ -58,9 +68,7 @@ def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:
             return FullConfinement(share)
         case "none":
             return NoConfinement(share)
-    raise ShareUnavailable(
-        f"share '{share}': this worker cannot confine by {share.mechanism}; ask for cpu:N, mig:PROFILE, green:SMS, full"
-    )
+    raise ShareUnavailable(f"share '{share}': nothing here confines by {share.mechanism}; see `fractune shares`")
 
 
 def stream_of(confinement: Confinement) -> int:

@@ -71,11 +71,6 @@ def test_cores_that_do_not_fit_the_share() -> None:
         CpuConfinement(Share.parse("cpu:1"), [ALLOWED[0], 9999]).probe()
 
 
-def test_a_mechanism_that_this_build_cannot_confine() -> None:
-    with pytest.raises(ShareUnavailable, match="cannot confine by mps"):
-        confinement_for(Share.parse("mps:25"))
-
-
 def test_a_cpu_is_never_measured_as_a_share_of_a_gpu() -> None:
     with pytest.raises(ShareUnavailable, match="share 'green:32': .*cannot measure on one yet"):
         open_child(["green:32", str(ALLOWED[0])])

@@ -1,0 +1,132 @@
+"""What stands in for a GPU under MPS: the simulated control program on PATH, and a simulated CUDA driver beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import simulated_mps_control
+from tests.simulated_mps_control import SMS, tell
+from workers.gpu.driver import DriverFailed
+from workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl
+from workers.gpu.nvml import Gpu
+
+MEMORY_BYTES = 141 << 30
+H200 = Gpu(
+    index=0,
+    uuid="GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65",
+    name="NVIDIA H200",
+    capability=(9, 0),
+    sms=SMS,
+    memory_bytes=MEMORY_BYTES,
+    driver="590.0",
+    cuda="13.1",
+    exclusive=False,
+    mig=False,
+    mig_pending=False,
+    mig_instances_at_most=0,
+)
+# SMs of an H200 by percentage, as a third party measured them.
+H200_SMS = dict.fromkeys(range(1, 8), 8)
+H200_SMS |= {8: 10, 9: 10, 10: 12, 11: 14, 12: 14, 13: 16, 14: 18, 15: 18, 20: 26, 25: 32, 40: 52, 46: 60, 50: 66}
+H200_SMS |= {100: 132}
+_ERRORS = {"807": "CUDA_ERROR_MPS_SERVER_NOT_READY", "915": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"}
+
+
+@contextlib.contextmanager
+def installed_program() -> Iterator[Path]:
+    """A short folder for a daemon, and below it `bin` with the program; no daemon survives it."""
+    with tempfile.TemporaryDirectory(prefix="mps-") as name:
+        folder = Path(name)
+        program = folder / "bin" / PROGRAM
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {simulated_mps_control.__file__} "$@"\n')
+        program.chmod(0o755)
+        try:
+            yield folder
+        finally:
+            for pid_file in folder.rglob(f"{PROGRAM}.pid"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class OneGpu:
+    """NVML of a host with one GPU."""
+
+    gpu: Gpu = H200
+
+    def gpus(self) -> list[Gpu]:
+        return [self.gpu]
+
+
+class Scripted(MpsControl):
+    """A control program that gives one answer to everything."""
+
+    def __init__(self, answer: str) -> None:
+        super().__init__(Path("/nowhere"))
+        self.answer = answer
+
+    def ask(self, command: str) -> str:  # noqa: ARG002  MpsControl's signature
+        return self.answer.strip()
+
+
+@dataclass
+class SimulatedDriver:
+    """A driver that found what its fields say."""
+
+    mps: bool = True
+    sms: int = SMS
+    met: list[int] = field(default_factory=list)
+    """SMs that a kernel meets in one run after the other; empty = those that are shown"""
+    memory: int = MEMORY_BYTES
+    uuid: str = H200.uuid
+
+    def is_mps_client(self) -> bool:
+        return self.mps
+
+    def sm_count(self) -> int:
+        return self.sms
+
+    def memory_bytes(self) -> int:
+        return self.memory
+
+    def count_sms(self, stream: int = 0) -> int:  # noqa: ARG002  the real driver's signature
+        return self.met.pop(0) if self.met else self.sms
+
+    def device_uuid(self) -> str:
+        return self.uuid
+
+
+def open_simulated_driver() -> SimulatedDriver:
+    """CUDA as it would start in this process: by its environment, and by what the daemon says.
+
+    Without a daemon it runs without MPS, on everything, and says nothing. Raises DriverFailed.
+    """
+    pipe_dir = Path(os.environ.get(PIPE_VARIABLE, "/nowhere"))
+    try:
+        number = tell(pipe_dir, f"stage connect {os.getpid()} {os.environ.get('CUDA_MPS_SM_PARTITION', '')}")
+    except OSError:
+        return SimulatedDriver(mps=False)
+    if number != "0":
+        raise DriverFailed(f"CUDA error {number} ({_ERRORS[number]}); start the worker again")
+    return SimulatedDriver(sms=_sms(pipe_dir), memory=_memory_bytes())
+
+
+def _sms(pipe_dir: Path) -> int:
+    if tell(pipe_dir, "stage mode") == "static":
+        named = os.environ["CUDA_MPS_SM_PARTITION"]
+        return next(found.sms for found in Scripted(tell(pipe_dir, "lspart")).partitions() if found.is_called(named))
+    own = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100"))
+    return H200_SMS[int(min(own, float(tell(pipe_dir, "get_default_active_thread_percentage"))))]
+
+
+def _memory_bytes() -> int:
+    limit = os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")
+    return int(limit.removeprefix("0=").removesuffix("M")) << 20 if limit else MEMORY_BYTES

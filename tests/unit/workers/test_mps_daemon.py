@@ -1,0 +1,375 @@
+"""MPS daemons: one of our own is shared, and ended by the last; a joined one is never changed. No GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.redis_process import wait_until
+from tests.simulated_mps import H200, installed_program
+from tests.simulated_mps_control import tell
+from tests.worker_processes import alive
+from tuner_core.errors import ShareUnavailable
+from workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, Client, MpsControl, MpsFailed, MpsUnreachable
+from workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
+
+HOLD = """
+import sys
+from pathlib import Path
+from workers.gpu.mps_daemon import OwnMpsDaemon
+uuid, folder, program, chunks = sys.argv[1:]
+daemon = OwnMpsDaemon(uuid, static=bool(int(chunks)), folder=Path(folder), program=program)
+daemon.hold()
+print(daemon.take_partition(int(chunks)) if int(chunks) else "held", flush=True)
+sys.stdin.read()
+daemon.release()
+"""
+
+
+class Host:
+    """A host with the simulated program, and a GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "d"
+        self.program = str(folder / "bin" / PROGRAM)
+        self.pipe_dir = self.folder / "pipe"
+
+    def own(self, *, static: bool = False) -> OwnMpsDaemon:
+        return OwnMpsDaemon(H200.uuid, static=static, folder=self.folder, program=self.program)
+
+    def joined(self) -> MpsDaemon:
+        return MpsDaemon(self.pipe_dir, self.program)
+
+    def worker(self, chunks: int = 0) -> subprocess.Popen[str]:
+        """Another process that holds the daemon until its standard input closes."""
+        arguments = [H200.uuid, str(self.folder), self.program, str(chunks)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", HOLD, *arguments], stdin=pipe, stdout=pipe, text=True)
+
+    def is_running(self) -> bool:
+        try:
+            tell(self.pipe_dir, "get_server_list")
+        except OSError:
+            return False
+        return True
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with installed_program() as folder:
+        yield Host(folder)
+
+
+@pytest.fixture
+def client() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that may be a client."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_probing_starts_nothing(host: Host) -> None:
+    host.own().probe()
+    assert not host.folder.exists()
+
+
+def test_it_runs_from_the_first_hold_to_the_last_release(host: Host) -> None:
+    first, second = host.own(), host.own()
+    first.hold()
+    first.hold()
+    second.hold()
+    first.release()
+    assert host.is_running()
+    second.release()
+    assert not host.is_running()
+    second.release()
+
+
+def test_it_can_be_held_again(host: Host) -> None:
+    for _ in range(2):
+        daemon = host.own()
+        daemon.hold()
+        assert daemon.control.servers() == []
+        daemon.release()
+
+
+def test_another_process_keeps_it_alive(host: Host) -> None:
+    other = host.worker()
+    assert answer(other) == "held"
+    daemon = host.own()
+    daemon.hold()
+    daemon.release()
+    assert host.is_running()
+    other.communicate("")
+    assert not host.is_running()
+
+
+def test_what_a_killed_worker_left_is_taken_over_and_ended(host: Host) -> None:
+    other = host.worker()
+    assert answer(other) == "held"
+    other.kill()
+    other.communicate()
+    assert host.is_running()
+    daemon = host.own()
+    daemon.hold()
+    daemon.release()
+    assert not host.is_running()
+
+
+def test_a_daemon_that_was_killed_is_started_anew(host: Host) -> None:
+    daemon = host.own()
+    daemon.hold()
+    pid = int((host.pipe_dir / f"{PROGRAM}.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+    again = host.own()
+    again.hold()
+    assert host.is_running()
+    daemon.release()
+    again.release()
+
+
+def test_limits_in_the_workers_environment_do_not_become_the_daemons(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
+    daemon = host.own()
+    daemon.hold()
+    assert tell(host.pipe_dir, "get_default_active_thread_percentage") == "100.0"
+    daemon.release()
+
+
+def test_one_daemon_has_one_mode_while_it_is_used(host: Host) -> None:
+    percentage, static = host.own(), host.own(static=True)
+    percentage.hold()
+    with pytest.raises(ShareUnavailable, match="serves mps shares, and cannot serve mps-sm"):
+        static.hold()
+    percentage.release()
+    static.hold()
+    with pytest.raises(ShareUnavailable, match="serves mps-sm shares, and cannot serve mps "):
+        percentage.hold()
+    static.release()
+
+
+def test_a_daemon_of_the_other_mode_that_nobody_uses_is_replaced(host: Host) -> None:
+    other = host.worker()
+    assert answer(other) == "held"
+    other.kill()
+    other.communicate()
+    static = host.own(static=True)
+    static.hold()
+    assert tell(host.pipe_dir, "stage mode") == "static"
+    static.release()
+
+
+def test_a_program_that_is_not_there_is_named(host: Host) -> None:
+    with pytest.raises(MpsFailed, match=r"no program /nowhere .* comes with the NVIDIA driver"):
+        OwnMpsDaemon(H200.uuid, folder=host.folder, program="/nowhere").probe()
+
+
+def test_a_folder_too_long_for_a_socket_is_refused_before_the_start(host: Host) -> None:
+    with pytest.raises(MpsFailed, match="107 are possible; set TMPDIR"):
+        OwnMpsDaemon(H200.uuid, folder=host.folder / ("x" * 80), program=host.program).hold()
+    assert not host.folder.exists()
+
+
+def test_a_daemon_that_does_not_start_names_its_logs(host: Host) -> None:
+    failing = host.folder.parent / "failing"
+    failing.write_text("#!/bin/sh\n[ $# = 0 ] && echo Cannot find MPS control daemon process\nexit 1\n")
+    failing.chmod(0o755)
+    with pytest.raises(MpsFailed, match=rf"did not start .*look into {host.folder}/log"):
+        OwnMpsDaemon(H200.uuid, folder=host.folder, program=str(failing)).hold()
+
+
+def test_the_environment_names_the_daemon_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PIPE_VARIABLE, raising=False)
+    own = mps_daemon(H200.uuid)
+    assert isinstance(own, OwnMpsDaemon)
+    assert own.pipe_dir == default_folder(H200.uuid) / "pipe"
+    monkeypatch.setenv(PIPE_VARIABLE, "/run/mps")
+    joined = mps_daemon(H200.uuid, static=True)
+    assert not isinstance(joined, OwnMpsDaemon)
+    assert joined.pipe_dir == Path("/run/mps")
+
+
+def test_a_daemon_that_hangs_is_an_error_and_not_an_absent_one(host: Host) -> None:
+    own = host.own()
+    own.hold()
+    tell(host.pipe_dir, "stage hang")
+    with pytest.raises(MpsFailed, match=r"no answer to 'get_server_list' within 0\.3 s") as failure:
+        MpsControl(host.pipe_dir, host.program, timeout_s=0.3).servers()
+    assert not isinstance(failure.value, MpsUnreachable)
+    tell(host.pipe_dir, "stage say")
+    own.release()
+
+
+def test_a_joined_daemon_must_answer_and_is_left_running(host: Host) -> None:
+    joined = host.joined()
+    with pytest.raises(MpsUnreachable, match="start one there, or unset"):
+        joined.hold()
+    own = host.own()
+    own.hold()
+    joined.hold()
+    joined.release()
+    assert host.is_running()
+    own.release()
+
+
+def test_without_a_server_a_client_may_come(host: Host) -> None:
+    own = host.own()
+    own.hold()
+    own.wait_until_active(0)
+    own.release()
+
+
+def test_after_a_fault_everybody_must_leave_before_anybody_may_come(
+    host: Host, client: subprocess.Popen[bytes]
+) -> None:
+    own = host.own()
+    own.hold()
+    tell(host.pipe_dir, f"stage connect {client.pid}")
+    tell(host.pipe_dir, f"stage connect {os.getpid()}")
+    own.wait_until_active(0)
+    tell(host.pipe_dir, "stage fault")
+    with pytest.raises(MpsFailed, match=rf"is FAULT after 0.2 s; .* still: {client.pid}, {os.getpid()}"):
+        own.wait_until_active(0.2)
+    tell(host.pipe_dir, f"stage leave {os.getpid()}")
+    with pytest.raises(MpsFailed, match=f"still: {client.pid}$"):
+        own.wait_until_active(0.2)
+    client.kill()
+    client.wait()
+    own.wait_until_active(5)
+    own.release()
+
+
+def test_a_client_is_ended_before_it_is_killed(host: Host, client: subprocess.Popen[bytes]) -> None:
+    own = host.own()
+    own.hold()
+    assert not own.end_client(client.pid)
+    tell(host.pipe_dir, f"stage connect {client.pid}")
+    assert own.end_client(client.pid)
+    assert alive(client.pid)
+    assert own.control.processes() == []
+    assert not own.end_client(client.pid)
+    own.release()
+
+
+def test_the_same_number_in_another_pid_namespace_is_another_process(
+    host: Host, client: subprocess.Popen[bytes]
+) -> None:
+    own = host.own()
+    own.hold()
+    tell(host.pipe_dir, f"stage connect {client.pid} none 4026539999")
+    assert not own.end_client(client.pid)
+    assert [found.pid for found in own.control.processes()] == [client.pid]
+    own.release()
+
+
+def test_a_daemon_in_another_pid_namespace_cannot_end_our_clients(
+    host: Host, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = host.own()
+    own.hold()
+    here = Path("/proc/self/ns/pid").stat().st_ino
+    beyond_every_pid = 1 << 23
+    monkeypatch.setattr(own.control, "processes", lambda: [Client(beyond_every_pid, 6472, here)])
+    with pytest.raises(MpsFailed, match=rf"client {client.pid} cannot be ended: .*--pid=host"):
+        own.end_client(client.pid)
+    own.release()
+
+
+def test_a_client_that_cannot_be_ended_is_not_passed_off_as_ended(
+    host: Host, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = host.own()
+    own.hold()
+    tell(host.pipe_dir, f"stage connect {client.pid}")
+    clients = own.control.processes()
+    tell(host.pipe_dir, "stage say CUDA_ERROR_UNKNOWN")
+    monkeypatch.setattr(own.control, "processes", lambda: clients)
+    with pytest.raises(MpsFailed, match="CUDA_ERROR_UNKNOWN"):
+        own.end_client(client.pid)
+    tell(host.pipe_dir, "stage say")
+    own.release()
+
+
+def test_each_worker_has_a_partition_of_its_own_until_none_is_left(host: Host, client: subprocess.Popen[bytes]) -> None:
+    workers = [host.own(static=True) for _ in range(4)]
+    first = workers[0].take_partition(4)
+    # The GPU has clients from now on: no partition can be made any more.
+    tell(host.pipe_dir, f"stage connect {client.pid} {first}")
+    names = {first, workers[1].take_partition(4), workers[2].take_partition(4)}
+    assert len(names) == 3
+    with pytest.raises(ShareUnavailable, match=r"'mps-sm:4' cannot be had now: .*while the GPU has no clients"):
+        workers[3].take_partition(4)
+    assert workers[2].take_partition(4) in names
+    freed = workers[2].take_partition(4)
+    workers[2].release()
+    assert workers[3].take_partition(4) == freed
+    for worker in workers:
+        worker.release()
+
+
+def test_before_the_first_client_unused_partitions_make_room_for_another_size(host: Host) -> None:
+    small, large, too_large = (host.own(static=True) for _ in range(3))
+    small.take_partition(4)
+    large.take_partition(8)
+    assert sorted(partition.chunks for partition in small.control.partitions()) == [4, 8]
+    with pytest.raises(ShareUnavailable, match="'mps-sm:12'"):
+        too_large.take_partition(12)
+    for daemon in (too_large, large, small):
+        daemon.release()
+
+
+def test_the_partition_of_a_killed_worker_is_free_once_its_client_is_gone(
+    host: Host, client: subprocess.Popen[bytes]
+) -> None:
+    own = host.own(static=True)
+    own.hold()
+    other = host.worker(chunks=15)
+    taken = answer(other)
+    tell(host.pipe_dir, f"stage connect {client.pid} {taken}")
+    other.kill()
+    other.communicate()
+    with pytest.raises(ShareUnavailable, match="'mps-sm:15'"):
+        own.take_partition(15)
+    client.kill()
+    client.wait()
+    assert own.take_partition(15) == taken
+    own.release()
+
+
+def test_a_partition_with_clients_is_not_removed_although_the_program_says_nothing_bad(
+    host: Host, client: subprocess.Popen[bytes]
+) -> None:
+    own = host.own(static=True)
+    partition = own.take_partition(4)
+    tell(host.pipe_dir, f"stage connect {client.pid} {partition}")
+    with pytest.raises(MpsFailed, match="in use"):
+        own.control.remove_partition(partition)
+    own.release()
+
+
+def test_a_joined_daemons_partition_is_named_by_the_environment(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = host.own(static=True)
+    partition = own.take_partition(4)
+    joined = host.joined()
+    with pytest.raises(ShareUnavailable, match="='' is no partition"):
+        joined.take_partition(4)
+    monkeypatch.setenv("CUDA_MPS_SM_PARTITION", partition)
+    assert joined.take_partition(4) == partition
+    with pytest.raises(ShareUnavailable, match="ask for mps-sm:4"):
+        joined.take_partition(8)
+    own.release()
