@@ -201,7 +201,7 @@ class SharedFate:
     def _end_failed(self, artifacts: tuple[str, ...], error: FractuneError) -> NoReturn:
         """End the flight, and the process too: errors stick to it. Raises what the failure means."""
         status = Status.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Status.CRASHED
-        guilt = Guilt(status.value, f"{error}; it was alone on the device")
+        guilt = Guilt(status.value, str(error))
         spreads = _may_spread(error) or not self._is_active()
         with self._guard:
             landing = self._device.change(lambda epoch: epoch.fail(self._member, guilt, spreads=spreads))
@@ -299,4 +299,4 @@ class _Patience:
 def _quarantined(guilt: Guilt | None) -> Quarantined:
     if guilt is None:
         return Quarantined("it is known to take the device down")
-    return Quarantined(guilt.cause, Status(guilt.status))
+    return Quarantined(f"{guilt.cause}; it was alone on the device", Status(guilt.status))

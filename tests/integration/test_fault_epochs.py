@@ -31,7 +31,7 @@ from tuner_core.signing import sign
 from tuner_core.wire import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from tuner_server.fleet import live_workers
 from tuner_server.queues import WorkQueues
-from tuner_server.reaper import Reaper
+from tuner_server.reaper import ATTEMPTS, Reaper
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -48,11 +48,11 @@ _MAIN = """
 import sys
 from pathlib import Path
 from tests.poison import PoisonConfinement
-from workers import bench, gate
+from workers import bench, fate, gate
 from workers.main import WorkerOptions, run_worker
 bench.confinement_for, bench._CHILD, bench._TRIAL_TIMEOUT_S = PoisonConfinement, "tests.poison_child", 1.0
 gate.QUIET_BELOW_CORES = 0
-name, url, folder, core = sys.argv[1:]
+name, url, folder, core, fate._REOPEN_TIMEOUT_S = *sys.argv[1:-1], float(sys.argv[-1])
 run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", [int(core)], Path(folder), name))
 """
 
@@ -70,10 +70,11 @@ class Measurers:
         self._reaper = Reaper(self.redis, self.queues, self.given_up.append)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def arrive(self) -> str:
-        name = f"measurer-{len(self.processes)}"
+    def arrive(self, patience_s: float = 60.0) -> str:
+        core = str(len(self.processes))
+        name = f"measurer-{core}"
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, name, self.url, str(self.folder / "gate"), str(len(self.processes))],
+            [sys.executable, "-c", _MAIN, name, self.url, str(self.folder / "gate"), core, str(patience_s)],
             env={**os.environ, FOLDER: str(self.device.folder)},
         )
         return name
@@ -182,7 +183,7 @@ def test_a_stopped_worker_leaves_no_flight_behind(measurers: Measurers) -> None:
     kernels = {f"{number:032x}": {"id": f"{number}", "do": "good", "secs": 0.2} for number in range(8)}
     for name, kernel in kernels.items():
         measurers.ask({name: kernel})
-    wait_until(lambda: measurers.records())
+    wait_until(measurers.records)
     measurers.processes[first].send_signal(signal.SIGTERM)
     assert measurers.processes[first].wait(30) == 0
     (state,) = (measurers.folder / "gate").glob("device-*/epoch.json")
@@ -191,3 +192,25 @@ def test_a_stopped_worker_leaves_no_flight_behind(measurers: Measurers) -> None:
     measurers.arrive()
     wait_until(lambda: len(measurers.records()) == 8, 60)
     assert {record.status for record in measurers.records()} == {Status.OK}
+
+
+def test_work_of_a_device_that_stays_down_is_handed_back_and_blames_nobody(measurers: Measurers) -> None:
+    measurers.device.broken.touch()
+    kernel = {"id": "0", "do": "good", "secs": 0.0}
+    for _ in range(ATTEMPTS + 1):
+        measurers.device.broken.unlink()
+        name = measurers.arrive(patience_s=0.3)
+        measurers.wait_for(name)
+        measurers.device.broken.touch()
+        measurers.device.poisoned.touch()
+        if not measurers.records() and measurers.queues.idle():
+            measurers.ask({"0" * 32: kernel})
+        assert measurers.processes[name].wait(30) == 4
+        measurers.redis.delete(worker_key(name))  # as it expires
+        measurers.sweep()
+    assert measurers.given_up == []
+    measurers.device.broken.unlink()
+    measurers.arrive()
+    wait_until(measurers.records, 60)
+    (record,) = measurers.records()
+    assert record.status is Status.OK

@@ -266,7 +266,7 @@ EVENTS = st.sampled_from(["step"] * 12 + ["arrive", "die", "die_harmfully"])
 NATURES = st.lists(st.sampled_from([*Nature, Nature.GOOD, Nature.GOOD]), min_size=1, max_size=10)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(NATURES, st.integers(1, 4), st.lists(st.tuples(EVENTS, st.integers(0, 7)), max_size=120))
 def test_every_candidate_ends_measured_or_quarantined_once_and_nobody_is_blamed_for_another(
     natures: list[Nature], workers: int, schedule: list[tuple[str, int]]

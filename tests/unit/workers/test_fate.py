@@ -46,6 +46,17 @@ class Benches:
         lane = self.lanes[number]
         return lane.owner.submit(lambda: lane._bench.final(batch(**kernels), "untuned")).result()
 
+    def suspect(self, **kernels: str) -> None:
+        """As if they had failed beside others."""
+        artifacts = tuple(bench_module._named(code) for code in batch(**kernels).codes.values())
+
+        def fail(epoch: Epoch) -> tuple[Epoch, None]:
+            flying, _ = epoch.take_off("somebody", artifacts)
+            failed, _ = flying.fail("somebody", Guilt("crashed", "beside others"), spreads=False)
+            return failed.leave("somebody"), None
+
+        self.shared.change(fail)
+
     def runs(self, identity: str) -> int:
         return self.device.notes("runs").count(identity)
 
@@ -148,16 +159,19 @@ def test_what_ends_well_and_leaves_the_device_down_is_found_out_when_it_is_alone
     assert benches.trials(0, sneak="sneak")()["sneak"].status is Status.OK
     assert benches.trials(1, victim="good")()["victim"].status is Status.OK
     # As a suspect it does not.
-    benches.shared.change(lambda epoch: (epoch_with_suspect(epoch, batch(sneak="sneak")), None))
+    benches.suspect(sneak="sneak")
     outcome = benches.trials(0, sneak="sneak")()["sneak"]
     assert outcome.status is Status.CRASHED
     assert "left the device unusable" in outcome.cause
 
 
-def epoch_with_suspect(epoch: Epoch, of: Batch) -> Epoch:
-    artifacts = tuple(bench_module._named(code) for code in of.codes.values())
-    flying, _ = epoch.take_off("somebody", artifacts)
-    return flying.fail("somebody", Guilt("crashed", "beside others"), spreads=False)[0].leave("somebody")
+def test_waiting_for_a_turn_does_not_count_as_the_calls_time(benches: Benches) -> None:
+    benches.suspect(slow="good 0.8")
+    slow = benches.trials(1, slow="good 0.8")
+    wait_until(lambda: benches.runs("slow") == 1)
+    assert benches.trials(0, late="good 0.5")()["late"].status is Status.OK
+    assert slow()["slow"].status is Status.OK
+    assert (benches.runs("late"), benches.shared.look().suspects) == (1, ())
 
 
 def test_of_a_contest_that_fails_only_the_guilty_is_blamed(benches: Benches) -> None:
@@ -199,9 +213,11 @@ def test_a_device_that_does_not_come_back_is_told_of(benches: Benches, monkeypat
 
 def test_a_member_that_dies_in_flight_holds_nobody_up(benches: Benches, tmp_path: Path) -> None:
     held = benches.shared.join()
-    benches.shared.change(lambda epoch: epoch.take_off(held.name, ("of the dead",), alone=True))
+    benches.suspect(innocent="good")
+    benches.shared.change(lambda epoch: epoch.take_off(held.name, ("of the dead",)))
     waiting = benches.trials(0, innocent="good")
-    wait_until(lambda: benches.lanes[0].owner is not None and not benches.runs("innocent"))
+    wait_until(lambda: benches.shared.look().waiting)
+    assert not benches.runs("innocent")
     held.end()
     assert waiting()["innocent"].status is Status.OK
     epoch = benches.shared.look()
