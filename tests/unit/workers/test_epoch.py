@@ -203,14 +203,14 @@ class World:
 
     def ask(self, worker: Worker) -> None:
         epoch, step = self.epoch.take_off(worker.name, (worker.candidate,), alone=worker.alone)
+        assert step is not Step.GO or worker.candidate not in self.epoch.suspects
         self.change(epoch)
         if step is Step.REFUSED:
             self.settle(worker, self.quarantined)
         elif step is Step.LEAVE:
             self.change(self.epoch.leave(worker.name))
         elif step is Step.REOPEN:
-            self.down = False
-            self.change(self.epoch.reopen(self.epoch.number))
+            self.reopen()
         elif step in {Step.GO, Step.GO_ALONE}:
             worker.in_flight, worker.ran = True, False
             if step is Step.GO_ALONE and self.down:  # it looks before it starts
@@ -245,6 +245,11 @@ class World:
         verdict.append(worker.candidate)
         worker.candidate, worker.alone = "", False
 
+    def reopen(self) -> None:
+        """By somebody who looked at the device a while ago."""
+        self.down = self.down and not self.epoch.is_deserted
+        self.change(self.epoch.reopen(self.epoch.number))
+
     def change(self, epoch: Epoch) -> None:
         """As it goes through the file; and what must hold of every epoch."""
         assert Epoch.from_json(json.loads(json.dumps(epoch.to_json()))) == epoch
@@ -262,7 +267,7 @@ class World:
         return not self.queue and not any(worker.candidate for worker in self.workers)
 
 
-EVENTS = st.sampled_from(["step"] * 12 + ["arrive", "die", "die_harmfully"])
+EVENTS = st.sampled_from(["step"] * 12 + ["arrive", "die", "die_harmfully", "reopen"])
 NATURES = st.lists(st.sampled_from([*Nature, Nature.GOOD, Nature.GOOD]), min_size=1, max_size=10)
 
 
@@ -278,6 +283,8 @@ def test_every_candidate_ends_measured_or_quarantined_once_and_nobody_is_blamed_
     for event, number in schedule:
         if event == "arrive" or not world.workers:
             world.arrive()
+        elif event == "reopen":
+            world.reopen()
         elif event == "step":
             world.step(world.workers[number % len(world.workers)])
         else:
