@@ -134,10 +134,12 @@ class Bench:
         names = sorted(batch.codes, key=lambda name: name != untuned)
         right: dict[str, float] = {}
         failed: dict[str, Outcome] = {}
+        if untuned not in batch.codes:
+            return _without_reference(names)
         while True:
             self._check_all(batch, names, right, failed)
-            if untuned not in right:
-                return _without_reference(batch.codes)
+            if untuned in failed:
+                return _without_reference(names) | failed
             timed = self._time_in_turn(batch, right)
             if timed is not None:
                 return timed | failed

@@ -192,6 +192,15 @@ def test_a_contestant_that_crashes_in_its_check_leaves_the_others_a_contest(benc
     assert benches.device.notes("contests") == ["first last untuned"]
 
 
+def test_without_the_untuned_default_there_is_no_final(benches: Benches) -> None:
+    outcomes = benches.final(0, untuned="crash", other="good")
+    assert (outcomes["untuned"].status, outcomes["other"].status) == (Status.CRASHED, Status.RUN_FAILED)
+    assert "nothing to compare with" in outcomes["other"].cause
+    assert "SIGSEGV" in outcomes["untuned"].cause
+    assert benches.final(0, other="good")["other"].status is Status.RUN_FAILED
+    assert benches.final(0) == {}
+
+
 def test_a_neighbours_fault_in_the_middle_of_a_final_changes_nothing_but_time(benches: Benches) -> None:
     lane = benches.lanes[0]
     final = lane.owner.submit(
