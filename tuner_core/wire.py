@@ -43,6 +43,11 @@ def done_key(work_id: str) -> str:
     return f"{PREFIX}done:{work_id}"
 
 
+def handed_back_key(work_id: str) -> str:
+    """There when a worker has ended for its own reasons with this work in its hands: no death to hold against it."""
+    return f"{PREFIX}handed-back:{work_id}"
+
+
 def blob_key(name: str) -> str:
     return f"{PREFIX}blob:{name}"
 

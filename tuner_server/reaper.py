@@ -12,7 +12,7 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
-from tuner_core.wire import Work, cancel_key
+from tuner_core.wire import Work, cancel_key, handed_back_key
 from tuner_server.fleet import Fleet
 from tuner_server.queues import WorkQueues, fetch, work_of
 
@@ -100,7 +100,8 @@ class Reaper:
         if self._redis.exists(cancel_key(work["job"])):
             job.delete()
             return
-        deaths = job.meta.get(_DEATHS, 0) + 1
+        handed_back = bool(self._redis.delete(handed_back_key(work["work_id"])))
+        deaths = job.meta.get(_DEATHS, 0) + (0 if handed_back else 1)
         if deaths >= ATTEMPTS:
             _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, deaths, reason)
             self._give_up(work)

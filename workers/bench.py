@@ -7,10 +7,13 @@ checks every contestant's output against the untuned default's, then times all t
 from __future__ import annotations
 
 import base64
+import hashlib
+import logging
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,10 @@ from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status,
 from tuner_core.shares import Share
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.confinement import confinement_for
+from workers.fate import Quarantined, Setup, fate_of
+from workers.gate import default_gate_dir
 
+_CHILD = "workers.children.measuring"
 _HELLO_TIMEOUT_S = 60.0
 _LOAD_TIMEOUT_S = 30.0
 _TRIAL_TIMEOUT_S = 30.0
@@ -32,7 +38,9 @@ _TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e
 """Largest difference to the untuned output, relative to its largest value, by type: a schedule may add up in
 another order. Other types must agree exactly."""
 _RUNGS = (FIRST_POLICY, TRIAL_POLICY)
-_CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout)
+_CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout, Quarantined)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,34 +71,46 @@ class Batch:
 
 
 class Bench:
-    """One share of this machine. A child that dies is replaced, and its share verified anew."""
+    """One share of this machine. A child that dies is replaced, and its share verified anew.
 
-    def __init__(self, share: Share, cores: Sequence[int], margin: float = DEFAULT_MARGIN) -> None:
+    Whatever touches the child is a flight of `workers.fate`, so that benches whose shares fall together keep to its
+    rules. They find each other in `meeting_place`, a folder; None = where the gate of this user's workers is.
+    """
+
+    def __init__(
+        self, share: Share, cores: Sequence[int], margin: float = DEFAULT_MARGIN, meeting_place: Path | None = None
+    ) -> None:
         self._margin = margin
         self._confinement = confinement_for(share, cores)
         self._confinement.probe()
         units = ",".join(str(core) for core in cores)
-        self._child = Child("workers.children.measuring", [str(share), units], env=self._confinement.environment())
+        self._child = Child(
+            _CHILD,
+            [str(share), units],
+            env=self._confinement.environment(),
+            before_kill=self._confinement.before_kill,
+        )
+        self._fate = fate_of(self._child, self._confinement, meeting_place or default_gate_dir())
         self._greeted = 0
         self._prepared: tuple[int, Batch | None] = (0, None)
+        self._checked: set[str] = set()
+        """contestants of the prepared batch that the present child holds, compared with the first of them"""
         self.hello: dict[str, Any] = {}
         """what the child said of its device, granted share, target and versions (`MeasurerChild.hello`)"""
 
     def greet(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
-        if self._child.ensure() != self._greeted:
-            self.hello = self._child.call("hello", _HELLO_TIMEOUT_S)
-            self._greeted = self._child.generation
+        self._fate.get_ready(self._setup())
 
     def stop(self) -> None:
-        self._child.stop()
+        self._fate.stop()
         self._confinement.leave()
 
     def anchor(self) -> float:
         """Time of the anchor kernel over its first time in this child; 0 when it could not be timed."""
+        run = partial(self._child.call, "anchor", _TRIAL_TIMEOUT_S)
         try:
-            self.greet()
-            return float(self._child.call("anchor", _TRIAL_TIMEOUT_S))
+            return float(self._fate.fly((), self._setup(), run))
         except _CHILD_ERRORS:
             return 0.0
 
@@ -111,83 +131,149 @@ class Bench:
         return {name: self._race(batch, name, [policy], math.inf) for name in batch.codes}
 
     def final(self, batch: Batch, untuned: str) -> dict[str, Outcome]:
-        """Check every contestant's output against that of `untuned`, then time those that were right in turn."""
-        outcomes: dict[str, Outcome] = {}
+        """Check every contestant's output against that of `untuned`, then time those that were right in turn.
+
+        All must be in one child: whenever that is another one, those that were right are checked in it again.
+        """
+        names = sorted(batch.codes, key=lambda name: name != untuned)
         right: dict[str, float] = {}
-        for name in sorted(batch.codes, key=lambda name: name != untuned):
-            try:
-                error = self._check(batch, name, right)
-            except _CHILD_ERRORS as failure:
-                outcomes[name] = _failure(failure)
-            else:
-                if error > _tolerance(batch):
-                    outcomes[name] = _wrong(error, _tolerance(batch))
-                else:
-                    right[name] = error
-            if untuned not in right:
-                return _without_reference(batch.codes)
-        return outcomes | self._time_in_turn(batch, right)
+        failed: dict[str, Outcome] = {}
+        if untuned not in batch.codes:
+            return _without_reference(names)
+        while True:
+            self._check_all(batch, names, right, failed)
+            if untuned in failed:
+                return _without_reference(names) | failed
+            timed = self._time_in_turn(batch, right)
+            if timed is not None:
+                return timed | failed
 
     def time_model(self, path: Path) -> dict[str, Any]:
         """Time every variant of the bundle at `path`: `run_secs` and `max_error` by variant."""
-        self.greet()
-        timed: dict[str, Any] = self._child.call("time_model", _MODEL_TIMEOUT_S, path=str(path), repeats=_MODEL_REPEATS)
+        run = partial(self._child.call, "time_model", _MODEL_TIMEOUT_S, path=str(path), repeats=_MODEL_REPEATS)
+        timed: dict[str, Any] = self._fate.fly([_named(path.read_bytes())], self._setup(), run, alone=True)
         return timed
 
     def _race(self, batch: Batch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
+        code = batch.codes[name]
+        text, policies = base64.b64encode(code).decode(), [policy.to_json() for policy in rungs]
+        run = partial(self._child.call, "race", _TRIAL_TIMEOUT_S, code=text, policies=policies, bar_s=bar_s)
         try:
-            self._prepare(batch)
-            code = base64.b64encode(batch.codes[name]).decode()
-            policies = [policy.to_json() for policy in rungs]
-            answer = self._child.call("race", _TRIAL_TIMEOUT_S, code=code, policies=policies, bar_s=bar_s)
+            answer = self._fate.fly([_named(code)], self._setup(batch), run)
         except _CHILD_ERRORS as error:
             return _failure(error)
         return Outcome(Status.OK, run_secs=tuple(answer["run_secs"]), policy=TimingPolicy.from_json(answer["policy"]))
 
-    def _prepare(self, batch: Batch) -> None:
-        """Make sure that the arguments of the present child are those of this batch."""
-        self.greet()
-        if self._prepared != (self._child.generation, batch):
+    def _setup(self, batch: Batch | None = None) -> Setup:
+        """What the present child must know: that its share is verified, and the arguments of `batch`."""
+        return Setup(partial(self._is_prepared, batch), partial(self._prepare, batch))
+
+    def _is_prepared(self, batch: Batch | None) -> bool:
+        present = self._child.generation
+        if self._child.pid is None or self._greeted != present:
+            return False
+        return batch is None or self._prepared == (present, batch)
+
+    def _prepare(self, batch: Batch | None) -> None:
+        if self._child.ensure() != self._greeted:
+            self.hello = self._child.call("hello", _HELLO_TIMEOUT_S)
+            self._greeted = self._child.generation
+        if batch is not None and not self._is_prepared(batch):
             self._child.call("begin", _LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
-            self._prepared = (self._child.generation, batch)
+            self._prepared, self._checked = (self._child.generation, batch), set()
+
+    def _held(self, batch: Batch) -> set[str]:
+        return self._checked if self._is_prepared(batch) else set()
 
     def _load(self, batch: Batch, name: str) -> None:
         """Load a kernel into the present child."""
-        self._prepare(batch)
         code = base64.b64encode(batch.codes[name]).decode()
         self._child.call("load", _LOAD_TIMEOUT_S, name=name, code=code)
 
-    def _check(self, batch: Batch, name: str, right: Iterable[str]) -> float:
-        """The contestant's difference to the first one checked, relative."""
-        self._bring_back(batch, right)
-        self._load(batch, name)
-        return float(self._child.call("check", _CHECK_TIMEOUT_S, name=name))
+    def _check_all(
+        self, batch: Batch, names: Sequence[str], right: dict[str, float], failed: dict[str, Outcome]
+    ) -> None:
+        """Check contestants, the reference first, until the present child holds all that are `right` (with their
+        differences) and the others have `failed`; or until the reference itself has failed.
+        """
+        reference, tried = names[0], set[str]()
+        while missing := [name for name in names if name not in failed and name not in self._held(batch)]:
+            name = missing[0]
+            right.pop(name, None)
+            try:
+                error = self._check(batch, name, reference, alone=name in tried)
+            except _CHILD_ERRORS as failure:
+                failed[name] = _failure(failure)
+            else:
+                if error is None:
+                    tried.add(name)
+                elif error > _tolerance(batch):
+                    failed[name] = _wrong(error, _tolerance(batch))
+                else:
+                    right[name] = error
+            if reference in failed:
+                return
 
-    def _bring_back(self, batch: Batch, right: Iterable[str]) -> None:
-        """After a contestant killed the child: load those that were right again, the reference first."""
-        self.greet()
-        if self._prepared == (self._child.generation, batch):
-            return
-        for name in right:
+    def _check(self, batch: Batch, name: str, reference: str, *, alone: bool) -> float | None:
+        """The contestant's difference to `reference`, relative; None when it ran in a child that does not hold that."""
+
+        def run() -> float | None:
+            is_comparable = name == reference or reference in self._held(batch)
             self._load(batch, name)
-            self._child.call("check", _CHECK_TIMEOUT_S, name=name)
+            error = float(self._child.call("check", _CHECK_TIMEOUT_S, name=name))
+            return error if is_comparable else None
 
-    def _time_in_turn(self, batch: Batch, right: dict[str, float]) -> dict[str, Outcome]:
-        names = list(right)
+        error = self._fate.fly([_named(batch.codes[name])], self._setup(batch), run, alone=alone)
+        if error is None:
+            self._prepared = (0, None)  # it was compared with itself: the child has to begin again
+        else:
+            self._checked.add(name)
+        return error
+
+    def _time_in_turn(self, batch: Batch, right: Mapping[str, float]) -> dict[str, Outcome] | None:
+        """Time those that were right; None when the child does not hold them any more.
+
+        When it fails, each is timed by itself: one of them has spoilt it for the others, and only that tells which.
+        """
+
+        def run() -> dict[str, Any] | None:
+            return self._contest(list(right)) if self._held(batch) >= set(right) else None
+
+        artifacts = [_named(batch.codes[name]) for name in right]
         try:
-            self._bring_back(batch, right)
-            answer = self._child.call("contest", _CONTEST_TIMEOUT_S, names=names, policy=FINAL_POLICY.to_json())
+            answer = self._fate.fly(artifacts, self._setup(batch), run, alone=True)
         except _CHILD_ERRORS as error:
-            return dict.fromkeys(names, _failure(error))
-        return {
-            name: Outcome(
-                Status.OK,
-                run_secs=tuple(answer["run_secs"][name]),
-                policy=TimingPolicy.from_json(answer["policy"][name]),
-                max_error=error,
-            )
-            for name, error in right.items()
-        }
+            _log.warning("a contest of %d failed, each is timed by itself: %s", len(right), error)
+            return {name: self._time_by_itself(batch, name, right[name]) for name in right}
+        return None if answer is None else {name: _timed(answer, name, error) for name, error in right.items()}
+
+    def _time_by_itself(self, batch: Batch, name: str, max_error: float) -> Outcome:
+        def run() -> dict[str, Any]:
+            self._load(batch, name)
+            return self._contest([name])
+
+        try:
+            answer = self._fate.fly([_named(batch.codes[name])], self._setup(batch), run, alone=True)
+        except _CHILD_ERRORS as error:
+            return _failure(error)
+        return _timed(answer, name, max_error)
+
+    def _contest(self, names: Sequence[str]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._child.call(
+            "contest", _CONTEST_TIMEOUT_S, names=names, policy=FINAL_POLICY.to_json()
+        )
+        return answer
+
+
+def _named(code: bytes) -> str:
+    """The name of an artifact: whoever runs the same bytes shares its verdict."""
+    return hashlib.sha256(code).hexdigest()[:32]
+
+
+def _timed(answer: Mapping[str, Any], name: str, max_error: float) -> Outcome:
+    """A contestant's part of what a contest answered."""
+    policy = TimingPolicy.from_json(answer["policy"][name])
+    return Outcome(Status.OK, run_secs=tuple(answer["run_secs"][name]), policy=policy, max_error=max_error)
 
 
 def _tolerance(batch: Batch) -> float:
@@ -196,6 +282,8 @@ def _tolerance(batch: Batch) -> float:
 
 
 def _failure(error: FractuneError) -> Outcome:
+    if isinstance(error, Quarantined):
+        return Outcome(error.status, str(error))
     status = {ChildTimeout: Status.RUN_TIMEOUT, ChildDied: Status.CRASHED}.get(type(error), Status.RUN_FAILED)
     return Outcome(status, str(error))
 

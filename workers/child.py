@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.01
 
+_log = logging.getLogger(__name__)
+
 
 class ChildDied(FractuneError):
     """The child process ended in the middle of a call; the message says how."""
@@ -31,6 +34,11 @@ class ChildDied(FractuneError):
 
 class ChildTimeout(FractuneError):
     """A call took longer than its deadline; the child was killed."""
+
+    def __init__(self, message: str, *, released: bool = True) -> None:
+        super().__init__(message)
+        self.released = released
+        """whether whatever the child had in use was taken from it before it was killed"""
 
 
 class CallFailed(FractuneError):
@@ -45,19 +53,30 @@ class GivesWay(Protocol):
     def step_aside(self) -> None: ...
 
 
+def _release_nothing(_pid: int) -> bool:
+    return True
+
+
 class Child:
     """A supervised process that serves the methods of the module `module`, opened with `args`.
 
-    Not thread-safe: one supervisor thread owns it, and that thread must live as long as the child, because the
-    child dies with the thread that started it.
+    Not thread-safe but for `interrupt`: one supervisor thread owns it, and that thread must live as long as the
+    child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
+    living child before it is killed, and says whether the kill can harm nobody else.
     """
 
     def __init__(
-        self, module: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None, recycle_calls: int = 0
+        self,
+        module: str,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        recycle_calls: int = 0,
+        before_kill: Callable[[int], bool] = _release_nothing,
     ) -> None:
         self._args = [module, *args]
         self._env = dict(env or {})
         self._recycle_calls = recycle_calls
+        self._before_kill = before_kill
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._calls = 0
@@ -91,8 +110,7 @@ class Child:
         try:
             self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
             if not self._answers(self._link, timeout_s):
-                self.kill()
-                raise ChildTimeout(f"no answer within {timeout_s:g} s")
+                raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
             answer = json.loads(self._link.recv_bytes())
         except (EOFError, OSError) as error:
             raise ChildDied(self._how_it_died()) from error
@@ -136,13 +154,29 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGCONT)
         return time.monotonic() - start
 
-    def kill(self) -> None:
-        """End the process and everything it started, at once."""
+    def kill(self) -> bool:
+        """End the process and everything it started, at once. False = it may have left something in disorder."""
+        released = self.interrupt()
+        if self._process is not None:
+            self._process.wait()
+        self._drop_link()
+        return released
+
+    def interrupt(self) -> bool:
+        """Kill the process and everything it started; a call that is under way in another thread raises ChildDied."""
+        released = self._release()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._drop_link()
+        return released
+
+    def _release(self) -> bool:
+        pid = self.pid
+        try:
+            return pid is None or self._before_kill(pid)
+        except FractuneError as error:  # the kill must come all the same
+            _log.warning("child %s is killed without having been released: %s", pid, error)
+            return False
 
     def stop(self) -> None:
         """Close the connection, upon which the child ends by itself; kill it if it does not."""
@@ -168,8 +202,8 @@ class Child:
         self._calls = 0
         self.generation += 1
         if not self._answers(self._link, _START_TIMEOUT_S):
-            self.kill()
-            raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s")
+            released = self.kill()
+            raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=released)
         try:
             ready = json.loads(self._link.recv_bytes())
         except (EOFError, OSError) as error:

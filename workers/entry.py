@@ -36,6 +36,7 @@ def handle(work: Work) -> None:
         _end(RedisGone(f"Redis went away ({error})"))
     except FractuneError as error:
         if error.exit_code == 4:
+            station.hand_back(work)
             _end(error)
         _report(station, work, error)
     except Exception as error:  # noqa: BLE001  whatever it is, the server must hear of it

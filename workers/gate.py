@@ -31,7 +31,8 @@ class Gate:
 
     def __init__(self, directory: Path, host_cores: int | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
+        self.directory = directory
+        """where all fractune workers of this host meet"""
         self._host_cores = host_cores or os.cpu_count() or 1
         # Process ids are no names here: containers that share the folder all have a process 1.
         self._mark = f"measuring-{uuid.uuid4().hex}"
@@ -53,7 +54,7 @@ class Gate:
         with contextlib.ExitStack() as held:
             self.take(held, owned, fcntl.LOCK_EX)
             held.enter_context(self._lock(self._mark, fcntl.LOCK_EX))
-            held.callback((self._directory / self._mark).unlink)
+            held.callback((self.directory / self._mark).unlink)
             yield self._neighbours()
 
     def is_measurement_waiting(self) -> bool:
@@ -69,11 +70,11 @@ class Gate:
         self.waited_s += time.perf_counter() - start
 
     def _neighbours(self) -> int:
-        marks = [path.name for path in self._directory.glob("measuring-*") if path.name != self._mark]
+        marks = [path.name for path in self.directory.glob("measuring-*") if path.name != self._mark]
         return sum(self._is_held(mark) for mark in marks)
 
     def _is_held(self, name: str) -> bool:
-        with (self._directory / name).open("a") as file:
+        with (self.directory / name).open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -82,7 +83,7 @@ class Gate:
 
     @contextlib.contextmanager
     def _lock(self, name: str, how: int) -> Iterator[None]:
-        with (self._directory / name).open("a") as file:
+        with (self.directory / name).open("a") as file:
             fcntl.flock(file, how)
             yield
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from rq.serializers import JSONSerializer
 
 from tuner_core.blobs import add_blob, get_blob
 from tuner_core.signing import open_signed, sign
-from tuner_core.wire import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key
+from tuner_core.wire import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
 from workers.gate import Gate
 
 _QUEUE_TIMEOUT_S = 24 * 3600
@@ -37,6 +38,11 @@ class Station:
     def is_moot(self, work: Work) -> bool:
         """True when the work was delivered already by a worker that died after it, or its job was cancelled."""
         return bool(self.redis.exists(done_key(work["work_id"]), cancel_key(work["job"])))
+
+    def hand_back(self, work: Work) -> None:
+        """Say that this worker ends without having done it, and not because of it."""
+        with contextlib.suppress(redis.RedisError):  # then it counts as a death, of which work survives two
+            self.redis.set(handed_back_key(work["work_id"]), 1, ex=BLOB_TTL_S)
 
     def signed_blob(self, name: str) -> bytes:
         """The blob, its signature checked. Raises NotFound or Unsigned."""

@@ -2,7 +2,8 @@
 
 Every mechanism does the same four things: `probe` (could this share be had here?), `enter` (in the child, before
 TVM is loaded), `verify` (from inside, once TVM's threads run: what was granted?), `leave`. What a share needs outside
-the child, such as a daemon, is taken by the supervisor's `environment` and given back by its `leave`.
+the child, such as a daemon, is taken by the supervisor's `environment` and given back by its `leave`. And it tells the
+supervisor what a fault under it does to others: nothing for a mechanism that is `Contained`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,27 @@ class Confinement(Protocol):
 
     def leave(self) -> None:
         """Give the share back: the process that entered it, or the supervisor, once its process has ended."""
+        ...
+
+    # The supervisor's side: asked in the process that owns the confined one.
+
+    @property
+    def shared_fate(self) -> str | None:
+        """Identity of the device whose clients a fault under this share takes along; None when it takes nobody along.
+
+        The same text in every process of the host, and in all its containers: a GPU's UUID.
+        """
+        ...
+
+    def is_active(self) -> bool:
+        """Whether the device takes clients, now. Takes seconds at most."""
+        ...
+
+    def before_kill(self, pid: int) -> bool:
+        """Have the device let go of the confined process `pid`, which does not answer and is killed next.
+
+        True = the kill harms no other client. Takes seconds at most.
+        """
         ...
 
 

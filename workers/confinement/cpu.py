@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import GrantedShare, Share
+from workers.confinement.contained import Contained
 
 _CGROUP_QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
 
 
-class CpuConfinement:
+class CpuConfinement(Contained):
     """A `cpu:N` share on the cores `units`, or on the first N that this process may use."""
 
     def __init__(self, share: Share, units: Sequence[int] = ()) -> None:

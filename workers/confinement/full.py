@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tuner_core.shares import GrantedShare, Share
+from workers.confinement.beside_mps import BesideMps
 from workers.gpu.driver import CudaDriver, open_driver
 from workers.gpu.nvml import Nvml, open_nvml
 from workers.gpu.process import GpuProcess
 from workers.gpu.visible import VISIBLE
 
 
-class FullConfinement:
+class FullConfinement(BesideMps):
     """All SMs of the GPU that this process sees first.
 
     They are reserved where the GPU's compute mode lets only one process in; else others may come and take part.

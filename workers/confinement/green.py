@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import GrantedShare, Share
+from workers.confinement.beside_mps import BesideMps
 from workers.gpu.driver import CudaDriver, open_driver
 from workers.gpu.green import GreenContext
 from workers.gpu.nvml import Nvml, open_nvml
@@ -18,7 +19,7 @@ from workers.gpu.process import GpuProcess
 from workers.gpu.visible import VISIBLE
 
 
-class GreenConfinement:
+class GreenConfinement(BesideMps):
     """A `green:N` share of the GPU that this process sees first. Once entered, kernels must be launched on `stream`."""
 
     def __init__(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import GrantedShare, Share
+from workers.confinement.contained import Contained
 from workers.gate import default_gate_dir
 from workers.gpu.driver import CudaDriver, open_driver
 from workers.gpu.nvml import MigInstance, Nvml, open_nvml
@@ -20,7 +21,7 @@ from workers.gpu.process import GpuProcess
 from workers.gpu.visible import VISIBLE
 
 
-class MigConfinement:
+class MigConfinement(Contained):
     """An instance of the GPU that this process sees first.
 
     `environment` claims one that no other worker of this user holds, until `leave` or the end of the process; the

@@ -9,12 +9,13 @@ from collections.abc import Callable
 
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import GrantedShare, Share
+from workers.confinement.beside_mps import BesideMps
 from workers.gpu.driver import CudaDriver, open_driver
 from workers.gpu.nvml import Nvml, open_nvml
 from workers.gpu.process import GpuProcess
 
 
-class NoConfinement:
+class NoConfinement(BesideMps):
     """Whatever SMs CUDA shows this process."""
 
     def __init__(

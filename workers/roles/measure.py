@@ -41,7 +41,7 @@ class Measurer:
     def __init__(self, station: Station, share: Share, margin: float = DEFAULT_MARGIN) -> None:
         self._station = station
         self._share = share
-        self._bench = Bench(share, station.cores, margin)
+        self._bench = Bench(share, station.cores, margin, station.gate.directory)
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
 

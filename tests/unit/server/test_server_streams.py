@@ -216,6 +216,23 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
     assert queues.idle()
 
 
+def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection)
+    given_up: list[wire.Work] = []
+    reaper = Reaper(connection, queues, given_up.append)
+    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    for attempt in range(2 * ATTEMPTS):
+        take(connection, f"w{attempt}")
+        connection.set(wire.handed_back_key(BUILD["work_id"]), 1)
+        reaper.sweep(Fleet(()))
+        assert waiting(connection) == 1
+    for attempt in range(ATTEMPTS):
+        assert given_up == []
+        take(connection, f"killed{attempt}")
+        reaper.sweep(Fleet(()))
+    assert given_up == [BUILD]
+
+
 def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     queues.enqueue(wire.BUILD_QUEUE, BUILD)

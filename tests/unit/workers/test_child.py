@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,56 @@ def test_a_hang_is_killed_with_all_that_it_started(child: Child, tmp_path: Path)
     wait_until(lambda: not alive(grandchild))
     assert child.call("echo", 20, value=2) == 2
     assert child.generation == 2
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_what_a_living_child_uses_is_released_before_it_is_killed(tmp_path: Path, *, answer: bool) -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def release(pid: int) -> bool:
+        asked.append((pid, alive(pid)))
+        return answer
+
+    child = Child(MODULE, before_kill=release)
+    child.ensure()
+    pid = child.pid
+    with pytest.raises(ChildTimeout) as caught:
+        child.call("hang", 0.3, note=str(tmp_path / "grandchild"))
+    assert asked == [(pid, True)]
+    assert caught.value.released is answer
+    with pytest.raises(ChildDied):
+        child.call("crash", 20)
+    child.stop()
+    assert len(asked) == 1
+
+
+def test_a_child_that_cannot_be_released_is_killed_all_the_same(tmp_path: Path) -> None:
+    def release(_pid: int) -> bool:
+        raise ShareUnavailable("the daemon does not answer")
+
+    child = Child(MODULE, before_kill=release)
+    child.ensure()
+    pid = child.pid or 0
+    with pytest.raises(ChildTimeout) as caught:
+        child.call("hang", 0.3, note=str(tmp_path / "grandchild"))
+    assert not caught.value.released
+    assert not alive(pid)
+
+
+def test_a_call_can_be_interrupted_from_another_thread(child: Child, tmp_path: Path) -> None:
+    child.ensure()
+    note = tmp_path / "grandchild"
+
+    def interrupt() -> None:
+        wait_until(note.exists)
+        child.interrupt()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(ChildDied, match="SIGKILL"):
+        child.call("hang", 20, note=str(note))
+    thread.join()
+    assert child.call("echo", 20, value=5) == 5
 
 
 def test_a_crash_names_its_signal_and_is_survived(child: Child) -> None:

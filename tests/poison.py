@@ -1,0 +1,120 @@
+"""A simulated device whose clients fall together, and the confinement to a part of it: `poison`.
+
+The device is a folder. Each client, a real process, holds a lock on a file of its own there. A fault leaves the file
+`poisoned`, which fails whatever runs, and goes when no client is left: as an MPS server does after a fault. A client
+that is killed in the middle of its work poisons the device too, unless it was released before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from tuner_core.errors import ShareUnavailable
+from tuner_core.shares import GrantedShare, Share
+
+FOLDER = "POISON_DEVICE"
+"""the environment variable that names the folder"""
+
+
+class PoisonDevice:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.poisoned = folder / "poisoned"
+        self.broken = folder / "broken"
+        """while it is there, the device does not come back"""
+        self.rough = folder / "rough"
+        """while it is there, no client can be released before it is killed"""
+
+    def enter(self, pid: int) -> IO[bytes]:
+        """The lock to hold for as long as the client lives."""
+        file = (self.folder / f"client-{pid}").open("ab")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+
+    @contextlib.contextmanager
+    def busy(self, pid: int) -> Iterator[None]:
+        mark = self.folder / f"busy-{pid}"
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink()
+
+    def is_active(self) -> bool:
+        with (self.folder / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            clients = [path for path in self.folder.glob("client-*") if self._lives(path)]
+            if self.broken.exists():
+                return False
+            if not clients:
+                self.poisoned.unlink(missing_ok=True)
+            return not self.poisoned.exists()
+
+    def release(self, pid: int) -> bool:
+        if self.rough.exists():
+            return False
+        (self.folder / f"released-{pid}").touch()
+        return True
+
+    def note(self, kind: str, text: str) -> None:
+        with (self.folder / kind).open("a") as file:
+            file.write(text + "\n")
+
+    def notes(self, kind: str) -> list[str]:
+        path = self.folder / kind
+        return path.read_text().splitlines() if path.exists() else []
+
+    def _lives(self, client: Path) -> bool:
+        pid = client.name.partition("-")[2]
+        with client.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        if (self.folder / f"busy-{pid}").exists() and not (self.folder / f"released-{pid}").exists():
+            self.poisoned.touch()
+        client.unlink()
+        return False
+
+
+class PoisonConfinement:
+    """Stands where a worker would confine to a share of a GPU."""
+
+    def __init__(self, share: Share, units: Sequence[int] = ()) -> None:
+        self.share = share
+        self.units = list(units)
+        self.device = PoisonDevice(Path(os.environ[FOLDER]))
+        self._held: IO[bytes] | None = None
+
+    @property
+    def shared_fate(self) -> str | None:
+        return f"poison:{self.device.folder}"
+
+    def is_active(self) -> bool:
+        return self.device.is_active()
+
+    def before_kill(self, pid: int) -> bool:
+        return self.device.release(pid)
+
+    def probe(self) -> None:
+        pass
+
+    def environment(self) -> dict[str, str]:
+        return {FOLDER: str(self.device.folder)}
+
+    def enter(self) -> None:
+        self._held = self.device.enter(os.getpid())
+        if self.device.poisoned.exists():
+            raise ShareUnavailable("the device is not ready: clients of before its fault are still there")
+
+    def verify(self) -> GrantedShare:
+        return GrantedShare(str(self.share), 25, 100, "sm", 1 << 33, reserved=False)
+
+    def leave(self) -> None:
+        if self._held is not None:
+            self._held.close()

@@ -1,0 +1,112 @@
+"""The child of a measurer on the poisonous device: its "machine code" is JSON that says what the kernel does.
+
+`{"id": 7, "do": "good", "secs": 0.01}`, or what else `PoisonedChild` has a method for.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.poison import PoisonConfinement
+from tuner_core.devices import Device
+from tuner_core.shares import Share
+
+_LOOK_EVERY_S = 0.002
+
+
+class PoisonedChild:
+    def __init__(self, confinement: PoisonConfinement) -> None:
+        self._confinement = confinement
+        self._device = confinement.device
+        self._kernels: dict[str, dict[str, Any]] = {}
+        self._reference: str | None = None
+
+    def hello(self) -> dict[str, Any]:
+        return {
+            "device": Device("cuda", "poison", 100, 8, 1, "a poisonous device").to_json(),
+            "granted": self._confinement.verify().to_json(),
+            "target": '{"kind":"cuda"}',
+            "versions": {"tvm": "none"},
+        }
+
+    def anchor(self) -> float:
+        self._run({"id": "anchor", "do": "good"})
+        return 1.0
+
+    def begin(self, args_info: list[Any], seed: int) -> None:
+        del args_info, seed
+        self._kernels.clear()
+        self._reference = None
+
+    def load(self, name: str, code: str) -> None:
+        self._kernels[name] = json.loads(base64.b64decode(code))
+
+    def race(self, code: str, policies: list[dict[str, Any]], bar_s: float) -> dict[str, Any]:
+        del bar_s
+        self._run(json.loads(base64.b64decode(code)))
+        return {"policy": policies[0], "run_secs": [1e-3] * 3}
+
+    def check(self, name: str) -> float:
+        kernel = self._kernels[name]
+        self._run({**kernel, "do": "good"} if kernel["do"] == "crash_in_a_contest" else kernel)
+        self._reference = self._reference or name
+        return 0.0 if name == self._reference else 1e-6
+
+    def contest(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
+        self._device.note("contests", " ".join(sorted(names)))
+        for name in names:
+            self._run(self._kernels[name])
+        return {"policy": dict.fromkeys(names, policy), "run_secs": dict.fromkeys(names, [1e-3] * policy["repeats"])}
+
+    def time_model(self, path: str, repeats: int) -> dict[str, Any]:
+        del path
+        self._run({"id": "model", "do": "good"})
+        return {"run_secs": {"untuned": [1e-2] * repeats}, "max_error": {"untuned": 0.0}}
+
+    def _run(self, kernel: dict[str, Any]) -> None:
+        self._device.note("runs", str(kernel["id"]))
+        with self._device.busy(os.getpid()):
+            getattr(self, "_" + kernel["do"])(kernel)
+
+    def _good(self, kernel: dict[str, Any]) -> None:
+        until = time.monotonic() + kernel.get("secs", 0.0)
+        while True:
+            if self._device.poisoned.exists():
+                raise RuntimeError("unspecified launch failure")
+            if time.monotonic() >= until:
+                return
+            time.sleep(_LOOK_EVERY_S)
+
+    def _crash(self, _kernel: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    _crash_in_a_contest = _crash
+
+    def _poison(self, _kernel: dict[str, Any]) -> None:
+        self._device.poisoned.touch()
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def _fail(self, _kernel: dict[str, Any]) -> None:
+        raise ValueError("invalid launch configuration")
+
+    def _sneak(self, _kernel: dict[str, Any]) -> None:
+        self._device.poisoned.touch()
+
+    def _hang(self, _kernel: dict[str, Any]) -> None:
+        while True:
+            signal.pause()
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    share, units = args
+    confinement = PoisonConfinement(Share.parse(share), [int(unit) for unit in units.split(",") if unit])
+    confinement.enter()
+    child = PoisonedChild(confinement)
+    names = ("hello", "anchor", "begin", "load", "race", "check", "contest", "time_model")
+    return {name: getattr(child, name) for name in names}

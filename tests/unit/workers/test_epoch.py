@@ -1,0 +1,314 @@
+"""Fault epochs, rule by rule, and under every interleaving of faults, deaths and arrivals."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.epoch import REMEMBERED, Epoch, Guilt, Landing, Step
+
+CRASH = Guilt("crashed", "it crashed")
+
+
+def flying(epoch: Epoch, member: str, *artifacts: str, alone: bool = False) -> Epoch:
+    epoch, step = epoch.take_off(member, artifacts, alone=alone)
+    assert step in {Step.GO, Step.GO_ALONE}
+    return epoch
+
+
+def asked(epoch: Epoch, member: str, *artifacts: str) -> Step:
+    return epoch.take_off(member, artifacts)[1]
+
+
+def test_flights_side_by_side_disturb_nobody() -> None:
+    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
+    epoch, landing = epoch.land("a")
+    assert landing is Landing.VALID
+    assert epoch.clients == {"a", "b"}
+    assert epoch.land("b")[1] is Landing.VALID
+
+
+def test_a_fault_voids_every_flight_and_nobody_flies_until_all_have_left() -> None:
+    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
+    epoch, landing = epoch.fail("a", CRASH, spreads=True)
+    assert landing is Landing.IN_COMPANY
+    assert (epoch.failure, set(epoch.suspects)) == ("it crashed", {"x", "y"})
+    assert asked(epoch, "a", "x") is Step.LEAVE
+    epoch = epoch.leave("a")
+    assert asked(epoch, "a", "x") is Step.AWAY
+    assert epoch.reopen(0) == epoch
+    epoch, landing = epoch.land("b")
+    assert landing is Landing.VOID
+    epoch = epoch.leave("b")
+    assert asked(epoch, "b", "y") is Step.REOPEN
+    epoch = epoch.reopen(0)
+    assert (epoch.number, epoch.failure) == (1, "")
+    assert epoch.reopen(0) == epoch
+
+
+def test_a_fault_that_is_told_twice_is_one() -> None:
+    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
+    epoch, _ = epoch.fail("a", CRASH, spreads=True)
+    told_again, landing = epoch.fail("b", Guilt("crashed", "another"), spreads=True)
+    assert landing is Landing.VOID
+    assert told_again.failure == "it crashed"
+
+
+def suspect(*artifacts: str) -> Epoch:
+    return Epoch(suspects=artifacts)
+
+
+def test_a_suspect_flies_alone_and_the_one_that_waits_for_it_goes_first() -> None:
+    epoch = flying(suspect("x"), "b", "y")
+    epoch, step = epoch.take_off("a", ("x",))
+    assert step is Step.WAIT
+    assert asked(epoch, "c", "z") is Step.WAIT
+    epoch, _ = epoch.land("b")
+    epoch, step = epoch.take_off("a", ("x",))
+    assert step is Step.GO_ALONE
+    assert asked(epoch, "b", "z") is Step.WAIT
+    epoch, landing = epoch.land("a")
+    assert (landing, epoch.suspects) == (Landing.VALID, ())
+    assert asked(epoch, "b", "x") is Step.GO
+
+
+def test_what_takes_the_device_down_alone_is_guilty_and_never_flies_again() -> None:
+    epoch = flying(flying(suspect("x"), "idle", "y").land("idle")[0], "a", "x")
+    epoch, landing = epoch.fail("a", CRASH, spreads=True)
+    assert (landing, epoch.suspects) == (Landing.OWN_FAULT, ())
+    assert epoch.must_leave("idle")
+    assert asked(epoch, "b", "y", "x") is Step.REFUSED
+    assert epoch.guilt_of(["y", "x"]) == CRASH
+
+
+def test_a_failure_that_spreads_to_nobody_leaves_the_epoch_open() -> None:
+    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
+    epoch, landing = epoch.fail("a", CRASH, spreads=False)
+    assert (landing, epoch.suspects, epoch.failure) == (Landing.IN_COMPANY, ("x",), "")
+    epoch, _ = epoch.land("b")
+    epoch, landing = flying(epoch, "a", "x").fail("a", CRASH, spreads=False)
+    assert landing is Landing.OWN_FAULT
+    assert (epoch.suspects, epoch.guilty) == ((), {})
+
+
+def test_of_several_that_fail_together_none_is_named() -> None:
+    epoch, landing = flying(Epoch(), "a", "x", "y", alone=True).fail("a", CRASH, spreads=True)
+    assert landing is Landing.OWN_FAULT
+    assert (set(epoch.suspects), epoch.guilty) == ({"x", "y"}, {})
+
+
+def test_a_process_that_only_gets_ready_is_nobodys_guilt() -> None:
+    epoch, landing = flying(Epoch(), "a", alone=True).fail("a", CRASH, spreads=True)
+    assert (landing, epoch.suspects, epoch.guilty) == (Landing.OWN_FAULT, (), {})
+
+
+def test_who_dies_in_flight_takes_the_epoch_along_and_who_dies_idle_does_not() -> None:
+    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
+    down = epoch.bury(["a"])
+    assert (set(down.suspects), down.clients) == ({"x", "y"}, {"b"})
+    assert down.failure
+    idle = epoch.land("a")[0].bury(["a"])
+    assert (idle.failure, idle.clients, set(idle.flights)) == ("", {"b"}, {"b"})
+
+
+def test_a_dead_one_that_waited_to_fly_alone_holds_nobody_up() -> None:
+    epoch = flying(suspect("x"), "b", "y").take_off("a", ("x",))[0]
+    assert "a" in epoch.members
+    assert asked(epoch, "c", "z") is Step.WAIT
+    assert asked(epoch.bury(["a"]), "c", "z") is Step.GO
+
+
+def test_turning_back_clears_no_suspect() -> None:
+    epoch = flying(suspect("x"), "a", "x").turn_back("a")
+    assert (epoch.suspects, epoch.flights) == (("x",), {})
+
+
+def test_the_memory_is_bounded() -> None:
+    epoch = Epoch()
+    for number in range(REMEMBERED + 5):
+        epoch = flying(epoch, "a", f"x{number}", alone=True).fail("a", CRASH, spreads=True)[0].leave("a")
+        epoch = epoch.reopen(epoch.number)
+    assert len(epoch.guilty) == REMEMBERED
+    assert asked(epoch, "a", f"x{REMEMBERED + 4}") is Step.REFUSED
+
+
+# ---- any interleaving --------------------------------------------------------------------------------------------
+
+
+class Nature(Enum):
+    """What a candidate does when it runs."""
+
+    GOOD = "good"
+    POISON = "poison"
+    """takes the device down, and fails"""
+    SNEAK = "sneak"
+    """takes the device down, and ends as if nothing were"""
+    FAILING = "failing"
+    """fails, and harms nobody"""
+    MOODY = "moody"
+    """fails beside others only, and harms nobody"""
+
+
+@dataclass
+class Worker:
+    """A measurer, as `workers.fate` makes it: one candidate in hand, which it tries until there is a verdict."""
+
+    name: str
+    candidate: str = ""
+    alone: bool = False
+    in_flight: bool = False
+    ran: bool = False
+
+
+@dataclass
+class World:
+    """A device, its measurers, and the queue of what is to be measured."""
+
+    natures: dict[str, Nature]
+    queue: deque[str]
+    epoch: Epoch = field(default_factory=Epoch)
+    workers: list[Worker] = field(default_factory=list)
+    down: bool = False
+    """the truth about the device; it comes up when everybody has left"""
+    born: int = 0
+    measured: list[str] = field(default_factory=list)
+    quarantined: list[str] = field(default_factory=list)
+
+    def arrive(self) -> None:
+        self.born += 1
+        self.workers.append(Worker(f"w{self.born}"))
+
+    def die(self, worker: Worker, *, harmful: bool) -> None:
+        """Killed, at any instant: what it had in hand is given again, and the next to come buries it."""
+        self.workers.remove(worker)
+        if worker.candidate:
+            self.queue.append(worker.candidate)
+        self.down = self.down or (worker.in_flight and harmful)
+        self.change(self.epoch.bury([worker.name]))
+
+    def step(self, worker: Worker) -> None:
+        if worker.in_flight:
+            self.fly_on(worker)
+        elif worker.candidate or self.queue:
+            worker.candidate = worker.candidate or self.queue.popleft()
+            self.ask(worker)
+        elif self.epoch.must_leave(worker.name):
+            self.change(self.epoch.leave(worker.name))
+
+    def ask(self, worker: Worker) -> None:
+        epoch, step = self.epoch.take_off(worker.name, (worker.candidate,), alone=worker.alone)
+        assert step is not Step.GO or worker.candidate not in self.epoch.suspects
+        self.change(epoch)
+        if step is Step.REFUSED:
+            self.settle(worker, self.quarantined)
+        elif step is Step.LEAVE:
+            self.change(self.epoch.leave(worker.name))
+        elif step is Step.REOPEN:
+            self.reopen()
+        elif step in {Step.GO, Step.GO_ALONE}:
+            worker.in_flight, worker.ran = True, False
+            if step is Step.GO_ALONE and self.down:  # it looks before it starts
+                worker.in_flight = False
+                self.change(self.epoch.abandon(worker.name, "not active").leave(worker.name))
+
+    def fly_on(self, worker: Worker) -> None:
+        """First it runs, then it notices how that went: a neighbour may notice before."""
+        nature = self.natures[worker.candidate]
+        if not worker.ran:
+            worker.ran = True
+            self.down = self.down or nature in {Nature.POISON, Nature.SNEAK}
+            return
+        alone = self.epoch.flights[worker.name].alone
+        fails = nature in {Nature.POISON, Nature.FAILING} or (nature is Nature.MOODY and not alone)
+        fails = fails or (self.down and (nature is not Nature.SNEAK or alone))  # a flight alone looks after it, too
+        worker.in_flight = False
+        if fails:
+            epoch, landing = self.epoch.fail(worker.name, CRASH, spreads=self.down)
+            epoch = epoch.leave(worker.name)
+            worker.alone = worker.alone or landing is Landing.IN_COMPANY
+        else:
+            epoch, landing = self.epoch.land(worker.name)
+        self.change(epoch)
+        if landing is Landing.VALID:
+            self.settle(worker, self.measured)
+        elif landing is Landing.OWN_FAULT:
+            assert alone
+            self.settle(worker, self.quarantined)
+
+    def settle(self, worker: Worker, verdict: list[str]) -> None:
+        verdict.append(worker.candidate)
+        worker.candidate, worker.alone = "", False
+
+    def reopen(self) -> None:
+        """By somebody who looked at the device a while ago."""
+        self.down = self.down and not self.epoch.is_deserted
+        self.change(self.epoch.reopen(self.epoch.number))
+
+    def change(self, epoch: Epoch) -> None:
+        """As it goes through the file; and what must hold of every epoch."""
+        assert Epoch.from_json(json.loads(json.dumps(epoch.to_json()))) == epoch
+        assert set(epoch.flights) <= epoch.clients
+        assert not any(flight.alone for flight in epoch.flights.values()) or len(epoch.flights) == 1
+        assert not set(epoch.guilty) & set(epoch.suspects)
+        if self.epoch.failure and epoch.failure:
+            assert set(epoch.flights) <= set(self.epoch.flights), "nobody takes off in a failed epoch"
+        if epoch.number > self.epoch.number:
+            assert self.epoch.is_deserted
+        self.epoch = epoch
+
+    @property
+    def is_settled(self) -> bool:
+        return not self.queue and not any(worker.candidate for worker in self.workers)
+
+
+EVENTS = st.sampled_from(["step"] * 12 + ["arrive", "die", "die_harmfully", "reopen"])
+NATURES = st.lists(st.sampled_from([*Nature, Nature.GOOD, Nature.GOOD]), min_size=1, max_size=10)
+
+
+@settings(max_examples=200)
+@given(NATURES, st.integers(1, 4), st.lists(st.tuples(EVENTS, st.integers(0, 7)), max_size=120))
+def test_every_candidate_ends_measured_or_quarantined_once_and_nobody_is_blamed_for_another(
+    natures: list[Nature], workers: int, schedule: list[tuple[str, int]]
+) -> None:
+    named = {f"c{number}": nature for number, nature in enumerate(natures)}
+    world = World(named, deque(named))
+    for _ in range(workers):
+        world.arrive()
+    for event, number in schedule:
+        if event == "arrive" or not world.workers:
+            world.arrive()
+        elif event == "reopen":
+            world.reopen()
+        elif event == "step":
+            world.step(world.workers[number % len(world.workers)])
+        else:
+            world.die(world.workers[number % len(world.workers)], harmful=event == "die_harmfully")
+    if not world.workers:
+        world.arrive()
+    # From here on nobody dies. Then it ends: each candidate costs at most a flight in company and one alone, each of
+    # which may end an epoch, which everybody has to leave.
+    turns = 40 * (len(named) + 2) * (len(world.workers) + 1)
+    while not world.is_settled and turns:
+        turns -= 1
+        for worker in list(world.workers):
+            world.step(worker)
+    assert world.is_settled
+    assert sorted([*world.measured, *world.quarantined]) == sorted(named)
+    assert {named[each] for each in world.quarantined} <= {Nature.POISON, Nature.SNEAK, Nature.FAILING}
+    assert not {named[each] for each in world.measured} & {Nature.POISON, Nature.FAILING}
+
+
+@pytest.mark.parametrize("nature", list(Nature))
+def test_a_single_measurer_needs_two_flights_for_a_verdict_at_most(nature: Nature) -> None:
+    world = World({"c": nature}, deque(["c"]))
+    world.arrive()
+    for _ in range(12):
+        world.step(world.workers[0])
+    guilty = nature in {Nature.POISON, Nature.FAILING}
+    assert (world.quarantined, world.measured) == ((["c"], []) if guilty else ([], ["c"]))

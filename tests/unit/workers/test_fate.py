@@ -1,0 +1,279 @@
+"""Benches that share a poisonous device: real children that crash, hang and poison; only the device is simulated."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.poison import FOLDER, PoisonConfinement, PoisonDevice
+from tests.redis_process import wait_until
+from tests.worker_processes import alive
+from tuner_core.errors import ShareUnavailable, StateUnusable
+from tuner_core.records import Status
+from tuner_core.shares import Share
+from workers import bench as bench_module
+from workers import fate as fate_module
+from workers.bench import Batch, Outcome
+from workers.child import Child
+from workers.company import Lane
+from workers.confinement.cpu import CpuConfinement
+from workers.epoch import Epoch, Guilt
+from workers.fate import OwnFate, fate_of
+from workers.owner import owned
+from workers.shared_device import SharedDevice
+
+
+class Benches:
+    """Some benches on one device, each in a thread of its own."""
+
+    def __init__(self, lanes: list[Lane], device: PoisonDevice, shared: SharedDevice) -> None:
+        self.lanes, self.device, self.shared = lanes, device, shared
+
+    def child(self, number: int) -> Child:
+        return self.lanes[number]._bench._child
+
+    def trials(self, number: int, **kernels: str) -> Callable[[], dict[str, Outcome]]:
+        return self.lanes[number].time(batch(**kernels), None).result
+
+    def final(self, number: int, **kernels: str) -> dict[str, Outcome]:
+        lane = self.lanes[number]
+        return lane.owner.submit(lambda: lane._bench.final(batch(**kernels), "untuned")).result()
+
+    def suspect(self, **kernels: str) -> None:
+        """As if they had failed beside others."""
+        artifacts = tuple(bench_module._named(code) for code in batch(**kernels).codes.values())
+
+        def fail(epoch: Epoch) -> tuple[Epoch, None]:
+            flying, _ = epoch.take_off("somebody", artifacts)
+            failed, _ = flying.fail("somebody", Guilt("crashed", "beside others"), spreads=False)
+            return failed.leave("somebody"), None
+
+        self.shared.change(fail)
+
+    def runs(self, identity: str) -> int:
+        return self.device.notes("runs").count(identity)
+
+
+def batch(**kernels: str) -> Batch:
+    """`name="what it does"`, or `name="good 0.5"` with the seconds that it takes."""
+    codes = {}
+    for name, text in kernels.items():
+        do, _, secs = text.partition(" ")
+        codes[name] = json.dumps({"id": name, "do": do, "secs": float(secs or 0)}).encode()
+    return Batch([["TENSOR", "float32", [1]]], 0, codes)
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoisonDevice:
+    folder = tmp_path / "device"
+    folder.mkdir()
+    monkeypatch.setenv(FOLDER, str(folder))
+    monkeypatch.setattr(bench_module, "confinement_for", PoisonConfinement)
+    monkeypatch.setattr(bench_module, "_CHILD", "tests.poison_child")
+    monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(bench_module, "default_gate_dir", lambda: tmp_path / "gate")
+    return PoisonDevice(folder)
+
+
+@pytest.fixture
+def benches(device: PoisonDevice, tmp_path: Path) -> Iterator[Benches]:
+    """Two of them, ready."""
+    with contextlib.ExitStack() as held:
+        lanes = [held.enter_context(owned(Lane(Share.parse("mps:25"), [number]))) for number in range(2)]
+        greetings = [lane.greet() for lane in lanes]
+        for greeting in greetings:
+            greeting.result()
+        shared = SharedDevice(tmp_path / "gate", f"poison:{device.folder}")
+        yield Benches(lanes, device, shared)
+
+
+@pytest.mark.parametrize(("does", "says"), [("crash", "SIGSEGV"), ("poison", "illegal memory access")])
+def test_a_fault_voids_what_ran_beside_it_and_only_the_guilty_is_blamed(benches: Benches, does: str, says: str) -> None:
+    beside = benches.trials(0, innocent="good 0.6", later="good")
+    wait_until(lambda: benches.runs("innocent") == 1)
+    guilty = benches.trials(1, guilty=does, after="good")()
+    assert guilty["guilty"].status is Status.CRASHED
+    assert says in guilty["guilty"].cause
+    assert guilty["guilty"].cause.endswith("it was alone on the device")
+    assert guilty["after"].status is Status.OK
+    assert {name: outcome.status for name, outcome in beside().items()} == {"innocent": "ok", "later": "ok"}
+    assert benches.runs("guilty") == 2
+    assert benches.runs("innocent") >= 2
+    assert benches.runs("later") >= 1
+
+
+def test_the_guilty_is_not_run_again_anywhere_on_the_device(benches: Benches) -> None:
+    assert benches.trials(0, guilty="crash")()["guilty"].status is Status.CRASHED
+    ran = benches.runs("guilty")
+    refused = benches.trials(1, guilty="crash")()["guilty"]
+    assert (refused.status, benches.runs("guilty")) == (Status.CRASHED, ran)
+    assert "SIGSEGV" in refused.cause
+
+
+def test_who_sits_idle_leaves_too_and_comes_back(benches: Benches) -> None:
+    idle = benches.child(0).pid or 0
+    guilty = benches.trials(1, guilty="poison")
+    wait_until(lambda: not alive(idle))
+    assert guilty()["guilty"].status is Status.CRASHED
+    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert benches.child(0).generation >= 2
+
+
+def test_a_hang_that_is_released_before_the_kill_disturbs_nobody(benches: Benches) -> None:
+    hanging = benches.child(1).pid
+    outcome = benches.trials(1, stuck="hang")()["stuck"]
+    assert outcome.status is Status.RUN_TIMEOUT
+    assert (benches.device.folder / f"released-{hanging}").exists()
+    assert benches.child(0).generation == 1
+    assert benches.shared.look() == Epoch(clients=benches.shared.look().clients)
+
+
+def test_a_hang_that_cannot_be_released_ends_the_epoch(benches: Benches) -> None:
+    benches.device.rough.touch()
+    beside = benches.trials(0, innocent="good 0.3")
+    outcome = benches.trials(1, stuck="hang")()["stuck"]
+    assert outcome.status is Status.RUN_TIMEOUT
+    assert beside()["innocent"].status is Status.OK
+    assert benches.shared.look().number >= 1
+    assert [guilt.status for guilt in benches.shared.look().guilty.values()] == ["run_timeout"]
+
+
+def test_a_failure_that_harms_nobody_is_looked_at_alone_and_ends_no_epoch(benches: Benches) -> None:
+    outcomes = benches.trials(1, bad="fail", good="good")()
+    assert (outcomes["bad"].status, outcomes["good"].status) == (Status.RUN_FAILED, Status.OK)
+    assert "invalid launch" in outcomes["bad"].cause
+    assert benches.runs("bad") == 2
+    assert benches.child(0).generation == 1
+    assert benches.shared.look().failure == ""
+
+
+def test_what_ends_well_and_leaves_the_device_down_is_found_out_when_it_is_alone(benches: Benches) -> None:
+    # In company it gets away with it, and its neighbour is not blamed.
+    assert benches.trials(0, sneak="sneak")()["sneak"].status is Status.OK
+    assert benches.trials(1, victim="good")()["victim"].status is Status.OK
+    # As a suspect it does not.
+    benches.suspect(sneak="sneak")
+    outcome = benches.trials(0, sneak="sneak")()["sneak"]
+    assert outcome.status is Status.CRASHED
+    assert "left the device unusable" in outcome.cause
+
+
+def test_waiting_for_a_turn_does_not_count_as_the_calls_time(benches: Benches) -> None:
+    benches.suspect(slow="good 0.8")
+    slow = benches.trials(1, slow="good 0.8")
+    wait_until(lambda: benches.runs("slow") == 1)
+    assert benches.trials(0, late="good 0.5")()["late"].status is Status.OK
+    assert slow()["slow"].status is Status.OK
+    assert (benches.runs("late"), benches.shared.look().suspects) == (1, ())
+
+
+def test_of_a_contest_that_fails_only_the_guilty_is_blamed(benches: Benches) -> None:
+    outcomes = benches.final(0, good="good", bad="crash_in_a_contest", untuned="good")
+    assert {name: outcome.status for name, outcome in outcomes.items()} == {
+        "untuned": Status.OK,
+        "good": Status.OK,
+        "bad": Status.CRASHED,
+    }
+    assert [len(outcomes[name].run_secs) for name in ("untuned", "good")] == [7, 7]
+    assert benches.device.notes("contests")[0] == "bad good untuned"
+
+
+def test_a_contestant_that_crashes_in_its_check_leaves_the_others_a_contest(benches: Benches) -> None:
+    outcomes = benches.final(0, first="good", bad="crash", last="good", untuned="good")
+    assert {name for name, outcome in outcomes.items() if outcome.status is Status.OK} == {"untuned", "first", "last"}
+    assert (outcomes["untuned"].max_error, outcomes["first"].max_error) == (0.0, 1e-6)
+    assert benches.device.notes("contests") == ["first last untuned"]
+
+
+def test_without_the_untuned_default_there_is_no_final(benches: Benches) -> None:
+    outcomes = benches.final(0, untuned="crash", other="good")
+    assert (outcomes["untuned"].status, outcomes["other"].status) == (Status.CRASHED, Status.RUN_FAILED)
+    assert "nothing to compare with" in outcomes["other"].cause
+    assert "SIGSEGV" in outcomes["untuned"].cause
+    assert benches.final(0, other="good")["other"].status is Status.RUN_FAILED
+    assert benches.final(0) == {}
+
+
+def test_a_neighbours_fault_in_the_middle_of_a_final_changes_nothing_but_time(benches: Benches) -> None:
+    lane = benches.lanes[0]
+    final = lane.owner.submit(
+        lambda: lane._bench.final(batch(untuned="good 0.1", one="good 0.2", two="good 0.1"), "untuned")
+    )
+    wait_until(lambda: benches.runs("one") >= 1)
+    assert benches.trials(1, guilty="poison")()["guilty"].status is Status.CRASHED
+    outcomes = final.result()
+    assert {outcome.status for outcome in outcomes.values()} == {Status.OK}
+    assert {name: outcome.max_error for name, outcome in outcomes.items()} == {"untuned": 0.0, "one": 1e-6, "two": 1e-6}
+
+
+def test_a_device_that_does_not_come_back_is_told_of(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fate_module, "_REOPEN_TIMEOUT_S", 0.5)
+    benches.device.broken.touch()
+    with pytest.raises(ShareUnavailable, match=r"down for 0\.5 s after a fault .*SIGSEGV.*: it is not active again"):
+        benches.trials(0, guilty="crash")()
+
+
+def test_a_member_that_dies_in_flight_holds_nobody_up(benches: Benches, tmp_path: Path) -> None:
+    held = benches.shared.join()
+    benches.suspect(innocent="good")
+    benches.shared.change(lambda epoch: epoch.take_off(held.name, ("of the dead",)))
+    waiting = benches.trials(0, innocent="good")
+    wait_until(lambda: benches.shared.look().waiting)
+    assert not benches.runs("innocent")
+    held.end()
+    assert waiting()["innocent"].status is Status.OK
+    epoch = benches.shared.look()
+    assert (epoch.number, epoch.suspects) == (1, ("of the dead",))
+    assert not list((tmp_path / "gate").glob(f"device-*/member-{held.name}"))
+
+
+def test_a_child_that_dies_between_measurements_is_replaced(benches: Benches) -> None:
+    pid = benches.child(0).pid or 0
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert benches.shared.look().number == 0
+
+
+def test_nobody_is_left_behind(device: PoisonDevice, tmp_path: Path) -> None:
+    with owned(Lane(Share.parse("mps:25"), [0])) as lane:
+        lane.greet().result()
+    assert SharedDevice(tmp_path / "gate", f"poison:{device.folder}").look().members == frozenset()
+    assert list((tmp_path / "gate").glob("device-*/member-*")) == []
+
+
+def test_a_cpu_share_has_its_own_fate(tmp_path: Path) -> None:
+    confinement = CpuConfinement(Share.parse("cpu:1"))
+    fate = fate_of(Child("tests.child_module"), confinement, tmp_path)
+    assert isinstance(fate, OwnFate)
+    assert list(tmp_path.iterdir()) == []
+    assert confinement.is_active()
+    assert confinement.before_kill(1)
+
+
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    shared = SharedDevice(tmp_path, "GPU-1/2")
+    (tmp_path / "device-GPU-1_2" / "epoch.json").write_text('{"version": 0}')
+    with pytest.raises(StateUnusable, match=r"is no epoch of this version .*; end the measurers of device GPU-1/2"):
+        shared.look()
+
+
+def test_a_folder_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gate").write_text("a file")
+    with pytest.raises(StateUnusable, match="name another one by --gate"):
+        SharedDevice(tmp_path / "gate", "GPU-1")
+
+
+def test_the_time_of_a_whole_model_is_taken_alone(benches: Benches, tmp_path: Path) -> None:
+    path = tmp_path / "bundle"
+    path.write_bytes(b"a bundle")
+    lane = benches.lanes[0]
+    timed: Any = lane.owner.submit(lambda: lane._bench.time_model(path)).result()
+    assert timed["max_error"] == {"untuned": 0.0}
