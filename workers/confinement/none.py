@@ -24,6 +24,13 @@ class NoConfinement(BesideMps):
         self.share = share
         self._process = GpuProcess(share, nvml, driver)
 
+    @property
+    def shared_fate(self) -> str | None:
+        try:
+            return super().shared_fate
+        except ShareUnavailable:  # NVML cannot be asked, which must not matter here
+            return "gpu"
+
     def probe(self) -> None:
         """Anything will do."""
 
