@@ -24,8 +24,7 @@ class GlobalMaxPool(OpRun):
 
 def expected_outputs(model: Path, inputs: Mapping[str, Any]) -> list[Any]:
     """Of ONNX's reference evaluator."""
-    outputs: list[Any] = ReferenceEvaluator(str(model), new_ops=[GlobalMaxPool]).run(None, dict(inputs))
-    return outputs
+    return list(ReferenceEvaluator(str(model), new_ops=[GlobalMaxPool]).run(None, dict(inputs)))
 
 
 def differences(model: Path, bundle: Path) -> dict[str, float]:

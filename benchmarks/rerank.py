@@ -41,8 +41,8 @@ def main() -> None:
     settings = {key: getattr(args, key) for key in ("trials", "best", "known", "share", "only")}
     bars = {"saved": SAVED_BAR, "latency": LATENCY_BAR}
     write_result("rerank", args, {**settings, "turns": TURNS, "bars": bars, "summary": summary, "rounds": rounds})
-    told = [f"K={best}: {each['saved']:.0%} saved, latency {each['latency']:.3f}" for best, each in summary.items()]
-    print(f"rerank against a search: {'; '.join(told)} (aim {SAVED_BAR:.0%} and {LATENCY_BAR:g})")
+    ways = [f"K={best}: {each['saved']:.0%} saved, latency {each['latency']:.3f}" for best, each in summary.items()]
+    print(f"rerank against a search: {'; '.join(ways)} (aim {SAVED_BAR:.0%} and {LATENCY_BAR:g})")
 
 
 def _summary_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
