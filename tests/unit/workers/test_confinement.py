@@ -12,7 +12,6 @@ import pytest
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import Share
 from workers.children.measuring import open_child
-from workers.confinement import confinement_for
 from workers.confinement import cpu as cpu_module
 from workers.confinement.cpu import CpuConfinement, cgroup_cores
 
@@ -72,7 +71,7 @@ def test_cores_that_do_not_fit_the_share() -> None:
 
 
 def test_a_cpu_is_never_measured_as_a_share_of_a_gpu() -> None:
-    with pytest.raises(ShareUnavailable, match="share 'green:32': .*cannot measure on one yet"):
+    with pytest.raises(ShareUnavailable, match=r"share 'green:32': .*cannot measure on one yet"):
         open_child(["green:32", str(ALLOWED[0])])
 
 

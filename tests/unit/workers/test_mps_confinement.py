@@ -343,5 +343,5 @@ def test_a_share_that_cannot_be_prepared_leaves_no_daemon() -> None:
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is an NVIDIA driver here")
 @pytest.mark.parametrize("text", ["mps:25", "mps-sm:4"])
 def test_where_no_gpu_can_be_asked_the_share_is_refused(text: str) -> None:
-    with pytest.raises(ShareUnavailable, match="NVML|NVIDIA"):
+    with pytest.raises(ShareUnavailable, match=r"NVML|NVIDIA"):
         confinement_for(Share.parse(text))
