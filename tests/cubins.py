@@ -1,4 +1,4 @@
-"""Reading a cubin as far as its ELF header goes: is it one, and for which GPU."""
+"""Reading a cubin as far as its ELF header goes: is it one, and for which GPUs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ _FLAGS = struct.Struct("<I")
 _FLAGS_AT, _MACHINE_AT, _ABI_AT = 48, 18, 8
 _NEW_ABI = 8
 """of CUDA 13: the capability has moved to the second byte of the flags"""
-_NEW_ACCELERATED, _OLD_ACCELERATED = 0x8, 0x800
 
 
 def cubin_arch(cubin: bytes) -> str:
-    """`sm_90`, `sm_90a`: the architecture that the header names. Fails for anything but a cubin."""
+    """`sm_90`, for code of `sm_90a` too: what the header names. Fails for anything but a cubin."""
     assert cubin[:4] == b"\x7fELF", cubin[:4]
     assert struct.unpack_from("<H", cubin, _MACHINE_AT)[0] == _EM_CUDA
     (flags,) = _FLAGS.unpack_from(cubin, _FLAGS_AT)
     new = cubin[_ABI_AT] >= _NEW_ABI
-    number = (flags >> 8 if new else flags) & 0xFF
-    accelerated = flags & (_NEW_ACCELERATED if new else _OLD_ACCELERATED)
-    return f"sm_{number}{'a' if accelerated else ''}"
+    return f"sm_{(flags >> 8 if new else flags) & 0xFF}"
 
 
 def cubins_in(content: bytes) -> list[bytes]:
