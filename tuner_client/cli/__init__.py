@@ -31,6 +31,7 @@ _COMMANDS = {
     "noise": "noise",
     "match": "log",
     "log": "log",
+    "doctor": "doctor",
     "up": "up",
     "server": "parts",
     "worker": "parts",

@@ -1,5 +1,5 @@
 """Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them, and
-`fractune noise` measures with them.
+`fractune noise` measures with them, `fractune doctor` asks them.
 
 The one module of the client that imports the server and the workers, and only when it is called: the client
 alone is installed without them.
@@ -102,6 +102,13 @@ def measure_noise(
         only=only,
     )
     return noise.measure_noise(options, tell)
+
+
+def look_for_cuda() -> Any:
+    """What this machine has of CUDA: a workers.cuda_here.CudaHere."""
+    from workers import cuda_here
+
+    return cuda_here.look_for_cuda()
 
 
 def _require(*modules: str) -> None:
