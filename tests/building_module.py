@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,8 @@ def _obey(trace: str, _target: Any) -> bytes:
     if trace == "spin":
         while True:
             pass
+    if trace == "program":
+        subprocess.run([sys.executable, "-c", "while True: pass"], check=True)
     if trace == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if trace == "leave":

@@ -1,10 +1,17 @@
-"""Targets as far as they can be known without TVM: their identity and their cores, in TVM's JSON."""
+"""Targets as far as they can be known without TVM: their identity, their cores and their GPU, in TVM's JSON."""
 
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 NOT_IDENTITY = ("num-cores", "tag")
+
+FAST_MATH = "fast-math"
+"""among a CUDA target's `keys`: approximate arithmetic is allowed, and such code is another target's"""
+
+_ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
 
 
 def target_key(target: str) -> str:
@@ -21,5 +28,33 @@ def target_key(target: str) -> str:
 
 
 def with_cores(target: str, cores: int) -> str:
-    """The target (TVM's JSON text) with `cores` as its num-cores, unchanged for 0. Raises ValueError as above."""
-    return json.dumps({**json.loads(target), "num-cores": cores}) if cores else target
+    """The target (TVM's JSON text) with `cores` as its num-cores; unchanged for 0, and for a GPU, which has none.
+
+    Raises ValueError as above.
+    """
+    config = json.loads(target)
+    return target if not cores or is_cuda(config) else json.dumps({**config, "num-cores": cores})
+
+
+def is_cuda(config: dict[str, Any]) -> bool:
+    """Whether the target (TVM's JSON as a dict) is for an NVIDIA GPU."""
+    return config.get("kind") == "cuda"
+
+
+def capability(arch: str) -> int | None:
+    """The compute capability of `sm_90`, `sm_90a` or `sm_100f`: 90, 90 and 100; None for any other text."""
+    found = _ARCH.fullmatch(arch)
+    return int(found[1]) if found else None
+
+
+def runs_on(arch: str, isa: str) -> bool:
+    """Whether machine code for the architecture `arch` runs on a GPU of the architecture `isa` (`sm_90`).
+
+    Machine code is for one generation: it runs on later capabilities of one major number, `sm_90a` on just its own.
+    """
+    built, here = capability(arch), capability(isa)
+    if built is None or here is None:
+        return False
+    if arch.endswith("a"):
+        return built == here
+    return built // 10 == here // 10 and built <= here

@@ -163,6 +163,8 @@ class ArtifactItem(TypedDict):
     status: str
     """Status.OK, or how the build failed: then there is no artifact, and the measurer only writes the record"""
     cause: str
+    versions: NotRequired[dict[str, str]]
+    """what made the code, beside TVM, for the record: `compiler`"""
 
 
 class MeasureWork(OperatorWork):

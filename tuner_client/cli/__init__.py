@@ -32,6 +32,7 @@ _COMMANDS = {
     "shares": "shares",
     "match": "log",
     "log": "log",
+    "doctor": "doctor",
     "up": "up",
     "server": "parts",
     "worker": "parts",

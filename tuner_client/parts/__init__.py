@@ -1,5 +1,5 @@
 """Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them,
-`fractune noise` measures with them, and `fractune shares` asks them what this machine offers.
+`fractune noise` measures with them, `fractune shares` and `fractune doctor` ask them what this machine offers and lacks.
 
 The one module of the client that imports the server and the workers, and only when it is called: the client
 alone is installed without them.
@@ -136,6 +136,13 @@ def apply_mig_layout(layout: str, tell: Callable[[str], None]) -> list[str]:
 
     divided = nvidia_smi.apply_layout(layout, look(), look, lambda command: tell(" ".join(command)))
     return [f"mig:{found.profile} is mig:{found.uuid}, {found.sms} SMs" for found in divided.instances]
+
+
+def look_for_cuda() -> Any:
+    """What this machine has of CUDA: a workers.cuda_here.CudaHere."""
+    from workers import cuda_here
+
+    return cuda_here.look_for_cuda()
 
 
 def _require(*modules: str) -> None:

@@ -1,4 +1,4 @@
-"""Artifacts: machine code of one candidate as an object file in memory, loaded without a linker."""
+"""Artifacts: machine code of one candidate in memory, an object file or an archive of them, loaded without a linker."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 from tvm.s_tir.schedule import Trace
 
 from tuner_core.records import UNTUNED
+from workers.children.archives import is_archive, unpack
 from workers.children.intrinsics import keep_out_gpu_intrinsics
 
 
@@ -62,5 +63,6 @@ def build_object(mod: Any, target: Any) -> bytes:
 
 
 def load_objects(objects: list[bytes]) -> Any:
-    """The runtime module in the object files. Two loads never share code, unlike two loads of one file path."""
-    return tvm_ffi_orcjit.default_session().load_module(objects)
+    """The runtime module in object files, or archives of them. Two loads never share code, unlike two of one path."""
+    members = [part for each in objects for part in (unpack(each).values() if is_archive(each) else [each])]
+    return tvm_ffi_orcjit.default_session().load_module(members)

@@ -12,7 +12,9 @@ import tvm
 from tuner_core import __version__
 from tuner_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from tuner_core.errors import BadRequest, FractuneError
+from tuner_core.targets import capability, runs_on
 from workers.children.artifacts import read_workload
+from workers.children.cuda_building import stay_off_gpus
 from workers.children.ingest import load_model
 from workers.children.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from workers.children.models import compile_variant
@@ -27,6 +29,7 @@ from workers.children.target import (
     parse_target,
     target_key,
 )
+from workers.children.tensor_cores import prepare_tensor_cores
 from workers.children.weights import lift_weights, pack_weights
 
 _ANY_CORES = 1
@@ -36,12 +39,10 @@ _ANY_CORES = 1
 def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> dict[str, Any]:
     """The operators of the model file at `path` for `target`, whose code is to run on an `isa`.
 
-    Raises BadModel, or BadRequest for a target that such a processor cannot run, as far as this host is one.
+    Raises BadModel, or BadRequest for a target that such a processor cannot run, as far as this host can tell.
     """
     parsed = parse_target(target, _ANY_CORES)
-    missing = missing_features(parsed) if isa == host_cpu() else []
-    if missing:
-        raise BadRequest(f"target '{target}' needs what this processor ({isa}) lacks: {', '.join(missing)}")
+    _check_runs(target, parsed, isa)
     module = load_model(Path(path), inputs)
     operators = extract(prepare(module, parsed), parsed)
     return {
@@ -60,6 +61,23 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
     }
 
 
+def _check_runs(text: str, target: tvm.target.Target, isa: str) -> None:
+    of_gpu = capability(isa) is not None
+    if target.kind.name == "cuda":
+        if not of_gpu:
+            raise BadRequest(
+                f"target '{text}' is for a GPU, and the shares of this job are of a CPU ({isa}); "
+                "ask for shares of a GPU, or leave out --target"
+            )
+        arch = str(target.attrs["arch"])
+        if not runs_on(arch, isa):
+            raise BadRequest(f"target '{text}': code for {arch} does not run on this GPU ({isa}); write cuda:{isa}")
+    elif of_gpu:
+        raise BadRequest(f"target '{text}' is for a CPU, and the shares of this job are of a GPU; write cuda:{isa}")
+    elif isa == host_cpu() and (missing := missing_features(target)):
+        raise BadRequest(f"target '{text}' needs what this processor ({isa}) lacks: {', '.join(missing)}")
+
+
 def compile_bundle(
     path: str,
     inputs: dict[str, list[int]],
@@ -74,6 +92,8 @@ def compile_bundle(
     load_intrinsics(parsed)
     module = prepare(load_model(Path(path), inputs), parsed)
     workloads = {op.workload_hash: read_workload(op.workload_json) for op in extract(module, parsed)}
+    for workload in workloads.values():
+        prepare_tensor_cores(workload, parsed)
     lifted, weights = lift_weights(module)
     packed, layout = pack_weights(weights)
     entries: dict[str, bytes] = {
@@ -114,4 +134,5 @@ def device() -> dict[str, Any]:
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     keep_out_gpu_intrinsics()
+    stay_off_gpus()
     return {"ingest": ingest, "compile_bundle": compile_bundle, "device": device}

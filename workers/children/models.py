@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
+from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 from tvm.s_tir import meta_schedule as ms
 
 from tuner_core.bundles import UNTUNED_VARIANT, WEIGHTS, Bundle
 from tuner_core.errors import FractuneError
 from workers.children.artifacts import load_objects, read_trace
+from workers.children.cuda_building import packed_imports, scheduled_by_default, source_compiler
+from workers.children.cuda_target import compiler_for
 from workers.children.timing import difference, random_args
 from workers.children.weights import unpack_weights
 
@@ -27,8 +31,10 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Any, str]) -> dict[st
     """Machine code and VM bytecode of a prepared module, with `schedules` (workload -> trace) applied.
 
     Returns object files by name. Raises FractuneError when a schedule finds no operator: then the passes of
-    ingest and compile have come apart.
+    ingest and compile have come apart; and for a GPU when this machine has no CUDA compiler.
     """
+    for_gpu = target.kind.name == "cuda"
+    pipeline = cuda_pipeline if for_gpu else cpu_pipeline
     database = ms.database.MemoryDatabase()
     for workload, trace in schedules.items():
         entry = database.commit_workload(workload.mod)
@@ -37,9 +43,11 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Any, str]) -> dict[st
     with target, database, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.MetaScheduleApplyDatabase()(mod)
         _check_applied(mod, len(schedules))
-        passes = cpu_pipeline.dataflow_lower_passes(target) + cpu_pipeline.finalize_passes(target)
+        if for_gpu:
+            mod = scheduled_by_default(mod, target)
+        passes = pipeline.dataflow_lower_passes(target) + pipeline.finalize_passes(target)
         library = tvm.relax.build(mod, target=target, relax_pipeline=tvm.transform.Sequential(passes))
-    return _export(library)
+    return _export(library, _packer(target) if for_gpu else None)
 
 
 def _check_applied(mod: Any, expected: int) -> None:
@@ -48,7 +56,19 @@ def _check_applied(mod: Any, expected: int) -> None:
         raise FractuneError(f"only {scheduled} of {expected} schedules found their operator in the compiled model")
 
 
-def _export(library: Any) -> dict[str, bytes]:
+def _packer(target: Any) -> Callable[..., str]:
+    """What TVM calls to have a library's imports packed: source among them becomes machine code."""
+    compile_source = source_compiler(target, compiler_for(target))
+
+    def pack(library: Any, _is_system_lib: bool, prefix: str, folder: str) -> str:  # noqa: FBT001  TVM's order
+        path = Path(folder) / f"{prefix}devc.o"
+        path.write_bytes(packed_imports(library, compile_source))
+        return str(path)
+
+    return pack
+
+
+def _export(library: Any, pack: Callable[..., str] | None) -> dict[str, bytes]:
     objects: dict[str, bytes] = {}
 
     def collect(_output: str, files: list[str], **_options: Any) -> None:
@@ -56,7 +76,7 @@ def _export(library: Any) -> dict[str, bytes]:
 
     collect.output_format = "o"  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
-        library.mod.export_library(str(Path(folder) / "model.o"), fcompile=collect)
+        library.mod.export_library(str(Path(folder) / "model.o"), fcompile=collect, fpack_imports=pack)
     return objects
 
 

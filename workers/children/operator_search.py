@@ -21,6 +21,7 @@ from workers.children.artifacts import read_trace, write_trace
 from workers.children.decisions import SurrogateModel, features_of
 from workers.children.intrinsics import load_intrinsics
 from workers.children.surrogate import Surrogate
+from workers.children.tensor_cores import space_for
 from workers.children.transfer import seeds
 
 _SAMPLING_TRIES = 4
@@ -75,7 +76,7 @@ class OperatorSearch:
         self._context = ms.TuneContext(
             mod=workload.mod,
             target=target,
-            space_generator="post-order-apply",
+            space_generator=space_for(workload, target),
             search_strategy=self._strategy,
             rand_state=seed % (2**31 - 2) + 1,
             num_threads=threads,

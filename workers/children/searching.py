@@ -15,6 +15,7 @@ import tvm
 
 from tuner_core.records import candidate_id
 from workers.children.artifacts import read_workload
+from workers.children.cuda_building import stay_off_gpus
 from workers.children.operator_search import OperatorSearch
 
 _OPERATORS_KEPT = 256
@@ -69,5 +70,6 @@ class SearcherChild:
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     """The methods; the one argument is the number of threads to search with."""
+    stay_off_gpus()
     child = SearcherChild(int(args[0]))
     return {"knows": child.knows, "open": child.open, "learn": child.learn, "propose": child.propose}

@@ -1,4 +1,4 @@
-"""Compilation targets: what this host's CPU really offers, and which target a user's text means.
+"""Compilation targets: what this host's CPU really offers, and which target a user's text means (a GPU's: cuda_target).
 
 LLVM names a CPU by its family and model number. A hypervisor may hide features that the name implies, and may
 show others that it does not: a kernel compiled for the bare name could then die of an illegal instruction.
@@ -18,6 +18,7 @@ import tvm
 from tuner_core import targets
 from tuner_core.devices import Device
 from tuner_core.errors import BadRequest
+from workers.children import cuda_target
 from workers.children.messages import first_line
 
 _HOST_WORDS = ("native", "host")
@@ -44,7 +45,7 @@ _COMPUTES = (
     "xop",
 )
 """How the names of features begin that a compiler uses without being told; the others serve operating systems"""
-_HINT = 'write native, llvm -mcpu=skylake-avx512, or JSON: {"kind": "llvm", "mcpu": "skylake-avx512"}'
+_HINT = 'write native, cuda:sm_90, llvm -mcpu=skylake-avx512, or JSON: {"kind": "llvm", "mcpu": "skylake-avx512"}'
 
 
 def default_target(cores: int) -> tvm.target.Target:
@@ -64,21 +65,22 @@ def default_target(cores: int) -> tvm.target.Target:
 
 
 def parse_target(text: str, cores: int) -> tvm.target.Target:
-    """The target that `text` means: empty or `native` for this host, JSON, a TVM tag, or `llvm -mcpu=...`.
+    """The target that `text` means: empty or `native` for this host, JSON, a TVM tag, `llvm -mcpu=...`, `cuda:sm_90`.
 
-    `cores` becomes `num-cores` where the text does not say it. Raises BadRequest for anything that TVM or
-    LLVM does not know, and for targets other than CPUs.
+    `cores` becomes a CPU's `num-cores` where the text does not say it. Raises BadRequest for anything that TVM, LLVM
+    or the CUDA toolkit of this machine does not know, and for targets other than CPUs and NVIDIA GPUs.
     """
     text = text.strip()
     if not text or text in _HOST_WORDS:
         return default_target(cores)
     config = _config(text)
-    try:
-        target = tvm.target.Target(config)
-    except Exception as error:
-        raise BadRequest(f"target '{text}': {first_line(error)}; {_HINT}") from error
+    if isinstance(config, dict) and targets.is_cuda(config):
+        config = _cuda_config(text, config)  # before TVM asks a GPU for what is missing
+    target = _target(text, config)
+    if target.kind.name == "cuda":
+        return _target(text, _cuda_config(text, _plain(target)))
     if target.kind.name != "llvm":
-        raise BadRequest(f"target '{text}': '{target.kind.name}' is no CPU target; {_HINT}")
+        raise BadRequest(f"target '{text}': '{target.kind.name}' is neither a CPU nor an NVIDIA GPU; {_HINT}")
     _check_cpu(text, target)
     _check_features(text, target)
     if "num-cores" in target.attrs:
@@ -134,7 +136,20 @@ def host_device() -> Device:
     )
 
 
+def _target(text: str, config: dict[str, Any] | str) -> tvm.target.Target:
+    try:
+        return tvm.target.Target(config)
+    except Exception as error:
+        raise BadRequest(f"target '{text}': {first_line(error)}; {_HINT}") from error
+
+
+def _cuda_config(text: str, config: dict[str, Any]) -> dict[str, Any]:
+    return cuda_target.completed(text, config, cuda_target.compiler_here())
+
+
 def _config(text: str) -> dict[str, Any] | str:
+    if text == "cuda" or text.startswith(cuda_target.PREFIX):
+        return cuda_target.config_of(text)
     if text.startswith("{"):
         try:
             config: dict[str, Any] = json.loads(text)

@@ -118,7 +118,7 @@ class Builder:
             return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
         if answer["status"] == Status.OK:
             self._deadline.note(work["workload_hash"], answer["build_secs"])
-        artifact = _artifact(item, Status(answer["status"]), answer["cause"], answer["build_secs"])
+        artifact = _artifact(item, Status(answer["status"]), answer["cause"], answer["build_secs"], answer["versions"])
         return artifact, base64.b64decode(answer["object"])
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
@@ -136,8 +136,17 @@ class Builder:
         return self._args_info[key]
 
 
-def _artifact(item: CandidateItem, status: Status, cause: str, build_secs: float = 0.0) -> ArtifactItem:
-    return {**item, "build_secs": build_secs, "status": status.value, "cause": cause}
+def _artifact(
+    item: CandidateItem, status: Status, cause: str, build_secs: float = 0.0, versions: dict[str, str] | None = None
+) -> ArtifactItem:
+    return {
+        "candidate": item["candidate"],
+        "trace": item["trace"],
+        "build_secs": build_secs,
+        "status": status.value,
+        "cause": cause,
+        "versions": versions or {},
+    }
 
 
 def _measure_work(work: BuildWork, share: str, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:

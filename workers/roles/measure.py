@@ -152,7 +152,7 @@ class Measurer:
             measured_at=time.time(),
             build_secs=item["build_secs"],
             max_error=outcome.max_error,
-            versions=self._bench.hello["versions"],
+            versions={**self._bench.hello["versions"], **item.get("versions", {})},
         )
 
 

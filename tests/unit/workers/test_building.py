@@ -41,10 +41,17 @@ def test_a_failure_is_the_candidates_and_has_one_line(child: Child) -> None:
     answer = build(child, "fail")
     assert (answer["status"], answer["cause"]) == ("build_failed", "ValueError: no such loop")
     assert answer["object"] == ""
+    assert answer["versions"] == {}
 
 
 def test_a_build_beyond_its_cpu_time_is_ended(child: Child) -> None:
     answer = build(child, "spin", limit_cpu_s=1)
+    assert (answer["status"], answer["cause"]) == ("build_timeout", "not built within 1 s of CPU time")
+    assert 0.9 < answer["build_secs"] < 2.5
+
+
+def test_what_a_program_of_the_compiler_takes_counts_too(child: Child) -> None:
+    answer = build(child, "program", limit_cpu_s=1)
     assert (answer["status"], answer["cause"]) == ("build_timeout", "not built within 1 s of CPU time")
     assert 0.9 < answer["build_secs"] < 2.5
 

@@ -72,7 +72,8 @@ def test_cores_in_the_text_win() -> None:
     ("text", "words"),
     [
         ("rocketlake", "is not defined"),
-        ("cuda", "no CPU target"),
+        ("opencl", "neither a CPU nor an NVIDIA GPU"),
+        ("cuda", "names no architecture"),
         ('{"kind": "llvm", "mcpu": "pentium9"}', "LLVM knows no CPU 'pentium9'"),
         ('{"kind": "llvm", "speed": 11}', "Unknown config option 'speed'"),
         ("{nonsense", "is no JSON"),

@@ -1,0 +1,277 @@
+"""Candidates of a real model become machine code for a GPU, through the children that make them, without a GPU."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import redis
+import tvm
+from rq import Queue
+from rq.serializers import JSONSerializer
+from tvm import te
+from tvm.s_tir import meta_schedule as ms
+
+from tests.cli_process import write_model
+from tests.cubins import cubin_arch, cubins_in
+from tests.redis_process import running_redis, wait_until
+from tests.worker_processes import SECRET, matmul_workload, worker
+from tuner_core.blobs import get_blob, put_blob
+from tuner_core.bundles import UNTUNED_VARIANT, Bundle
+from tuner_core.devices import Device
+from tuner_core.records import UNTUNED
+from tuner_core.shares import GrantedShare
+from tuner_core.signing import open_signed
+from tuner_core.wire import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
+from workers.child import Child
+from workers.children.archives import unpack
+from workers.children.passes import _plain, workload_hash
+from workers.children.target import parse_target, target_key
+from workers.cuda_compilers import find_compiler
+from workers.toolkit import find_cudart, find_toolkits
+
+COMPILER = find_compiler()
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
+
+SQUEEZENET = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
+KINDS = ("conv2d", "max_pool2d", "concatenate", "softmax", "reshape")
+CANDIDATES = 2
+
+Built = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def operators() -> list[dict[str, Any]]:
+    child = Child("workers.children.compiling")
+    model = {"path": str(SQUEEZENET), "inputs": {}, "target": "cuda:sm_90", "isa": "sm_90"}
+    answer = child.call("ingest", 120, **model)
+    child.stop()
+    return [{**operator, "target": answer["target"], "key": answer["target_key"]} for operator in answer["operators"]]
+
+
+@pytest.fixture(scope="module")
+def search() -> Iterator[Child]:
+    child = Child("workers.children.searching", ["2"])
+    yield child
+    child.stop()
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Child]:
+    child = Child("workers.children.building")
+    yield child
+    child.stop()
+
+
+def traces(search: Child, operator: dict[str, Any], count: int) -> list[str]:
+    """The untuned default and `count` candidates."""
+    known = {"workload_hash": operator["workload_hash"], "target_key": operator["key"]}
+    opened = {"workload": operator["workload"], "target": operator["target"], "seed": 0, "history": [], "borrowed": []}
+    search.call("open", 120, **known, **opened)
+    return [UNTUNED, *(item["trace"] for item in search.call("propose", 120, **known, count=count))]
+
+
+def build(builder: Child, operator: dict[str, Any], trace: str, target: str = "") -> Built:
+    builder.call("learn_workload", 60, workload_hash=operator["workload_hash"], workload=operator["workload"])
+    answer: Built = builder.call(
+        "build", 120, workload_hash=operator["workload_hash"], target=target or operator["target"], trace=trace
+    )
+    return answer
+
+
+def one_of_each_kind(operators: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [next(operator for operator in operators if kind in operator["name"]) for kind in KINDS]
+
+
+def assert_cubin(built: Built) -> None:
+    assert (built["status"], built["cause"]) == ("ok", "")
+    assert_archive(base64.b64decode(built["object"]))
+
+
+def assert_archive(archive: bytes) -> None:
+    members = unpack(archive)
+    assert list(members) == ["host.o", "device.o"]
+    (cubin,) = cubins_in(members["device.o"])
+    assert cubin_arch(cubin) == "sm_90"
+    assert cubins_in(members["host.o"]) == []
+
+
+def test_every_kind_of_operator_becomes_a_cubin(operators: list[dict[str, Any]], search: Child, builder: Child) -> None:
+    for operator in one_of_each_kind(operators):
+        for trace in traces(search, operator, CANDIDATES):
+            built = build(builder, operator, trace)
+            assert_cubin(built)
+            assert built["build_secs"] > 0
+            assert COMPILER is not None
+            assert built["versions"] == {"compiler": COMPILER.name}
+
+
+@pytest.mark.slow
+def test_every_operator_becomes_a_cubin(operators: list[dict[str, Any]], search: Child, builder: Child) -> None:
+    assert len(operators) == 29
+    for operator in operators:
+        for trace in traces(search, operator, 1):
+            assert_cubin(build(builder, operator, trace))
+
+
+@pytest.mark.slow
+def test_half_precision_is_searched_on_tensor_cores(search: Child, builder: Child) -> None:
+    """Slow: TVM's intrinsics of CUDA take long to load, once in each process."""
+    operator = half_matmul()
+    built = {trace: build(builder, operator, trace) for trace in traces(search, operator, 4)}
+    for answer in built.values():
+        assert_cubin(answer)
+    assert any('"Tensorize"' in trace for trace in built)
+
+
+def half_matmul() -> dict[str, Any]:
+    left, right = (te.placeholder((256, 256), "float16", name) for name in ("left", "right"))
+    k = te.reduce_axis((0, 256), name="k")
+    product = te.compute(
+        (256, 256), lambda i, j: te.sum(left[i, k].astype("float32") * right[k, j].astype("float32"), axis=k), name="c"
+    )
+    mod = tvm.IRModule({"main": te.create_prim_func([left, right, product])})
+    target = parse_target("cuda:sm_90", 1)
+    return {
+        "workload_hash": workload_hash(mod),
+        "workload": json.dumps(_plain(ms.database.Workload(mod).as_json())),
+        "target": str(target),
+        "key": target_key(target),
+    }
+
+
+def test_the_builder_never_opens_cuda(operators: list[dict[str, Any]], builder: Child) -> None:
+    assert_cubin(build(builder, operators[0], UNTUNED))
+    opened = Path(f"/proc/{builder.pid}/maps").read_text()
+    assert "libtvm_compiler" in opened
+    assert "/dev/nvidia" not in opened
+    files = {str(each.readlink()) for each in Path(f"/proc/{builder.pid}/fd").iterdir()}
+    assert not {name for name in files if "nvidia" in name}
+
+
+def test_a_candidate_beyond_the_block_fails_with_its_cause(
+    operators: list[dict[str, Any]], search: Child, builder: Child
+) -> None:
+    small = json.dumps({**json.loads(operators[0]["target"]), "max_threads_per_block": 2})
+    _, trace = traces(search, operators[0], 1)
+    built = build(builder, operators[0], trace, small)
+    assert built["status"] == "build_failed"
+    assert built["cause"].startswith("TooLarge: ")
+    assert built["cause"].endswith("threads per block; the target has 2")
+    assert built["object"] == ""
+
+
+def test_a_builder_sends_signed_archives_and_causes_to_the_queue_of_the_gpus_share(
+    search: Child, tmp_path: Path
+) -> None:
+    workload, target = matmul_workload(96), str(parse_target("cuda:sm_90", 1))
+    small = json.dumps({**json.loads(target), "max_threads_per_block": 2})
+    operator = {"workload_hash": workload["hash"], "workload": workload["json"], "target": target, "key": target}
+    _, trace = traces(search, operator, 1)
+    with running_redis() as url, worker("builder", "build", url, tmp_path / "gate") as builder:
+        connection = redis.Redis.from_url(url)
+        builder.info(connection)
+        put_blob(connection, workload_blob(workload["hash"]), workload["json"].encode())
+        give_work(connection, "fits", workload["hash"], target, trace)
+        give_work(connection, "large", workload["hash"], small, trace)
+        measuring = Queue(measure_queue("gpu", "mps:25"), connection=connection, serializer=JSONSerializer)
+        wait_until(lambda: measuring.count == 2, 120)
+        fits, large = (job.args[0] for job in measuring.jobs)
+        assert_archive(open_signed(SECRET, get_blob(connection, artifact_blob("fits", "c"))))
+    assert fits["artifacts"][0]["status"] == "ok"
+    assert COMPILER is not None
+    assert fits["artifacts"][0]["versions"] == {"compiler": COMPILER.name}
+    assert large["artifacts"][0]["status"] == "build_failed"
+    assert "threads per block; the target has 2" in large["artifacts"][0]["cause"]
+
+
+def give_work(connection: redis.Redis, lease: str, workload: str, target: str, trace: str) -> None:
+    work = {
+        "do": "build",
+        "work_id": lease,
+        "lease": lease,
+        "job": "j1",
+        "kind": "trial",
+        "workload_hash": workload,
+        "operator": "matmul",
+        "target": target,
+        "target_key": target,
+        "device_key": "gpu",
+        "shares": ["mps:25"],
+        "candidates": [{"candidate": "c", "trace": trace}],
+        "reply": "stream",
+    }
+    queue = Queue(BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
+    queue.enqueue_call(HANDLER, args=(work,), timeout=3600)
+
+
+def test_a_whole_model_becomes_host_code_and_a_cubin(tmp_path: Path) -> None:
+    model, out = write_model(tmp_path / "small.onnx"), tmp_path / "small.fractune"
+    child = Child("workers.children.compiling")
+    known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
+    manifest = {
+        "model": {"name": model.name, "sha256": hashlib.sha256(model.read_bytes()).hexdigest()},
+        "device": Device("cuda", "sm_90", units=132, memory_gib=141, l2_kib=51200).to_json(),
+        "shares": {"full": GrantedShare("full", 132, 132, "sm", 141 << 30, reserved=True).to_json()},
+    }
+    variant = {"name": UNTUNED_VARIANT, "traces": {}}
+    child.call("compile_bundle", 300, **known, variants=[variant], manifest=manifest, records=[], out=str(out))
+    child.stop()
+    bundle = Bundle(out)
+    objects = bundle.objects(UNTUNED_VARIANT)
+    (cubin,) = [cubin for each in objects for cubin in cubins_in(each)]
+    assert cubin_arch(cubin) == "sm_90"
+    assert json.loads(bundle.manifest["target"])["arch"] == "sm_90"
+
+
+_STUB = "".join(
+    f"int {name}(void) {{ return 100; }}\n"  # CUDA_ERROR_NO_DEVICE
+    for name in (
+        "cuDeviceGetName",
+        "cuFuncSetAttribute",
+        "cuGetErrorName",
+        "cuGetErrorString",
+        "cuLaunchKernelEx",
+        "cuModuleGetFunction",
+        "cuModuleLoadData",
+        "cuModuleUnload",
+        "cuTensorMapEncodeTiled",
+    )
+)
+_LOAD = """
+import sys
+from pathlib import Path
+from workers.toolkit import load_cudart
+assert load_cudart()
+from workers.children.artifacts import load_objects
+module = load_objects([Path(sys.argv[1]).read_bytes()])
+(device,) = module.imports
+print(device.kind, module.implements_function("main"), device.implements_function(sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to make a stand-in for the driver's library with")
+@pytest.mark.skipif(find_cudart(find_toolkits()) is None, reason="no libcudart.so.13; pip install 'fractune[cuda]'")
+def test_tvms_own_cuda_runtime_reads_the_artifact(
+    operators: list[dict[str, Any]], builder: Child, tmp_path: Path
+) -> None:
+    """Its loader parses what was rewritten. The driver is a stand-in without a device, so nothing can run."""
+    artifact = tmp_path / "candidate.a"
+    artifact.write_bytes(base64.b64decode(build(builder, operators[0], UNTUNED)["object"]))
+    (tmp_path / "stub.c").write_text(_STUB)
+    made = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(tmp_path / "libcuda.so.1"), "stub.c"]
+    subprocess.run(made, check=True, cwd=tmp_path)
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    loading = [sys.executable, "-c", _LOAD, str(artifact), "main_kernel"]
+    out = subprocess.run(loading, env=environ, capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["cuda", "True", "True"]

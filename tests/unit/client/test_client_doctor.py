@@ -1,0 +1,189 @@
+"""`fractune doctor`: ready or not, what is missing, how to get it, and the exit code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tuner_client import doctor as doctor_module
+from tuner_client.cli import main
+from tuner_client.doctor import Finding, Use, cuda_uses, packages, required
+from workers.cuda_here import CompilerHere
+
+NVRTC = CompilerHere("NVRTC 13.0", (75, 90, 121))
+
+
+@dataclass(frozen=True)
+class Here:
+    """A machine with everything."""
+
+    compilers: Sequence[CompilerHere] = (NVRTC,)
+    cudart: str = "libcudart.so.13"
+    driver: str = "580.65.06"
+    driver_cuda: int = 13000
+    gpus: Sequence[str] = ("NVIDIA H200",)
+    nvml: bool = True
+    mps_control: str = "/usr/bin/nvidia-cuda-mps-control"
+
+
+@dataclass
+class Packages:
+    """Installed distributions by name, in the place of the real ones."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def version(self, name: str) -> str:
+        if name not in self.versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return self.versions[name]
+
+
+@pytest.fixture(autouse=True)
+def signals_restored() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_module, "packages", lambda extra: Finding(f"packages of fractune[{extra}]", "all there"))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> list[Here]:
+    """The machine that is looked at: its only element, to be replaced."""
+    machines = [Here()]
+    monkeypatch.setattr(doctor_module, "look_for_cuda", lambda: machines[0])
+    return machines
+
+
+def use(name: str, here: Here) -> Use:
+    return next(each for each in cuda_uses(here) if each.name == name)
+
+
+def missing(found: Use) -> dict[str, str]:
+    return {finding.what: finding.how for finding in found.findings if not finding.found}
+
+
+def test_a_machine_with_everything_is_ready() -> None:
+    assert [each.ready for each in cuda_uses(Here())] == [True, True]
+    assert missing(use("gpu", Here())) == {}
+
+
+@pytest.mark.parametrize(
+    ("lacking", "what", "words"),
+    [
+        ({"gpus": ()}, "GPU", "no NVIDIA GPU is visible here"),
+        ({"driver_cuda": 0, "driver": ""}, "driver", "install NVIDIA's driver, version 580 or later"),
+        ({"driver_cuda": 12020, "driver": "535.183.01"}, "driver", "there is 535.183.01, for CUDA 12.2"),
+        ({"cudart": ""}, "CUDA runtime", "libcudart.so.13: pip install 'fractune[cuda]'"),
+        ({"nvml": False}, "NVML", "comes with the driver"),
+    ],
+)
+def test_measuring_says_what_is_missing_and_how_to_get_it(lacking: dict[str, object], what: str, words: str) -> None:
+    found = use("gpu", replace(Here(), **lacking))
+    assert not found.ready
+    assert [*missing(found)] == [what]
+    assert words in missing(found)[what]
+    assert use("cuda-builds", replace(Here(), **lacking)).ready, "builds need no GPU"
+
+
+def test_mps_is_needed_for_its_own_shares_only() -> None:
+    found = use("gpu", replace(Here(), mps_control=""))
+    assert found.ready
+    assert "only shares mps:N, mps-sm:N need it" in missing(found)["MPS control"]
+
+
+def test_builds_name_the_compiler_and_what_it_compiles_for() -> None:
+    found = use("cuda-builds", Here())
+    assert [finding.found for finding in found.findings] == ["all there", "NVRTC 13.0, for sm_75 to sm_121"]
+
+
+def test_other_compilers_are_named_once() -> None:
+    nvcc = CompilerHere("nvcc 13.0", (75, 121))
+    found = use("cuda-builds", replace(Here(), compilers=(NVRTC, nvcc, nvcc)))
+    assert found.findings[1].found == "NVRTC 13.0, for sm_75 to sm_121; there is also nvcc 13.0"
+
+
+@pytest.mark.parametrize(
+    ("compilers", "words"),
+    [
+        ((), "pip install 'fractune[cuda]'"),
+        ((CompilerHere("nvcc 13.0", (90,), "it needs gcc"),), "nvcc 13.0: it needs gcc"),
+    ],
+)
+def test_builds_say_how_to_get_a_compiler(compilers: Sequence[CompilerHere], words: str) -> None:
+    found = use("cuda-builds", replace(Here(), compilers=compilers))
+    assert not found.ready
+    assert words in missing(found)["CUDA compiler"]
+
+
+def test_the_packages_of_an_extra_are_those_that_the_project_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_run = ['apache-tvm==0.27.0.post1; extra == "run"', 'numpy>=2.0; extra == "run"']
+    lines = ["typer>=0.29", *of_run, 'rq>=2; extra == "local"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _name: lines)
+    assert required("run") == [("apache-tvm", "0.27.0.post1"), ("numpy", "")]
+    installed = Packages({"apache-tvm": "0.27.0.post1", "numpy": "2.4"})
+    monkeypatch.setattr(importlib.metadata, "version", installed.version)
+    assert packages("run").found == "all there"
+    installed.versions["apache-tvm"] = "0.28.0"
+    assert packages("run").how == "pip install 'fractune[run]' (lacks apache-tvm 0.27.0.post1, has 0.28.0)"
+    del installed.versions["numpy"]
+    assert packages("run").how.endswith("0.28.0, numpy)")
+    assert packages("run").found == ""
+
+
+def test_this_very_environment_has_what_the_stack_needs() -> None:
+    assert packages("local").found == "all there"
+    assert ("apache-tvm", "0.27.0.post1") in required("run")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "args", "code"),
+    [
+        ({}, [], 0),
+        ({"gpus": ()}, [], 0),
+        ({"gpus": ()}, ["--for", "gpu"], 1),
+        ({"gpus": ()}, ["--for", "cuda-builds", "--for", "run"], 0),
+        ({"gpus": ()}, ["--for", "cuda-builds", "--for", "gpu"], 1),
+    ],
+)
+def test_the_exit_code_answers_what_was_asked(
+    machine: list[Here], lacking: dict[str, object], args: list[str], code: int
+) -> None:
+    machine[0] = replace(Here(), **lacking)
+    assert main(["doctor", *args]) == code
+
+
+def test_a_machine_that_is_ready_for_nothing_fails(machine: list[Here], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine[0] = Here(compilers=(), gpus=())
+    monkeypatch.setattr(doctor_module, "packages", lambda extra: Finding(extra, "", f"pip install 'fractune[{extra}]'"))
+    assert main(["doctor"]) == 1
+
+
+def test_it_reads_like_a_list(machine: list[Here], capsys: pytest.CaptureFixture[str]) -> None:
+    machine[0] = Here(gpus=(), mps_control="")
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "run bundles: ready"
+    assert "measure on NVIDIA GPUs: not ready" in lines
+    assert "  + driver: 580.65.06, for CUDA 13.0" in lines
+    assert any(line.startswith("  - GPU: no NVIDIA GPU is visible here") for line in lines)
+    assert any(line.startswith("  o MPS control: only shares mps:N") for line in lines)
+
+
+def test_json_is_one_use_a_line(machine: list[Here], capsys: pytest.CaptureFixture[str]) -> None:
+    machine[0] = Here(nvml=False)
+    main(["doctor", "--json"])
+    uses = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["use"] for each in uses] == ["run", "tune", "cuda-builds", "gpu"]
+    assert [each["ready"] for each in uses] == [True, True, True, False]
+    assert list(uses[0]) == ["use", "title", "ready", "findings"]
+    assert set(uses[0]["findings"][0]) == {"what", "found", "how", "optional"}

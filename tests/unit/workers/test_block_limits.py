@@ -1,0 +1,132 @@
+"""What a kernel takes of a block is known before it is compiled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import tvm
+from tvm import te
+from tvm.s_tir import Schedule
+
+from tuner_core.errors import FractuneError
+from workers.children import cuda_building
+from workers.children.archives import unpack
+from workers.children.block_limits import TooLarge
+
+ELEMENTS = 4096
+
+
+@dataclass
+class NoCompiler:
+    """A compiler that makes nothing of anything, and says what it was given."""
+
+    given: list[tuple[str, bool]] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    name: str = "none"
+    archs: Sequence[int] = (90,)
+
+    def compile(self, source: str, arch: str, *, fast_math: bool) -> bytes:
+        self.sources.append(source)
+        self.given.append((arch, fast_math))
+        return b"code for " + arch.encode()
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in cuda_building._NO_GPU.items():
+        monkeypatch.setenv(name, value)
+
+
+def target(**changes: Any) -> tvm.target.Target:
+    block = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
+    return tvm.target.Target({"kind": "cuda", "arch": "sm_90", **block, **changes})
+
+
+def kernel(threads: tuple[int, int] = (8, 4), shared: int = 1) -> tvm.IRModule:
+    """Adds one to each element, `threads` (x, y) at a time, through as much as `shared` times that in shared memory."""
+    data = te.placeholder((ELEMENTS,), name="data")
+    out = te.compute((ELEMENTS,), lambda i: data[i] + 1.0, name="out")
+    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([data, out])}))
+    block = sch.get_sblock("out")
+    copy = sch.cache_read(block, 0, "shared")
+    grid, tile, y, x = sch.split(sch.get_loops(block)[0], [None, shared, threads[1], threads[0]])
+    for loop, axis in ((grid, "blockIdx.x"), (y, "threadIdx.y"), (x, "threadIdx.x")):
+        sch.bind(loop, axis)
+    sch.compute_at(copy, grid)
+    inner = sch.get_loops(copy)[-1]
+    _, copy_x = sch.split(inner, [None, threads[0]])
+    sch.bind(copy_x, "threadIdx.x")
+    assert tile is not None
+    return sch.mod
+
+
+def test_a_kernel_that_fits_becomes_host_code_and_device_code() -> None:
+    compiler = NoCompiler()
+    members = unpack(cuda_building.build_archive(kernel(), target(), compiler))
+    assert list(members) == ["host.o", "device.o"]
+    assert all(member.startswith(b"\x7fELF") for member in members.values())
+    assert b"code for sm_90" in members["device.o"]
+    assert b"__CUDACC_RTC__" not in members["device.o"], "no source travels"
+    assert compiler.given == [("sm_90", False)]
+    assert "main_kernel" in compiler.sources[0]
+
+
+def test_fast_math_is_the_targets_choice() -> None:
+    compiler = NoCompiler()
+    cuda_building.build_archive(kernel(), target(keys=["cuda", "gpu", "fast-math"]), compiler)
+    assert compiler.given == [("sm_90", True)]
+
+
+@pytest.mark.parametrize(
+    ("needs", "limits", "words"),
+    [
+        ({"threads": (32, 4)}, {"max_threads_per_block": 127}, "needs 128 threads per block; the target has 127"),
+        ({"threads": (64, 32)}, {}, "needs 2048 threads per block; the target has 1024"),
+        (
+            {"threads": (32, 1), "shared": 8},
+            {"max_shared_memory_per_block": 1023},
+            "needs 1024 bytes of shared memory per block; the target has 1023",
+        ),
+    ],
+)
+def test_a_kernel_that_needs_too_much_never_meets_the_compiler(
+    needs: dict[str, Any], limits: dict[str, int], words: str
+) -> None:
+    compiler = NoCompiler()
+    with pytest.raises(TooLarge, match=rf"^main_kernel {words}$"):
+        cuda_building.build_archive(kernel(**needs), target(**limits), compiler)
+    assert compiler.given == []
+
+
+@pytest.mark.parametrize(
+    ("needs", "limits"),
+    [
+        ({"threads": (32, 4)}, {"max_threads_per_block": 128}),
+        ({"threads": (32, 1), "shared": 8}, {"max_shared_memory_per_block": 1024}),
+    ],
+)
+def test_a_limit_may_be_met(needs: dict[str, Any], limits: dict[str, int]) -> None:
+    assert cuda_building.build_archive(kernel(**needs), target(**limits), NoCompiler())
+
+
+def test_an_operator_without_threads_gets_tvms_own_schedule() -> None:
+    data = te.placeholder((ELEMENTS,), name="data")
+    out = te.compute((ELEMENTS,), lambda i: data[i] + 1.0, name="out")
+    mod = tvm.IRModule({"main": te.create_prim_func([data, out])})
+    with pytest.raises(FractuneError, match="there is no kernel"):
+        cuda_building.build_archive(mod, target(), NoCompiler())
+    before = mod.script()
+    scheduled = cuda_building.scheduled_by_default(mod, target())
+    assert mod.script() == before, "the workload itself stays as it is"
+    assert cuda_building.build_archive(scheduled, target(), NoCompiler())
+
+
+def test_a_build_cannot_see_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("TVM_COMPILE_FORCE_FALLBACK")
+    cuda_building.stay_off_gpus()
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TVM_COMPILE_FORCE_FALLBACK"]) == ("", "1")

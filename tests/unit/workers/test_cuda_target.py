@@ -1,0 +1,132 @@
+"""CUDA targets: explicit in all that a build needs, and refused where nothing could be built or run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner_core.errors import BadModel, BadRequest, FractuneError
+from workers.children import cuda_target
+from workers.children.compiling import ingest
+from workers.children.target import parse_target, target_key
+
+ISA = "sm_90"
+
+
+@dataclass
+class OldToolkit:
+    """A compiler that knows no GPU after Hopper."""
+
+    name: str = "NVRTC 12.4"
+    archs: Sequence[int] = (70, 80, 90)
+
+    def compile(self, source: str, arch: str, *, fast_math: bool) -> bytes:
+        raise NotImplementedError(source, arch, fast_math)
+
+
+@pytest.fixture(autouse=True)
+def toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_target, "compiler_here", OldToolkit)
+
+
+def config(text: str) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(str(parse_target(text, 2)))
+    return parsed
+
+
+@pytest.mark.parametrize(
+    "text", ["cuda:sm_90", " cuda:sm_90 ", "cuda -arch=sm_90", '{"kind": "cuda", "arch": "sm_90"}']
+)
+def test_every_form_means_the_same_whole_target(text: str) -> None:
+    target = config(text)
+    assert target["arch"] == "sm_90"
+    assert target["max_shared_memory_per_block"] == 48 * 1024
+    assert target["max_threads_per_block"] == 1024
+    assert target["thread_warp_size"] == 32
+    assert "num-cores" not in target
+    assert target_key(parse_target(text, 2)) == target_key(parse_target("cuda:sm_90", 1))
+
+
+def test_what_the_json_says_of_a_block_stays() -> None:
+    text = '{"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 256, "max_shared_memory_per_block": 16384}'
+    assert (config(text)["max_threads_per_block"], config(text)["max_shared_memory_per_block"]) == (256, 16384)
+
+
+def test_a_tag_of_tvm_will_do() -> None:
+    assert config("nvidia/nvidia-h100")["arch"] == "sm_90a"
+
+
+def test_fast_math_is_off_unless_asked_for_and_then_another_target() -> None:
+    exact, fast = parse_target("cuda:sm_90", 1), parse_target("cuda:sm_90+fast-math", 1)
+    assert "fast-math" in fast.keys
+    assert "fast-math" not in exact.keys
+    assert target_key(exact) != target_key(fast)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cuda", "names no architecture"),
+        ('{"kind": "cuda"}', "names no architecture"),
+        ("cuda:", "names no architecture"),
+        ("cuda:90", "'90' is no architecture"),
+        ("cuda:sm_90b", "'sm_90b' is no architecture"),
+        ("cuda:compute_90", "'compute_90' is no architecture"),
+        ("cuda:sm_80a", "there is no 'sm_80a'; write sm_80"),
+        ("cuda:sm_90f", "there is no 'sm_90f'"),
+        ("cuda:sm_90+fastmath", "unknown option 'fastmath'; there is +fast-math only"),
+        ("cuda:sm_100", "NVRTC 12.4 does not compile for sm_100; it knows sm_70, sm_80, sm_90"),
+        ("nvidia/geforce-rtx-4090", "NVRTC 12.4 does not compile for sm_89"),
+        ('{"kind": "cuda", "arch": "sm_90", "num-cores": 2}', "Unknown config option 'num-cores'"),
+        ('{"kind": "cuda", "arch": 90}', "'90' is no architecture"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(text: str, words: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_target(text, 1)
+    assert words in str(caught.value)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_toolkit_a_target_can_be_read_and_not_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_target, "compiler_here", lambda: None)
+    target = parse_target("cuda:sm_121", 1)
+    with pytest.raises(FractuneError, match=r"no CUDA compiler to build for sm_121; pip install 'fractune\[cuda\]'"):
+        cuda_target.compiler_for(target)
+
+
+def test_a_builder_refuses_what_its_own_toolkit_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_target, "compiler_here", lambda: None)
+    target = parse_target("cuda:sm_100a", 1)
+    monkeypatch.setattr(cuda_target, "compiler_here", OldToolkit)
+    with pytest.raises(BadRequest, match=r"NVRTC 12\.4 does not compile for sm_100a"):
+        cuda_target.compiler_for(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "isa", "words"),
+    [
+        ("cuda:sm_90", "rocketlake", "is for a GPU, and the shares of this job are of a CPU (rocketlake)"),
+        ("llvm", ISA, "is for a CPU, and the shares of this job are of a GPU; write cuda:sm_90"),
+        ("cuda:sm_80", ISA, "code for sm_80 does not run on this GPU (sm_90); write cuda:sm_90"),
+        ("cuda:sm_90a", "sm_100", "code for sm_90a does not run on this GPU (sm_100)"),
+    ],
+)
+def test_a_target_for_another_processor_is_refused_before_the_model_is_read(
+    tmp_path: Path, target: str, isa: str, words: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        ingest(str(tmp_path / "none.onnx"), {}, target, isa)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90", "cuda:sm_90a"])
+def test_a_target_for_the_gpu_goes_on_to_the_model(tmp_path: Path, target: str) -> None:
+    with pytest.raises(BadModel):
+        ingest(str(tmp_path / "none.onnx"), {}, target, ISA)

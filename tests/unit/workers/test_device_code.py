@@ -1,0 +1,83 @@
+"""Device code in TVM's packed bytes: source is replaced by machine code, everything else stays."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner_core.errors import FractuneError
+from workers.children.device_code import with_machine_code
+
+SOURCE = 'extern "C" __global__ void main_kernel() {}'
+KERNELS = b"\x01\0\0\0\0\0\0\0 whatever TVM writes of the kernels"
+
+
+def number(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def string(value: bytes) -> bytes:
+    return number(len(value)) + value
+
+
+def packed(modules: list[tuple[bytes, bytes]]) -> bytes:
+    """A library that imports the modules (kind and content), written as TVM writes it."""
+    starts = [0, *[len(modules)] * (len(modules) + 1)]
+    tree = [number(len(starts)), *map(number, starts), number(len(modules)), *map(number, range(1, len(modules) + 1))]
+    body = b"".join([*tree, string(b"_lib"), *(string(kind) + string(content) for kind, content in modules)])
+    return number(len(body)) + body
+
+
+def cuda(form: bytes, code: bytes) -> bytes:
+    return string(form) + KERNELS + string(code)
+
+
+def compiled(source: str) -> bytes:
+    return b"\x7fELF of " + source.encode()
+
+
+OTHERS = st.tuples(st.sampled_from([b"const_loader", b"relax.VMExecutable"]), st.binary(max_size=40))
+
+
+@given(st.lists(OTHERS, max_size=3))
+def test_only_the_source_changes(others: list[tuple[bytes, bytes]]) -> None:
+    before = [*others, (b"cuda", cuda(b"cuda", SOURCE.encode())), *others]
+    after = [*others, (b"cuda", cuda(b"cubin", compiled(SOURCE))), *others]
+    assert with_machine_code(packed(before), SOURCE, compiled) == packed(after)
+
+
+@given(st.integers(min_value=0))
+def test_torn_bytes_are_refused(cut: int) -> None:
+    whole = packed([(b"cuda", cuda(b"cuda", SOURCE.encode()))])
+    torn = whole[8 : len(whole) - 1 - cut % (len(whole) - 9)]
+    with pytest.raises(FractuneError, match="packs device code in an unknown way"):
+        with_machine_code(number(len(torn)) + torn, SOURCE, compiled)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [cuda(b"ptx", SOURCE.encode()), cuda(b"cuda", b"another source"), b""],
+)
+def test_a_module_of_another_form_is_refused(content: bytes) -> None:
+    with pytest.raises(FractuneError, match="does not begin with its format and end with its source"):
+        with_machine_code(packed([(b"cuda", content)]), SOURCE, compiled)
+
+
+def test_more_than_is_announced_is_refused() -> None:
+    whole = packed([(b"cuda", cuda(b"cuda", SOURCE.encode()))])
+    with pytest.raises(FractuneError, match="its size is wrong"):
+        with_machine_code(whole + b"\0", SOURCE, compiled)
+    longer = whole[8:] + b"\0"
+    with pytest.raises(FractuneError, match="something follows the last module"):
+        with_machine_code(number(len(longer)) + longer, SOURCE, compiled)
+
+
+def test_what_the_compiler_raises_comes_through() -> None:
+    def refuse(_source: str) -> bytes:
+        raise ValueError("no such type")
+
+    with pytest.raises(ValueError, match="no such type"):
+        with_machine_code(packed([(b"cuda", cuda(b"cuda", SOURCE.encode()))]), SOURCE, refuse)
