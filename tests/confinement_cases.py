@@ -16,8 +16,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from tests.simulated_mps import OneGpu, installed_program, open_simulated_driver
 from tuner_core.shares import Share
 from workers.confinement import Confinement, confinement_for
@@ -58,6 +56,8 @@ def simulated_mps() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def real_mps(oldest_driver: int) -> Iterator[dict[str, str]]:
+    import pytest  # not in every confined process, which it would make start four times as slowly
+
     version = Path("/proc/driver/nvidia/version")
     if not version.exists() or shutil.which(PROGRAM) is None:
         pytest.skip(f"no NVIDIA GPU, or no {PROGRAM}")
