@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -45,13 +44,8 @@ def this_machine() -> AbstractContextManager[dict[str, str]]:
 
 @contextlib.contextmanager
 def simulated_mps() -> Iterator[dict[str, str]]:
-    usual = tempfile.gettempdir()
     with installed_program() as folder:
-        tempfile.tempdir = str(folder)
-        try:
-            yield {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-        finally:
-            tempfile.tempdir = usual
+        yield {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
 
 
 @contextlib.contextmanager
