@@ -10,14 +10,11 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import pytest
 
 from tests.simulated_cuda import simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
@@ -64,6 +61,8 @@ def simulated_gpu() -> Iterator[dict[str, str]]:
 @contextlib.contextmanager
 def real_gpu(profile: str = "") -> Iterator[dict[str, str]]:
     """The first GPU: outside of MIG mode, or with an instance of `profile`."""
+    import pytest  # as for MPS
+
     try:
         gpus = open_nvml().gpus()
     except ShareUnavailable as error:
@@ -78,17 +77,14 @@ def real_gpu(profile: str = "") -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def simulated_mps() -> Iterator[dict[str, str]]:
-    usual = tempfile.gettempdir()
     with installed_program() as folder:
-        tempfile.tempdir = str(folder)
-        try:
-            yield {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-        finally:
-            tempfile.tempdir = usual
+        yield {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
 
 
 @contextlib.contextmanager
 def real_mps(oldest_driver: int) -> Iterator[dict[str, str]]:
+    import pytest  # not in every confined process, which it would make start four times as slowly
+
     version = Path("/proc/driver/nvidia/version")
     if not version.exists() or shutil.which(PROGRAM) is None:
         pytest.skip(f"no NVIDIA GPU, or no {PROGRAM}")

@@ -10,9 +10,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 from tests import simulated_mps_control
 from tests.simulated_mps_control import SMS, tell
+from workers.gpu import mps_daemon
 from workers.gpu.driver import DriverFailed
 from workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl
 from workers.gpu.nvml import Gpu
@@ -41,9 +43,10 @@ _ERRORS = {"807": "CUDA_ERROR_MPS_SERVER_NOT_READY", "915": "CUDA_ERROR_INVALID_
 
 @contextlib.contextmanager
 def installed_program() -> Iterator[Path]:
-    """A short folder for a daemon, and below it `bin` with the program; no daemon survives it."""
-    with tempfile.TemporaryDirectory(prefix="mps-") as name:
-        folder = Path(name)
+    """A short folder: `bin` in it has the program, and daemons of our own go there; none survives it."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))
+        stack.enter_context(patch.object(mps_daemon, "default_folder", folder.joinpath))
         program = folder / "bin" / PROGRAM
         program.parent.mkdir()
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {simulated_mps_control.__file__} "$@"\n')

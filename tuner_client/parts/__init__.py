@@ -1,5 +1,5 @@
 """Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them,
-`fractune noise` measures with them, `fractune shares` and `fractune doctor` ask them what this machine offers and lacks.
+`fractune noise` measures with them, `fractune shares` and `fractune doctor` ask them what this machine has.
 
 The one module of the client that imports the server and the workers, and only when it is called: the client
 alone is installed without them.

@@ -221,7 +221,8 @@ class OwnMpsDaemon(MpsDaemon):
                     check=True,
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                raise MpsFailed(f"MPS: the control daemon did not start ({error}); look into {logs}") from error
+                hint = "; static partitions need driver 590 or newer" if self._static else ""
+                raise MpsFailed(f"MPS: the control daemon did not start ({error}); look into {logs}{hint}") from error
         if not _within(_START_TIMEOUT_S, self._is_running):
             raise MpsFailed(f"MPS: the control daemon did not answer within {_START_TIMEOUT_S:g} s; look into {logs}")
 

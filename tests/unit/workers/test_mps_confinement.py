@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,6 @@ def _program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.startswith("CUDA_")]:
         monkeypatch.delenv(name)
     with installed_program() as folder:
-        monkeypatch.setattr(tempfile, "tempdir", str(folder))
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
         yield
 
@@ -313,7 +312,7 @@ def test_a_partition_of_another_size_is_not_entered(become: Become) -> None:
 def test_a_gpu_in_mig_mode_is_refused() -> None:
     for gpu, why in ((replace(H200, mig=True), "is in MIG mode"), (replace(H200, sms=0), "does not tell how many SMs")):
         with pytest.raises(ShareUnavailable, match=f"'mps:25': .*{why}"):
-            MpsConfinement(Share.parse("mps:25"), nvml=lambda gpu=gpu: OneGpu(gpu), driver=open_simulated_driver)
+            MpsConfinement(Share.parse("mps:25"), nvml=partial(OneGpu, gpu), driver=open_simulated_driver)
 
 
 def test_clients_of_the_same_gpu_share_its_fate() -> None:

@@ -191,6 +191,8 @@ def test_a_daemon_that_does_not_start_names_its_logs(host: Host) -> None:
     failing.chmod(0o755)
     with pytest.raises(MpsFailed, match=rf"did not start .*look into {host.folder}/log"):
         OwnMpsDaemon(H200.uuid, folder=host.folder, program=str(failing)).hold()
+    with pytest.raises(MpsFailed, match="static partitions need driver 590"):
+        OwnMpsDaemon(H200.uuid, static=True, folder=host.folder, program=str(failing)).hold()
 
 
 def test_the_environment_names_the_daemon_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
