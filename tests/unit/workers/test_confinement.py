@@ -77,7 +77,7 @@ def test_a_mechanism_that_this_build_cannot_confine() -> None:
 
 
 def test_a_cpu_is_never_measured_as_a_share_of_a_gpu() -> None:
-    with pytest.raises(ShareUnavailable, match="share 'green:32': .*cannot measure on one yet"):
+    with pytest.raises(ShareUnavailable, match=r"share 'green:32': .*cannot measure on one yet"):
         open_child(["green:32", str(ALLOWED[0])])
 
 
