@@ -40,7 +40,9 @@ def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) ->
     assert "building 8 candidates" in ended.stderr
 
 
-@pytest.mark.parametrize(("share", "says"), [("cpu:9999", "larger than this machine"), ("mps:25", "cpu:N only")])
+@pytest.mark.parametrize(
+    ("share", "says"), [("cpu:9999", "larger than this machine"), ("mps:25", "cannot confine by mps")]
+)
 def test_a_share_that_cannot_be_had_is_refused(tmp_path: Path, share: str, says: str) -> None:
     ended = fractune("noise", "--share", share, "--state", str(tmp_path))
     assert ended.returncode == 4

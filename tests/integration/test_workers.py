@@ -239,7 +239,11 @@ def test_cores_that_are_not_there_are_refused(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize(
     ("share", "cores", "says"),
-    [("cpu:4000", "", "larger than this machine"), ("cpu:1", "0,1", "are not 1 of"), ("mps:25", "", "cpu:N only")],
+    [
+        ("cpu:4000", "", "larger than this machine"),
+        ("cpu:1", "0,1", "are not 1 of"),
+        ("mps:25", "", "cannot confine by mps"),
+    ],
 )
 def test_a_share_that_cannot_be_had_is_refused(fleet: Fleet, share: str, cores: str, says: str) -> None:
     with worker("refused", "measure", fleet.url, fleet.gate, share, cores) as refused:
