@@ -85,7 +85,8 @@ def machine_offers(*, prove: bool) -> Iterator[Offers]:
     yield _cpu_offers(prove=prove)
     for gpu in open_nvml().gpus():
         with _working_on(gpu):
-            yield _gpu_offers(gpu, prove=prove)
+            found = _gpu_offers(gpu, prove=prove)
+        yield found
 
 
 def _cpu_offers(*, prove: bool) -> Offers:
@@ -95,12 +96,7 @@ def _cpu_offers(*, prove: bool) -> Offers:
     offers = [
         _offer(Share("cpu", str(count)), replace(blank, units=count), prove=prove) for count in _doubling(1, cores)
     ]
-    return Offers(
-        "cpu",
-        f"{_cpu_name()} ({total} cores, {len(os.sched_getaffinity(0))} of them for this process)",
-        "",
-        tuple(offers),
-    )
+    return Offers("cpu", f"{_cpu_name()} ({cores} of {total} cores may be used here)", "", tuple(offers))
 
 
 def _gpu_offers(gpu: Gpu, *, prove: bool) -> Offers:

@@ -74,8 +74,10 @@ class MigConfinement(Contained):
 
     @cached_property
     def _fitting(self) -> list[MigInstance]:
-        """Instances that the share may mean."""
+        """Instances that the share may mean: of those that CUDA_VISIBLE_DEVICES names, or of all."""
+        named = os.environ.get(VISIBLE, "").split(",")
         instances = self._process.gpu.instances
+        instances = tuple(found for found in instances if found.uuid in named) or instances
         return [found for found in instances if self.share.size in {found.profile, found.uuid}]
 
     def _own(self) -> MigInstance:

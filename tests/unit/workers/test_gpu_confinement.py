@@ -98,6 +98,18 @@ def test_an_instance_can_be_named_by_its_uuid(
     assert (confinement.environment(), granted.share) == ({VISIBLE: chosen.uuid}, f"mig:{chosen.uuid}")
 
 
+def test_a_worker_that_was_given_one_instance_takes_no_other(
+    make: Callable[..., Confinement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = gpu_in_mig_mode("H100", ("2g", 0), ("1g", 2), ("1g", 3))
+    given = gpu.instances[2]
+    assert given is not None
+    monkeypatch.setenv(VISIBLE, given.uuid)
+    assert make("mig:1g.10gb", gpu).environment() == {VISIBLE: given.uuid}
+    with pytest.raises(ShareUnavailable, match="has no such instance"):
+        make("mig:2g.20gb", gpu).probe()
+
+
 def test_a_profile_that_is_not_there_names_those_that_are(make: Callable[..., Confinement]) -> None:
     gpu = gpu_in_mig_mode("H200", ("3g", 4), ("1g", 0))
     with pytest.raises(ShareUnavailable, match=r"share 'mig:2g.35gb': .* it has mig:3g.71gb \(MIG-.*mig:1g.18gb"):

@@ -13,6 +13,7 @@ from tvm.s_tir import meta_schedule as ms
 from tests.simulated_cuda import simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.simulated_nvml import SimulatedNvml
+from workers.children.intrinsics import keep_out_gpu_intrinsics
 from workers.gpu.driver import KernelLimits
 from workers.gpu.identity import gpu_device, gpu_target
 from workers.gpu.nvml import NvidiaMl
@@ -61,6 +62,7 @@ def test_tvm_checks_candidates_by_its_limits(
     sch.compute_at(copy, outer)
     for loop in (inner, sch.get_loops(copy)[-1]):
         sch.bind(sch.split(loop, [None, threads])[1], "threadIdx.x")
+    keep_out_gpu_intrinsics()
     check = ms.postproc.VerifyGPUCode()
     space = ms.space_generator.PostOrderApply(sch_rules=[], postprocs=[check], mutator_probs={})
     context = ms.TuneContext(mod=mod, target=target, space_generator=space, task_name="check")

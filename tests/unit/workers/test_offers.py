@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.simulated_cuda import simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.simulated_nvml import SimulatedNvml
 from tuner_core.errors import ShareUnavailable
@@ -34,14 +32,13 @@ def listed(monkeypatch: pytest.MonkeyPatch, claims: Path, *gpus: SimulatedGpu) -
     nvml = NvidiaMl(SimulatedNvml(*gpus))
 
     def simulated(share: Share) -> Confinement:
-        driver = partial(simulated_driver, gpus[0])
         match share.mechanism:
             case "full":
-                return FullConfinement(share, lambda: nvml, driver)
+                return FullConfinement(share, lambda: nvml)
             case "green":
-                return GreenConfinement(share, lambda: nvml, driver)
+                return GreenConfinement(share, lambda: nvml)
             case "mig":
-                return MigConfinement(share, lambda: nvml, driver, claims)
+                return MigConfinement(share, lambda: nvml, claims=claims)
         return confinement_for(share)
 
     monkeypatch.setattr(offers, "open_nvml", lambda: nvml)
