@@ -13,8 +13,13 @@ import tvm
 import tvm_ffi
 
 from tuner_core.errors import FractuneError
+from tuner_core.targets import capability
 
-_SHARED = ("shared", "shared.dyn")
+_STATIC, _DYNAMIC = "shared", "shared.dyn"
+_STATIC_MOST_BYTES = 48 * 1024
+_OPT_IN_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+"""what a kernel that asks for it at its launch may have, by compute capability (CUDA C++ Programming Guide, technical
+specifications); TVM's launcher asks"""
 
 
 class TooLarge(FractuneError):
@@ -27,7 +32,10 @@ class BlockNeeds:
 
     extents: dict[str, int] = field(default_factory=dict)
     """threads by axis: `threadIdx.x`"""
-    shared_bytes: int = 0
+    static_bytes: int = 0
+    """shared memory of a size that is compiled in"""
+    dynamic_bytes: int = 0
+    """shared memory that is asked for at the launch"""
 
     @property
     def threads(self) -> int:
@@ -44,8 +52,10 @@ def needs_of(kernel: Any) -> BlockNeeds:
             needs.extents[axis] = max(int(node.value), needs.extents.get(axis, 1))
 
     def note_memory(node: Any) -> None:
-        if node.buffer.scope() in _SHARED:
-            needs.shared_bytes += _bytes_of(node.buffer)
+        if node.buffer.scope() == _STATIC:
+            needs.static_bytes += _bytes_of(node.buffer)
+        elif node.buffer.scope() == _DYNAMIC:
+            needs.dynamic_bytes += _bytes_of(node.buffer)
 
     tvm_ffi.structural_walk(kernel.body, [(tvm.tirx.AttrStmt, note_threads), (tvm.tirx.AllocBuffer, note_memory)])
     return needs
@@ -53,18 +63,30 @@ def needs_of(kernel: Any) -> BlockNeeds:
 
 def check_limits(kernels: tvm.IRModule, target: tvm.target.Target) -> None:
     """Raises TooLarge for the first kernel that asks for more than the target's block has."""
-    threads, shared_bytes = (
+    threads, static_bytes = (
         int(target.attrs[name]) for name in ("max_threads_per_block", "max_shared_memory_per_block")
     )
+    most_bytes = shared_bytes_at_launch(str(target.attrs["arch"]), static_bytes)
     for variable, kernel in kernels.functions.items():
         needs = needs_of(kernel)
-        if needs.threads > threads:
-            raise TooLarge(f"{variable.name_hint} needs {needs.threads} threads per block; the target has {threads}")
-        if needs.shared_bytes > shared_bytes:
-            raise TooLarge(
-                f"{variable.name_hint} needs {needs.shared_bytes} bytes of shared memory per block; "
-                f"the target has {shared_bytes}"
-            )
+        _compare(variable.name_hint, "threads", needs.threads, threads)
+        _compare(variable.name_hint, "bytes of static shared memory", needs.static_bytes, static_bytes)
+        _compare(variable.name_hint, "bytes of shared memory", needs.static_bytes + needs.dynamic_bytes, most_bytes)
+
+
+def shared_bytes_at_launch(arch: str, static_bytes: int) -> int:
+    """How much shared memory a kernel may ask for when it is launched, on a target that has `static_bytes`.
+
+    A target that was given less than a GPU has is held to that.
+    """
+    if static_bytes < _STATIC_MOST_BYTES:
+        return static_bytes
+    return max(static_bytes, _OPT_IN_KIB.get(capability(arch) or 0, 0) * 1024)
+
+
+def _compare(kernel: str, what: str, needed: int, there: int) -> None:
+    if needed > there:
+        raise TooLarge(f"{kernel} needs {needed} {what} per block; the target has {there}")
 
 
 def _bytes_of(buffer: Any) -> int:

@@ -15,9 +15,9 @@ from tvm.s_tir import Schedule
 from tuner_core.errors import FractuneError
 from workers.children import cuda_building
 from workers.children.archives import unpack
-from workers.children.block_limits import TooLarge
+from workers.children.block_limits import TooLarge, shared_bytes_at_launch
 
-ELEMENTS = 4096
+ELEMENTS = 1 << 16
 
 
 @dataclass
@@ -46,13 +46,13 @@ def target(**changes: Any) -> tvm.target.Target:
     return tvm.target.Target({"kind": "cuda", "arch": "sm_90", **block, **changes})
 
 
-def kernel(threads: tuple[int, int] = (8, 4), shared: int = 1) -> tvm.IRModule:
-    """Adds one to each element, `threads` (x, y) at a time, through as much as `shared` times that in shared memory."""
+def kernel(threads: tuple[int, int] = (8, 4), shared: int = 1, scope: str = "shared") -> tvm.IRModule:
+    """Adds one to each element, `threads` (x, y) at a time, through `shared` times as many in shared memory."""
     data = te.placeholder((ELEMENTS,), name="data")
     out = te.compute((ELEMENTS,), lambda i: data[i] + 1.0, name="out")
     sch = Schedule(tvm.IRModule({"main": te.create_prim_func([data, out])}))
     block = sch.get_sblock("out")
-    copy = sch.cache_read(block, 0, "shared")
+    copy = sch.cache_read(block, 0, scope)
     grid, tile, y, x = sch.split(sch.get_loops(block)[0], [None, shared, threads[1], threads[0]])
     for loop, axis in ((grid, "blockIdx.x"), (y, "threadIdx.y"), (x, "threadIdx.x")):
         sch.bind(loop, axis)
@@ -89,7 +89,7 @@ def test_fast_math_is_the_targets_choice() -> None:
         (
             {"threads": (32, 1), "shared": 8},
             {"max_shared_memory_per_block": 1023},
-            "needs 1024 bytes of shared memory per block; the target has 1023",
+            "needs 1024 bytes of static shared memory per block; the target has 1023",
         ),
     ],
 )
@@ -111,6 +111,30 @@ def test_a_kernel_that_needs_too_much_never_meets_the_compiler(
 )
 def test_a_limit_may_be_met(needs: dict[str, Any], limits: dict[str, int]) -> None:
     assert cuda_building.build_archive(kernel(**needs), target(**limits), NoCompiler())
+
+
+@pytest.mark.parametrize(
+    ("arch", "static", "there"),
+    [
+        ("sm_90a", 49152, 227 * 1024),
+        ("sm_86", 49152, 99 * 1024),
+        ("sm_90", 16384, 16384),
+        ("sm_999", 49152, 49152),
+        ("sm_75", 100_000, 100_000),
+    ],
+)
+def test_more_may_be_asked_for_at_launch_unless_the_target_says_less(arch: str, static: int, there: int) -> None:
+    assert shared_bytes_at_launch(arch, static) == there
+
+
+def test_memory_asked_for_at_launch_has_a_limit_of_its_own() -> None:
+    """The default of a matrix product in half precision takes such memory, more than there is of the static kind."""
+    large = kernel(threads=(32, 1), shared=512, scope="shared.dyn")
+    assert cuda_building.build_archive(large, target(), NoCompiler())
+    with pytest.raises(TooLarge, match=r"needs 65536 bytes of shared memory per block; the target has 49152"):
+        cuda_building.build_archive(large, target(arch="sm_999"), NoCompiler())
+    with pytest.raises(TooLarge, match=r"needs 65536 bytes of static shared memory per block; the target has 49152"):
+        cuda_building.build_archive(kernel(threads=(32, 1), shared=512), target(), NoCompiler())
 
 
 def test_an_operator_without_threads_gets_tvms_own_schedule() -> None:
