@@ -140,6 +140,7 @@ class Bench:
         failed: dict[str, Outcome] = {}
         if untuned not in batch.codes:
             return _without_reference(names)
+        self._checked = set()  # a batch that was void comes again, to the same child
         while True:
             self._check_all(batch, names, right, failed)
             if untuned in failed:

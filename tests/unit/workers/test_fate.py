@@ -192,6 +192,18 @@ def test_a_contestant_that_crashes_in_its_check_leaves_the_others_a_contest(benc
     assert benches.device.notes("contests") == ["first last untuned"]
 
 
+def test_a_final_that_was_void_is_measured_again_as_a_whole(benches: Benches) -> None:
+    """When the anchor has drifted, the same batch comes to the same child once more."""
+    lane, same = benches.lanes[0], batch(untuned="good", other="good")
+    first, second = (lane.owner.submit(lambda: lane._bench.final(same, "untuned")).result() for _ in range(2))
+    assert {name: len(outcome.run_secs) for name, outcome in first.items()} == {"untuned": 7, "other": 7}
+    assert {name: (outcome.max_error, len(outcome.run_secs)) for name, outcome in second.items()} == {
+        "untuned": (0.0, 7),
+        "other": (1e-6, 7),
+    }
+    assert benches.child(0).generation == 1
+
+
 def test_without_the_untuned_default_there_is_no_final(benches: Benches) -> None:
     outcomes = benches.final(0, untuned="crash", other="good")
     assert (outcomes["untuned"].status, outcomes["other"].status) == (Status.CRASHED, Status.RUN_FAILED)
