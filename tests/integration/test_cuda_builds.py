@@ -16,11 +16,8 @@ from typing import Any
 import onnx
 import pytest
 import redis
-import tvm
 from rq import Queue
 from rq.serializers import JSONSerializer
-from tvm import te
-from tvm.s_tir import meta_schedule as ms
 
 from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in
@@ -35,8 +32,7 @@ from tuner_core.signing import open_signed
 from tuner_core.wire import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
 from workers.child import Child
 from workers.children.archives import unpack
-from workers.children.passes import _plain, workload_hash
-from workers.children.target import parse_target, target_key
+from workers.children.target import parse_target
 from workers.cuda_compilers import find_compiler
 from workers.toolkit import find_cudart, find_toolkits
 
@@ -114,44 +110,6 @@ def test_every_kind_of_operator_becomes_a_cubin(operators: list[dict[str, Any]],
             assert built["build_secs"] > 0
             assert COMPILER is not None
             assert built["versions"] == {"compiler": COMPILER.name}
-
-
-@pytest.mark.slow
-def test_every_operator_becomes_a_cubin(operators: list[dict[str, Any]], search: Child, builder: Child) -> None:
-    assert len(operators) == 29
-    for operator in operators:
-        for trace in traces(search, operator, 1):
-            assert_cubin(build(builder, operator, trace))
-
-
-@pytest.mark.slow
-def test_half_precision_is_searched_on_tensor_cores(search: Child, builder: Child) -> None:
-    """Slow: TVM's intrinsics of CUDA take long to load, once in each process. TVM cannot lower every such candidate."""
-    operator = half_matmul()
-    built = {trace: build(builder, operator, trace) for trace in traces(search, operator, 8)}
-    assert_cubin(built[UNTUNED])
-    on_tensor_cores = [answer for trace, answer in built.items() if '"Tensorize"' in trace]
-    good = [answer for answer in on_tensor_cores if answer["status"] == "ok"]
-    assert good
-    for answer in good:
-        assert_cubin(answer)
-    assert {answer["status"] for answer in on_tensor_cores} <= {"ok", "build_failed"}
-
-
-def half_matmul() -> dict[str, Any]:
-    left, right = (te.placeholder((256, 256), "float16", name) for name in ("left", "right"))
-    k = te.reduce_axis((0, 256), name="k")
-    product = te.compute(
-        (256, 256), lambda i, j: te.sum(left[i, k].astype("float32") * right[k, j].astype("float32"), axis=k), name="c"
-    )
-    mod = tvm.IRModule({"main": te.create_prim_func([left, right, product])})
-    target = parse_target("cuda:sm_90", 1)
-    return {
-        "workload_hash": workload_hash(mod),
-        "workload": json.dumps(_plain(ms.database.Workload(mod).as_json())),
-        "target": str(target),
-        "key": target_key(target),
-    }
 
 
 def test_the_builder_never_opens_cuda(operators: list[dict[str, Any]], builder: Child) -> None:
