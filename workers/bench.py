@@ -106,6 +106,11 @@ class Bench:
         self._fate.stop()
         self._confinement.leave()
 
+    @property
+    def generation(self) -> int:
+        """How many children there have been."""
+        return self._child.generation
+
     def anchor(self) -> float:
         """Time of the anchor kernel over its first time in this child; 0 when it could not be timed."""
         run = partial(self._child.call, "anchor", _TRIAL_TIMEOUT_S)
