@@ -21,15 +21,12 @@ from workers.children.weights import lift_weights
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 LIGHT_OPERATORS = {
-    "bvlc_alexnet": 19,
     "densenet121": 188,
     "inception_v1": 78,
     "inception_v2": 60,
     "resnet50": 40,
     "shufflenet": 38,
     "squeezenet": 29,
-    "vgg19": 19,
-    "zfnet512": 18,
 }
 TARGET = default_target(1)
 
@@ -105,9 +102,8 @@ def test_every_light_model_yields_its_operators(name: str) -> None:
     assert sum(operator.flops * operator.weight for operator in operators) > 1e8
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "inception_v1"])
-def test_light_models_with_random_weights_are_right(name: str, tmp_path: Path) -> None:
-    path = with_random_weights(light(name), tmp_path / "model.onnx")
+def test_a_light_model_with_random_weights_is_right(tmp_path: Path) -> None:
+    path = with_random_weights(light("squeezenet"), tmp_path / "model.onnx")
     image = np.random.default_rng(1).standard_normal((1, 3, 224, 224), np.float32)
     [name] = [value.name for value in onnxruntime.InferenceSession(path).get_inputs()]
     assert_same_outputs(path, {name: image})

@@ -140,7 +140,7 @@ def test_a_bundle_arrives_whole_or_not_at_all(client: Client, server: ScriptedSe
     with pytest.raises(NotFound):
         client.download_bundle("bundles/none", tmp_path / "n.fractune")
     with pytest.raises(FractuneError, match="cannot write the bundle"):
-        client.download_bundle("bundles/b1", tmp_path / "missing" / "m.fractune")
+        client.download_bundle("bundles/b1", tmp_path / "m.fractune" / "under-a-file")
     assert [path.name for path in tmp_path.iterdir()] == ["m.fractune"]
 
 
