@@ -16,7 +16,7 @@ import math
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,11 @@ def _operators(
 
 def summaries(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Of several models and seeds: the models, all operators, and the operators that take a part of the time."""
-    cases = {"model": model_cases, "operators": operator_cases, "heavy operators": partial(operator_cases, part=HEAVY)}
+    cases: dict[str, Callable[[Mapping[str, Any]], list[Case]]] = {
+        "model": model_cases,
+        "operators": operator_cases,
+        "heavy operators": partial(operator_cases, part=HEAVY),
+    }
     return {name: summary_of([case for told in runs for case in of(told)]) for name, of in cases.items()}
 
 
