@@ -37,16 +37,16 @@ class Loss:
 
 
 def loss(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool) -> Loss:
-    """How much longer `run_secs` are than `best_secs`, both in seconds.
+    """How much longer `run_secs` are than `best_secs`, both in seconds: the ratio of their medians.
 
-    The interval is a percentile bootstrap of the ratio of medians. `in_turn` says that the n-th repeats of both were
-    taken next to each other: they are then resampled as pairs, and what slows the machine for both cancels out.
+    The interval is a percentile bootstrap. `in_turn` says that the n-th repeats of both were taken next to each other:
+    then the median of the ratios of these pairs is told, and resampled, and what slows the machine for both cancels out.
 
     It tells what would come out if the same machine code were timed again, not what another search or another build
     would find.
     """
-    median = statistics.median(run_secs) / statistics.median(best_secs) - 1.0
     pairs = in_turn and len(run_secs) == len(best_secs)
+    median = _ratio(run_secs, best_secs, pairs=pairs) - 1.0
     if min(len(run_secs), len(best_secs)) < 3:
         return Loss(median, math.nan, math.nan)
     rng = random.Random(_SEED)
@@ -58,6 +58,12 @@ def loss(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool
 def _resampled(rng: random.Random, run_secs: Sequence[float], best_secs: Sequence[float], *, pairs: bool) -> float:
     if pairs:
         turns = rng.choices(range(len(run_secs)), k=len(run_secs))
-        return statistics.median(run_secs[turn] / best_secs[turn] for turn in turns)
+        return _ratio([run_secs[turn] for turn in turns], [best_secs[turn] for turn in turns], pairs=True)
     mine, best = rng.choices(run_secs, k=len(run_secs)), rng.choices(best_secs, k=len(best_secs))
-    return statistics.median(mine) / statistics.median(best)
+    return _ratio(mine, best, pairs=False)
+
+
+def _ratio(run_secs: Sequence[float], best_secs: Sequence[float], *, pairs: bool) -> float:
+    if pairs:
+        return statistics.median(mine / best for mine, best in zip(run_secs, best_secs, strict=True))
+    return statistics.median(run_secs) / statistics.median(best_secs)

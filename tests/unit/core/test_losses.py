@@ -38,6 +38,12 @@ def test_what_slows_both_in_a_turn_cancels_out() -> None:
     assert loss(mine, best, in_turn=False).is_tie
 
 
+def test_a_loss_in_turn_is_that_of_the_pairs_which_its_interval_is_of() -> None:
+    found = loss([1.0, 1.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 2.0, 2.0], in_turn=True)
+    assert found.median == 0.0
+    assert found.low <= found.median <= found.high
+
+
 def test_what_is_no_larger_than_the_margin_is_a_tie_though_the_interval_lies_to_one_side() -> None:
     assert Loss(0.014, 0.001, 0.09).is_tie
     assert not Loss(0.06, 0.01, 0.09).is_tie
