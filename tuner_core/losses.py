@@ -40,7 +40,7 @@ def loss(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool
     """How much longer `run_secs` are than `best_secs`, both in seconds: the ratio of their medians.
 
     The interval is a percentile bootstrap. `in_turn` says that the n-th repeats of both were taken next to each other:
-    then the median of the ratios of these pairs is told, and resampled, and what slows the machine for both cancels out.
+    then it is the median of the ratios of these pairs, and what slows the machine for both cancels out.
 
     It tells what would come out if the same machine code were timed again, not what another search or another build
     would find.
