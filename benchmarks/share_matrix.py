@@ -233,8 +233,8 @@ def _verdict(summary: Mapping[str, Mapping[str, Any]]) -> str:
     return (
         f"share_matrix: served at a share, the other share's schedules lose {model['other_mean']:.1%} (models) and "
         f"{operators['other_mean']:.1%} (heavy operators, {operators['other_slower']} of {operators['cases']} beyond "
-        f"noise); worst regret of the robust pick {model['robust_worst']:.1%} (aim {ROBUST_BAR:.0%}), over the fastest of "
-        f"all searches {model['robust_of_all_worst']:.1%}"
+        f"noise); worst regret of the robust pick {model['robust_worst']:.1%} (aim {ROBUST_BAR:.0%}), over the fastest "
+        f"of all searches {model['robust_of_all_worst']:.1%}"
     )
 
 
