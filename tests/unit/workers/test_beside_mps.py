@@ -1,0 +1,40 @@
+"""A share that is not one of MPS: alone with its faults, unless a daemon may take its process in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.confinement_cases import full_confinement, green_confinement
+from tests.simulated_gpu import MODELS, SimulatedGpu
+from tuner_core.errors import ShareUnavailable
+from tuner_core.shares import Share
+from workers.confinement.beside_mps import BesideMps
+from workers.confinement.full import FullConfinement
+from workers.confinement.none import NoConfinement
+from workers.gpu.mps_control import PIPE_VARIABLE
+from workers.gpu.nvml import NoNvidiaDriver, Nvml
+
+
+def no_nvml() -> Nvml:
+    raise NoNvidiaDriver("no NVIDIA driver")
+
+
+@pytest.mark.parametrize("confinement", [full_confinement(Share("full")), green_confinement(Share("green", "32"))])
+def test_faults_are_shared_where_a_daemon_may_be(
+    confinement: BesideMps, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path / "none"))
+    assert (confinement.shared_fate, confinement.is_active(), confinement.before_kill(1)) == (None, True, True)
+    monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path))
+    uuid = SimulatedGpu(MODELS["H200"]).uuid
+    assert (confinement.shared_fate, confinement.is_active(), confinement.before_kill(1)) == (uuid, True, False)
+
+
+def test_what_is_taken_as_it_is_found_needs_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path))
+    confinement = NoConfinement(Share("none"), nvml=no_nvml)
+    assert confinement.shared_fate == "gpu"
+    with pytest.raises(ShareUnavailable):
+        str(FullConfinement(Share("full"), nvml=no_nvml).shared_fate)
