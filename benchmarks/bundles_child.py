@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,29 @@ from workers.confinement import confinement_for
 
 _TURN_MS = 50
 """One turn calls the model until this long has passed"""
+_SLOW_S, _FEWEST_TURNS = 1.0, 3
+"""A contestant whose first turn takes this long gets the fewest turns: of what is hardly tuned, more tell nothing"""
 
 
 def time_in_turn(contestants: list[list[str]], turns: int) -> list[list[float]]:
-    """Seconds of one inference of each (bundle, variant), `turns` times, every round in the other order."""
+    """Seconds of one inference of each (bundle, variant), `turns` times, every round in the other order.
+
+    A slow one is timed in the first rounds only.
+    """
     evaluators = [_evaluator(Path(path), variant) for path, variant in contestants]
-    for evaluate in evaluators:
-        evaluate()
+    wanted = [_FEWEST_TURNS if _secs(evaluate) > _SLOW_S else turns for evaluate in evaluators]
     run_secs: list[list[float]] = [[] for _ in evaluators]
     for turn in range(turns):
-        places = range(len(evaluators))
+        places = [place for place, count in enumerate(wanted) if turn < count]
         for place in reversed(places) if turn % 2 else places:
             run_secs[place].append(evaluators[place]())
     return run_secs
+
+
+def _secs(call: Callable[[], float]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
 
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
