@@ -139,13 +139,16 @@ def _operators(
 
 
 def summaries(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of several models and seeds: the models, all operators, and the operators that take a part of the time."""
+    """Of several models and seeds: the models, all operators, and the operators that take a part of the time, if any
+    of those tuned does.
+    """
     cases: dict[str, Callable[[Mapping[str, Any]], list[Case]]] = {
         "model": model_cases,
         "operators": operator_cases,
         "heavy operators": partial(operator_cases, part=HEAVY),
     }
-    return {name: summary_of([case for told in runs for case in of(told)]) for name, of in cases.items()}
+    found = {name: [case for told in runs for case in of(told)] for name, of in cases.items()}
+    return {name: summary_of(each) for name, each in found.items() if each}
 
 
 Case = tuple[str, Mapping[str, Sequence[float]]]
@@ -229,10 +232,12 @@ def _print_summary(title: str, found: Mapping[str, Any]) -> None:
 
 
 def _verdict(summary: Mapping[str, Mapping[str, Any]]) -> str:
-    model, operators = summary["model"], summary["heavy operators"]
+    model = summary["model"]
+    which = next((name for name in ("heavy operators", "operators") if name in summary), "model")
+    operators = summary[which]
     return (
         f"share_matrix: served at a share, the other share's schedules lose {model['other_mean']:.1%} (models) and "
-        f"{operators['other_mean']:.1%} (heavy operators, {operators['other_slower']} of {operators['cases']} beyond "
+        f"{operators['other_mean']:.1%} ({which}, {operators['other_slower']} of {operators['cases']} beyond "
         f"noise); worst regret of the robust pick {model['robust_worst']:.1%} (aim {ROBUST_BAR:.0%}), over the fastest "
         f"of all searches {model['robust_of_all_worst']:.1%}"
     )
