@@ -164,15 +164,22 @@ def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
     """
     pairs = [(secs[_other(share)], secs[share]) for share, secs in cases]
     joint = [loss(secs[f"joint {share}"], secs[share], in_turn=True) for share, secs in cases]
-    robust = [secs for _, secs in cases if "joint robust" in secs]
-    own = [_regret("joint robust", {c: found for c, found in secs.items() if c.startswith("joint")}) for secs in robust]
-    of_all = [_regret("joint robust", secs) for secs in robust]
     return {
         "cases": len(cases),
         **_told("other", [loss(other, own, in_turn=True) for other, own in pairs]),
         **_told("joint", joint),
-        "robust_worst": max(own, default=math.nan),
-        "robust_of_all_worst": max(of_all, default=math.nan),
+        **_told_of_robust([secs for _, secs in cases if "joint robust" in secs]),
+    }
+
+
+def _told_of_robust(cases: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Nothing of operators, whose pick is made for the model as a whole."""
+    if not cases:
+        return {}
+    joint = [{name: found for name, found in secs.items() if name.startswith("joint")} for secs in cases]
+    return {
+        "robust_worst": max(_regret("joint robust", secs) for secs in joint),
+        "robust_of_all_worst": max(_regret("joint robust", secs) for secs in cases),
     }
 
 
