@@ -118,10 +118,10 @@ class Child:
         except (EOFError, OSError) as error:
             raise ChildDied(self._how_it_died()) from error
         if "error" in answer:
-            error = _revived(answer)
-            if isinstance(error, ChildDied):
+            told = _revived(answer)
+            if isinstance(told, ChildDied):
                 self.stop()  # it is on its way out: no other call may still find it
-            raise error
+            raise told
         return answer["value"]
 
     @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
+from collections import deque
 from typing import Any
 
 from workers.gpu.driver import CudaDriver
@@ -22,7 +23,11 @@ _BYTES_PER_THREAD = 16
 _THREADS = 256
 _LAUNCHES = 8
 """in one repeat: so many follow each other that the gap before the first is small"""
-_REPEATS = 5
+_KEPT = 5
+"""repeats that are counted: the last ones"""
+_REPEATS_AT_LEAST, _REPEATS_AT_MOST = 12, 100
+_STILL = 1.02
+"""the longest of the kept repeats over the shortest, once the GPU has woken up"""
 _ONE = 0x3F800000
 """1.0 as 32 bits. The kernel maps it to itself, so that its work is the same each time"""
 
@@ -78,9 +83,13 @@ class GpuAnchor:
         self._start, self._stop = (driver.call("cuEventCreate", 0) for _ in range(2))
 
     def seconds(self) -> float:
-        """Of one run; the median of some repeats, after one that is not counted."""
-        self._repeat_ms()
-        return statistics.median(self._repeat_ms() for _ in range(_REPEATS)) / _LAUNCHES / 1e3
+        """Of one run, once runs take the same time again: an idle GPU has slowed down, and wakes up by and by."""
+        kept_ms: deque[float] = deque(maxlen=_KEPT)
+        for repeat in range(1, _REPEATS_AT_MOST + 1):
+            kept_ms.append(self._repeat_ms())
+            if repeat >= _REPEATS_AT_LEAST and max(kept_ms) <= _STILL * min(kept_ms):
+                break
+        return statistics.median(kept_ms) / _LAUNCHES / 1e3
 
     def _repeat_ms(self) -> float:
         call = self._driver.call

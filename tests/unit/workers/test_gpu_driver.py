@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
@@ -167,6 +168,20 @@ def test_the_anchor_runs_on_the_confined_stream_and_its_time_is_that_of_one_run(
     confined = GpuAnchor(driver, context.stream)
     assert confined.seconds() == pytest.approx(1e-4 * 132 / 32)
     assert confined.seconds() == pytest.approx(1e-4 * 132 / 32)
+
+
+def test_a_gpu_that_wakes_up_is_timed_once_it_is_awake(h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = GpuAnchor(simulated_driver(h200), 0)
+    waking_ms = itertools.chain([8.0] * 3, range(40, 8, -1), itertools.repeat(0.8))
+    monkeypatch.setattr(asleep, "_repeat_ms", lambda: next(waking_ms))
+    assert asleep.seconds() == pytest.approx(1e-4)
+
+
+def test_a_gpu_that_never_keeps_still_is_timed_all_the_same(h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    restless = GpuAnchor(simulated_driver(h200), 0)
+    times_ms = itertools.cycle([0.8, 1.6, 2.4])
+    monkeypatch.setattr(restless, "_repeat_ms", lambda: next(times_ms))
+    assert restless.seconds() == pytest.approx(2e-4, rel=0.5)
 
 
 def test_a_fault_that_sticks_is_told_by_whatever_is_asked_next(h200: SimulatedGpu) -> None:
