@@ -13,8 +13,8 @@ from tvm.s_tir import Schedule
 
 from tuner_core.devices import Device
 from tuner_core.errors import ShareUnavailable
-from workers.children import cuda_target
 from workers.children.artifacts import build_object, load_objects
+from workers.children.cuda_target import gpu_target
 from workers.children.processor import Processor, cpu_processor
 from workers.children.target import default_target, host_device
 from workers.children.timing import Anchor, matmul_anchor, random_args
@@ -71,12 +71,11 @@ def gpu_rig(
             "`fractune doctor` finds missing, and compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`"
         )
     gpu, cuda = visible_gpu(nvml().gpus()), driver()
-    text = f"{cuda_target.PREFIX}{gpu.arch}"
     return Rig(
         # Twice the cache, and TVM copies as much from one buffer to another.
         processor=Processor(device, stream, flush_bytes=2 * cuda.l2_bytes(), check=cuda.wait),
         device=gpu_device(gpu, cuda.l2_bytes()),
-        target=tvm.target.Target(cuda_target.completed(text, cuda_target.config_of(text))),
+        target=tvm.target.Target(gpu_target(gpu.arch)),
         anchor=Anchor(GpuAnchor(cuda, stream).seconds),
         versions={**_versions(), "driver": gpu.driver, "cuda": runtime_version()},
         get_ready=lambda: None,

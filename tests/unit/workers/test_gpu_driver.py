@@ -177,7 +177,9 @@ def test_a_gpu_that_wakes_up_is_timed_once_it_is_awake(h200: SimulatedGpu, monke
     assert asleep.seconds() == pytest.approx(1e-4)
 
 
-def test_a_gpu_that_never_keeps_still_is_timed_all_the_same(h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_never_keeps_still_is_timed_all_the_same(
+    h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     restless = GpuAnchor(simulated_driver(h200), 0)
     times_ms = itertools.cycle([0.8, 1.6, 2.4])
     monkeypatch.setattr(restless, "_repeat_ms", lambda: next(times_ms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ def test_a_failure_that_cuda_survives_is_the_candidates_own(child: dict[str, Cal
     assert child["check"](name="good") == 0.0
 
 
-@pytest.mark.skipif(tvm.cuda(0).exist, reason="this machine has a GPU")
+@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
 def test_a_machine_where_tvm_sees_no_gpu_is_told_what_to_look_at(h200: SimulatedGpu, cuda: CudaDriver) -> None:
     with pytest.raises(ShareUnavailable, match=r"TVM sees no GPU: .*`fractune doctor`"):
         gpu_rig(0, lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda)
