@@ -40,16 +40,15 @@ def _secs(call: Callable[[], float]) -> float:
 
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
-    import tvm
-
     from workers.children.models import load_variant, weights_of
+    from workers.children.processor import cpu_processor
     from workers.children.timing import random_args
 
-    bundle = Bundle(path)
-    machine = load_variant(bundle, variant)
+    bundle, processor = Bundle(path), cpu_processor()
+    machine = load_variant(bundle, variant, processor)
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
-    args = [*random_args(inputs, seed=0), *weights_of(bundle)]
-    timer = machine.time_evaluator("main", tvm.cpu(), number=1, repeat=1, min_repeat_ms=_TURN_MS)
+    args = [*random_args(inputs, 0, processor), *weights_of(bundle, processor)]
+    timer = machine.time_evaluator("main", processor.device, number=1, repeat=1, min_repeat_ms=_TURN_MS)
     return lambda: float(timer(*args).results[0])
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner_core.errors import ShareUnavailable
+from workers.child import ChildDied
 
 
 def echo(value: Any) -> Any:
@@ -24,6 +25,10 @@ def fail() -> None:
 
 def refuse() -> None:
     raise ShareUnavailable("not here")
+
+
+def lose() -> None:
+    raise ChildDied("the device is lost")
 
 
 def hang(note: str) -> None:
@@ -54,6 +59,7 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
         "echo": echo,
         "fail": fail,
         "refuse": refuse,
+        "lose": lose,
         "hang": hang,
         "crash": crash,
         "leave": leave,

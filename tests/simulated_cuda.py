@@ -8,6 +8,7 @@ environment when CUDA starts.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ class CUresult(IntEnum):
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
     CUDA_ERROR_MPS_CONNECTION_FAILED = 805
     CUDA_ERROR_MPS_SERVER_NOT_READY = 807
     CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915
@@ -32,10 +35,6 @@ class CUresult(IntEnum):
 
 
 class CUdevice_attribute(IntEnum):
-    CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1
-    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK = 8
-    CU_DEVICE_ATTRIBUTE_WARP_SIZE = 10
-    CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK = 12
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
     CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133
@@ -75,6 +74,8 @@ class Staged:
     """the stream belongs to no green context"""
     hands_out: int = 0
     """SMs beyond the next step that a split grants"""
+    anchor_ms: float = 0.1
+    """how long the anchor kernel takes on all SMs"""
 
 
 _Result = tuple[Any, ...]
@@ -98,6 +99,10 @@ class SimulatedCuda:
         self._current: object = None
         self._memory: dict[int, bytes] = {}
         self._pending: dict[int, list[Callable[[], None]]] = {}
+        self._passed_ms: dict[int, float] = {}
+        """how long kernels have run, by stream"""
+        self._recorded_ms: dict[int, float] = {}
+        """when an event was met, by event"""
         self._green: dict[int, int] = {}
         """SMs by green context"""
         self._streams: dict[int, int] = {}
@@ -143,10 +148,6 @@ class SimulatedCuda:
     def cuDeviceGetAttribute(self, attribute: CUdevice_attribute, device: object) -> _Result:
         assert device == "device"
         told = {
-            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: 1024,
-            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: 49_152,
-            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_WARP_SIZE: 32,
-            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK: 65_536,
             CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: self._sms,
             CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: 60 << 20,
             CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED: int(self.staged.mps),
@@ -178,21 +179,78 @@ class SimulatedCuda:
 
     def cuModuleGetFunction(self, module: bytes, name: bytes) -> _Result:
         assert b".entry " + name in module
-        return _OK, "kernel"
+        return _OK, name.decode()
 
     def cuLaunchKernel(self, kernel: str, *rest: Any) -> _Result:
         *shape, shared_bytes, stream, arguments, extra = rest
-        assert (kernel, shape[1:], shared_bytes, extra) == ("kernel", [1] * 5, 0, 0)
+        assert (shared_bytes, extra) == (0, 0)
+        self._launch(int(stream), getattr(self, f"_{kernel}")(int(stream), shape, arguments))
+        return (_OK,)
+
+    def _launch(self, stream: int, run: Callable[[], None]) -> None:
+        self._pending.setdefault(stream, []).append(run)
+
+    def _note_smid(self, stream: int, shape: Sequence[int], arguments: Any) -> Callable[[], None]:
+        assert shape[1:] == [1] * 5
         (address, cycles), kinds = arguments
         assert kinds == (ctypes.c_void_p, ctypes.c_uint64)
         assert cycles > 0
-        sms = self._runs_on(int(stream))
+        sms = self._runs_on(stream)
         ids = b"".join((block % sms).to_bytes(4, "little") for block in range(shape[0]))
 
         def run() -> None:
             self._memory[address] = ids
 
-        self._pending.setdefault(int(stream), []).append(run)
+        return run
+
+    def _anchor(self, stream: int, shape: Sequence[int], arguments: Any) -> Callable[[], None]:
+        (address,), kinds = arguments
+        assert kinds == (ctypes.c_void_p,)
+        assert shape[0] * shape[3] * 16 == len(self._memory[address]), "it reads and writes all of its buffer"
+        took_ms = self.staged.anchor_ms * self.gpu.model.sms / self._runs_on(stream)
+
+        def run() -> None:
+            assert self._memory[address][:4] == self._memory[address][-4:] == b"\x00\x00\x80\x3f", "1.0"
+            self._passed_ms[stream] = self._passed_ms.get(stream, 0.0) + took_ms
+
+        return run
+
+    def cuMemsetD32(self, address: int, word: int, count: int) -> _Result:
+        """On the NULL stream, like a copy."""
+        contents = word.to_bytes(4, "little") * count
+        assert len(contents) == len(self._memory[address])
+
+        def run() -> None:
+            self._memory[address] = contents
+
+        self._launch(0, run)
+        return (_OK,)
+
+    def cuEventCreate(self, flags: int) -> _Result:
+        assert flags == 0
+        event = 0x3000 + len(self._recorded_ms)
+        self._recorded_ms[event] = math.nan
+        return _OK, event
+
+    def cuEventRecord(self, event: int, stream: int) -> _Result:
+        self._recorded_ms[event] = math.nan
+
+        def run() -> None:
+            self._recorded_ms[event] = self._passed_ms.get(int(stream), 0.0)
+
+        self._launch(int(stream), run)
+        return (_OK,)
+
+    def cuEventSynchronize(self, _event: int) -> _Result:
+        return self.cuCtxSynchronize()
+
+    def cuEventElapsedTime(self, start: int, stop: int) -> _Result:
+        passed_ms = self._recorded_ms[stop] - self._recorded_ms[start]
+        return (CUresult.CUDA_ERROR_NOT_READY,) if math.isnan(passed_ms) else (_OK, passed_ms)
+
+    def cuCtxSynchronize(self) -> _Result:
+        for stream in list(self._pending):
+            self.cuStreamSynchronize(stream)
         return (_OK,)
 
     def cuStreamSynchronize(self, stream: int) -> _Result:

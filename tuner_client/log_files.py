@@ -38,11 +38,13 @@ CSV_COLUMNS = (
     "spread",
     "run_secs",
     "policy",
+    "cache",
     "anchor_ratio",
     "neighbours",
     "build_secs",
     "max_error",
     "clock_mhz",
+    "throttled_ns",
     "job",
     "worker",
     "measured_at",
@@ -77,7 +79,7 @@ def write_csv(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
 
 
 def csv_row(record: TuningRecord) -> dict[str, Any]:
-    """The record as flat columns; `run_secs` joined by semicolons, unknown values empty."""
+    """The record as flat columns; `run_secs` and `throttled_ns` joined by semicolons, unknown values empty."""
     flat: dict[str, Any] = {name: getattr(record, name) for name in CSV_COLUMNS if hasattr(record, name)}
     flat |= {
         "kind": record.kind.value,
@@ -91,6 +93,8 @@ def csv_row(record: TuningRecord) -> dict[str, Any]:
         "median_s": record.median_s if record.run_secs else "",
         "run_secs": ";".join(repr(secs) for secs in record.run_secs),
         "policy": record.policy.name,
+        "cache": record.policy.cache,
+        "throttled_ns": ";".join(f"{reason}={ns}" for reason, ns in sorted(record.throttled_ns.items())),
         "max_error": "" if record.max_error is None else record.max_error,
     }
     return flat

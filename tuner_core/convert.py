@@ -13,7 +13,7 @@ from tuner_core.errors import BadRequest
 from tuner_core.jobs import JobSpec, JobState
 from tuner_core.names import Collection
 from tuner_core.pb import fractune_pb2 as pb
-from tuner_core.records import Kind, Status, TimingPolicy, TuningRecord
+from tuner_core.records import WARM, Kind, Status, TimingPolicy, TuningRecord
 from tuner_core.shares import GrantedShare
 
 DEFAULT_TRIALS = 256
@@ -69,7 +69,7 @@ def granted_from_proto(message: pb.GrantedShare) -> GrantedShare:
 
 
 def policy_from_proto(message: pb.TimingPolicy) -> TimingPolicy:
-    return TimingPolicy(message.name, message.warmups, message.repeats, message.min_repeat_ms)
+    return TimingPolicy(message.name, message.warmups, message.repeats, message.min_repeat_ms, message.cache or WARM)
 
 
 def record_to_proto(record: TuningRecord) -> pb.Record:
@@ -96,6 +96,7 @@ def record_to_proto(record: TuningRecord) -> pb.Record:
         build_secs=record.build_secs,
         max_error=record.max_error,
         clock_mhz=record.clock_mhz,
+        throttled_ns=record.throttled_ns,
         versions=record.versions,
     )
 
@@ -131,6 +132,7 @@ def record_from_proto(message: pb.Record) -> TuningRecord:
         build_secs=message.build_secs,
         max_error=message.max_error if message.HasField("max_error") else None,
         clock_mhz=message.clock_mhz,
+        throttled_ns=dict(message.throttled_ns),
         versions=dict(message.versions),
     )
 

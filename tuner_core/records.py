@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -37,9 +37,13 @@ class Kind(StrEnum):
     """a contestant checked for right output and measured alone beside the untuned default; may be published"""
 
 
+WARM, COLD = "warm", "cold"
+"""What the second-level cache of a GPU holds when a call begins: what the last call left there, or nothing of use"""
+
+
 @dataclass(frozen=True)
 class TimingPolicy:
-    """What repeats, what warms. A time budget never cuts `repeats`."""
+    """What repeats, what warms, what is flushed. A time budget never cuts `repeats`."""
 
     name: str
     warmups: int
@@ -48,6 +52,8 @@ class TimingPolicy:
     """repeats kept, at least 3"""
     min_repeat_ms: float
     """one repeat calls the kernel until this long has passed"""
+    cache: str = WARM
+    """WARM or COLD"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,6 +68,15 @@ FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
 TRIAL_POLICY = TimingPolicy("trial", warmups=1, repeats=3, min_repeat_ms=10.0)
 """the timing of a contender"""
 FINAL_POLICY = TimingPolicy("final", warmups=1, repeats=7, min_repeat_ms=10.0)
+
+_COLD_REPEATS = {FIRST_POLICY.name: 5, TRIAL_POLICY.name: 20, FINAL_POLICY.name: 50}
+
+
+def with_cache(policy: TimingPolicy, cache: str) -> TimingPolicy:
+    """One of the three policies, over a warm or a cold cache. A cold repeat is a single call, so there are more."""
+    if cache == WARM:
+        return policy
+    return replace(policy, cache=cache, min_repeat_ms=0.0, repeats=_COLD_REPEATS[policy.name])
 
 
 def candidate_id(workload_hash: str, target_key: str, trace: str) -> str:
@@ -111,7 +126,10 @@ class TuningRecord:
     max_error: float | None = None
     """largest difference to the untuned output, relative to that output's largest value; None = not compared"""
     clock_mhz: int = 0
-    """SM clock; 0 = not known"""
+    """SM clock, the lower of before and after; 0 = not known"""
+    throttled_ns: dict[str, int] = field(default_factory=dict)
+    """what held the clock down meanwhile, and for how long in nanoseconds: `sw_power_cap`, `sw_thermal`, `hw_thermal`,
+    `hw_power_brake`; empty when nothing did, or nobody tells"""
     versions: dict[str, str] = field(default_factory=dict)
     """tvm, tvm-ffi, llvm, driver, cuda: whatever applies"""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tuner_core.errors import BadRequest
 from tuner_core.pb import fractune_pb2 as pb
-from tuner_core.records import UNTUNED, Status, TuningRecord, candidate_id
+from tuner_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from tuner_core.shares import GrantedShare, Share
 
 _HASH = re.compile(r"[0-9A-Za-z_-]{8,64}")
@@ -65,6 +65,10 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
         yield "run times must be above 0 and finite"
     if not all(map(math.isfinite, (record.anchor_ratio, record.build_secs, record.policy.min_repeat_ms))):
         yield "anchor_ratio, build_secs and min_repeat_ms must be finite"
+    if record.policy.cache not in {WARM, COLD}:
+        yield f"its timing policy has a cache '{record.policy.cache}', neither {WARM} nor {COLD}"
+    if record.clock_mhz < 0 or any(ns < 0 for ns in record.throttled_ns.values()):
+        yield "clock_mhz and throttled_ns must not be below 0"
     if record.measured_at <= 0:
         yield "measure_time is missing"
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tuner_core.errors import FractuneError
 from tuner_core.noise import DEFAULT_MARGIN
-from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
+from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, Status, TimingPolicy, with_cache
 from tuner_core.shares import Share
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.confinement import confinement_for
@@ -75,12 +75,20 @@ class Bench:
 
     Whatever touches the child is a flight of `workers.fate`, so that benches whose shares fall together keep to its
     rules. They find each other in `meeting_place`, a folder; None = where the gate of this user's workers is.
+    `cache`: WARM or COLD, of a GPU.
     """
 
     def __init__(
-        self, share: Share, cores: Sequence[int], margin: float = DEFAULT_MARGIN, meeting_place: Path | None = None
+        self,
+        share: Share,
+        cores: Sequence[int],
+        margin: float = DEFAULT_MARGIN,
+        meeting_place: Path | None = None,
+        cache: str = WARM,
     ) -> None:
         self._margin = margin
+        self._rungs = [with_cache(policy, cache) for policy in _RUNGS]
+        self._final_policy = with_cache(FINAL_POLICY, cache)
         self._confinement = confinement_for(share, cores)
         self._confinement.probe()
         units = ",".join(str(core) for core in cores)
@@ -127,7 +135,7 @@ class Bench:
         """
         outcomes: dict[str, Outcome] = {}
         for name in batch.codes:
-            outcomes[name] = self._race(batch, name, _RUNGS, best_s * self._margin)
+            outcomes[name] = self._race(batch, name, self._rungs, best_s * self._margin)
             best_s = min(best_s, outcomes[name].median_s)
         return outcomes
 
@@ -266,7 +274,7 @@ class Bench:
 
     def _contest(self, names: Sequence[str]) -> dict[str, Any]:
         answer: dict[str, Any] = self._child.call(
-            "contest", _CONTEST_TIMEOUT_S, names=names, policy=FINAL_POLICY.to_json()
+            "contest", _CONTEST_TIMEOUT_S, names=names, policy=self._final_policy.to_json()
         )
         return answer
 

@@ -29,7 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 class ChildDied(FractuneError):
-    """The child process ended in the middle of a call; the message says how."""
+    """The child process ended in the middle of a call; the message says how.
+
+    Raised in a child it means that the process has lost what it works with, and ends after this answer.
+    """
 
 
 class ChildTimeout(FractuneError):
@@ -115,7 +118,10 @@ class Child:
         except (EOFError, OSError) as error:
             raise ChildDied(self._how_it_died()) from error
         if "error" in answer:
-            raise _revived(answer)
+            told = _revived(answer)
+            if isinstance(told, ChildDied):
+                self.stop()  # it is on its way out: no other call may still find it
+            raise told
         return answer["value"]
 
     @contextlib.contextmanager

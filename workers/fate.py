@@ -273,8 +273,8 @@ class SharedFate:
 class _Void(FractuneError):
     """Nothing came of a flight, and nobody is to blame; `failed`: it failed beside others, by itself or by them."""
 
-    def __init__(self, *, failed: bool = False) -> None:
-        super().__init__("void")
+    def __init__(self, message: str = "void", *, failed: bool = False) -> None:
+        super().__init__(message)
         self.failed = failed
 
 

@@ -22,6 +22,7 @@ from rq.serializers import JSONSerializer
 
 from tuner_core.errors import BadRequest, RedisGone
 from tuner_core.noise import DEFAULT_MARGIN
+from tuner_core.records import WARM
 from tuner_core.shares import Share
 from tuner_core.wire import WORKER_TTL_S, WorkerInfo, worker_key
 from workers import entry
@@ -57,6 +58,8 @@ class WorkerOptions:
     name: str | None = None
     margin: float | None = None
     """measurers only: a trial at most this many times slower than the fastest is timed for longer; None = default"""
+    cache: str = WARM
+    """measurers of a GPU only: WARM or COLD"""
 
 
 def run_worker(options: WorkerOptions) -> None:
@@ -122,7 +125,7 @@ def _station(options: WorkerOptions, spool: Path) -> Station:
 
 def _role(options: WorkerOptions, station: Station) -> Role:
     if options.share is not None:
-        return Measurer(station, Share.parse(options.share), options.margin or DEFAULT_MARGIN)
+        return Measurer(station, Share.parse(options.share), options.margin or DEFAULT_MARGIN, options.cache)
     if options.role == "compile":
         return Compiler(station)
     if options.role == "tune":

@@ -70,6 +70,16 @@ def load_cudart() -> bool:
     return any(map(_loaded, (RUNTIME_SONAME, find_cudart(find_toolkits()))))
 
 
+def runtime_version() -> str:
+    """Of the CUDA runtime that this process has loaded or the loader finds: `13.0`; empty without one. Opens no GPU."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL(RUNTIME_SONAME).cudaRuntimeGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return ""
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
 def _loaded(library: str | Path | None) -> bool:
     if library is None:
         return False

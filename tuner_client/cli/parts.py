@@ -10,9 +10,10 @@ import typer
 
 from tuner_client.cli import options
 from tuner_client.environment import fleet_secret
-from tuner_client.parts import become_server, become_worker
+from tuner_client.parts import Measuring, become_server, become_worker
 from tuner_client.state import default_state_dir
 from tuner_core.errors import BadRequest
+from tuner_core.records import COLD, WARM
 from tuner_core.shares import Share
 
 Redis = Annotated[str, typer.Option("--redis", metavar="URL", help="redis://HOST:PORT/DB or unix:///PATH.")]
@@ -26,6 +27,11 @@ class Role(StrEnum):
     TUNE = "tune"
     BUILD = "build"
     MEASURE = "measure"
+
+
+class Cache(StrEnum):
+    WARM = WARM
+    COLD = COLD
 
 
 def server(
@@ -69,6 +75,9 @@ def worker(
         float | None,
         typer.Option("--margin", help="Measurers: a trial this close to the fastest is timed for longer (1.25)."),
     ] = None,
+    cache: Annotated[
+        Cache, typer.Option("--cache", help="Measurers of a GPU: what its cache holds when a call begins.")
+    ] = Cache.WARM,
     secret_file: SecretFile = None,
 ) -> None:
     """Run one worker alone."""
@@ -82,15 +91,16 @@ def worker(
         raise BadRequest(f"--margin {margin}: only a measure worker races candidates")
     if margin is not None and not margin >= 1:
         raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
+    if cache is Cache.COLD and (share is None or Share.parse(share).device_kind == "cpu"):
+        raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
     become_worker(
         role.value,
         redis,
         fleet_secret(secret_file),
-        share=share,
+        measuring=Measuring(share, margin, cache.value) if share is not None else None,
         cores=_parse_cores(cores) if cores else None,
         gate_dir=gate,
         name=name,
-        margin=margin,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,24 @@ def become_server(
     )
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """What only a worker of the role `measure` needs: `workers.main.WorkerOptions` says what each means."""
+
+    share: str
+    margin: float | None
+    cache: str
+
+
 def become_worker(
     role: str,
     redis_url: str,
     secret: bytes,
     *,
-    share: str | None,
+    measuring: Measuring | None,
     cores: list[int] | None,
     gate_dir: Path | None,
     name: str | None,
-    margin: float | None,
 ) -> None:
     """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
     _require("rq", "tvm")
@@ -68,11 +77,10 @@ def become_worker(
             role=role,
             redis_url=redis_url,
             secret=secret,
-            share=share,
             cores=cores,
             gate_dir=gate_dir,
             name=name,
-            margin=margin,
+            **({} if measuring is None else vars(measuring)),
         )
     )
 

@@ -894,10 +894,13 @@ class TimingPolicy(_message.Message):
     WARMUPS_FIELD_NUMBER: _builtins.int
     REPEATS_FIELD_NUMBER: _builtins.int
     MIN_REPEAT_MS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     warmups: _builtins.int
     repeats: _builtins.int
     min_repeat_ms: _builtins.float
+    cache: _builtins.str
+    """What the second-level cache holds when a call begins: "warm" or "cold"; empty = "warm"."""
     def __init__(
         self,
         *,
@@ -905,10 +908,11 @@ class TimingPolicy(_message.Message):
         warmups: _builtins.int = ...,
         repeats: _builtins.int = ...,
         min_repeat_ms: _builtins.float = ...,
+        cache: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_repeat_ms", b"min_repeat_ms", "name", b"name", "repeats", b"repeats", "warmups", b"warmups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "min_repeat_ms", b"min_repeat_ms", "name", b"name", "repeats", b"repeats", "warmups", b"warmups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -931,6 +935,26 @@ class Record(_message.Message):
             *,
             key: _builtins.str = ...,
             value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ThrottledNsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -961,6 +985,7 @@ class Record(_message.Message):
     MAX_ERROR_FIELD_NUMBER: _builtins.int
     CLOCK_MHZ_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    THROTTLED_NS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """records/{record}"""
     kind: _builtins.str
@@ -987,6 +1012,7 @@ class Record(_message.Message):
     max_error: _builtins.float
     """Largest difference to the untuned output, relative; absent when not compared."""
     clock_mhz: _builtins.int
+    """SM clock, the lower of before and after; 0 = not known."""
     @_builtins.property
     def device(self) -> Global___Device: ...
     @_builtins.property
@@ -1001,6 +1027,10 @@ class Record(_message.Message):
     def measure_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def throttled_ns(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What held the clock down meanwhile, and for how long in nanoseconds, by reason."""
+
     def __init__(
         self,
         *,
@@ -1027,10 +1057,11 @@ class Record(_message.Message):
         max_error: _builtins.float | None = ...,
         clock_mhz: _builtins.int = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        throttled_ns: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "device", b"device", "granted", b"granted", "max_error", b"max_error", "measure_time", b"measure_time", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_error: _TypeAlias = _typing.Literal["max_error"]  # noqa: Y015
     _WhichOneofArgType__max_error: _TypeAlias = _typing.Literal["_max_error", b"_max_error"]  # noqa: Y015

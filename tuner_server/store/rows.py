@@ -24,6 +24,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "granted": lambda text: GrantedShare.from_json(json.loads(text)),
     "policy": lambda text: TimingPolicy.from_json(json.loads(text)),
     "run_secs": lambda text: tuple(map(float, json.loads(text))),
+    "throttled_ns": json.loads,
     "versions": json.loads,
 }
 _OWN = ("record_id", "run_secs", "anchor_ratio", "measured_at", "build_secs", "max_error")

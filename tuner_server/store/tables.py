@@ -52,6 +52,7 @@ records = Table(
     Column("build_secs", Float, nullable=False),
     Column("max_error", Float),
     Column("clock_mhz", Integer, nullable=False),
+    Column("throttled_ns", JSON, nullable=False),
     Column("versions", JSON, nullable=False),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
     Index("ix_records_lookup", "workload_hash", "kind", "share_key", "median_s"),

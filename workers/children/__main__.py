@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tuner_core.errors import FractuneError
+from workers.child import ChildDied
 from workers.children.lifeline import die_with_parent
 from workers.children.messages import first_line
 
@@ -23,13 +24,15 @@ Methods = Mapping[str, Callable[..., Any]]
 
 
 def serve(link: Connection, methods: Methods) -> None:
-    """Answer calls until the parent closes the connection."""
-    while True:
+    """Answer calls until the parent closes the connection, or an answer says that this process is good for nothing."""
+    answer: dict[str, Any] = {}
+    while answer.get("error") != ChildDied.__name__:
         try:
             request = json.loads(link.recv_bytes())
         except EOFError:
             return
-        link.send_bytes(json.dumps(_answer(methods, request)).encode())
+        answer = _answer(methods, request)
+        link.send_bytes(json.dumps(answer).encode())
 
 
 def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,12 @@ def config_of(text: str) -> dict[str, Any]:
     return {**config, "keys": ["cuda", "gpu", FAST_MATH]} if options else config
 
 
+def gpu_target(arch: str) -> dict[str, Any]:
+    """What a GPU of the architecture `arch` (`sm_90`) measures for: the same as `cuda:sm_90` means to a job."""
+    text = f"{PREFIX}{arch}"
+    return completed(text, config_of(text))
+
+
 def completed(text: str, config: dict[str, Any], compiler: CudaCompiler | None = None) -> dict[str, Any]:
     """The target with all that building needs. `compiler` is the one that is to build it, None if that is elsewhere.
 

@@ -19,6 +19,7 @@ from tuner_core.errors import FractuneError
 from workers.children.artifacts import load_objects, read_trace
 from workers.children.cuda_building import packed_imports, scheduled_by_default, source_compiler
 from workers.children.cuda_target import compiler_for
+from workers.children.processor import Processor
 from workers.children.timing import difference, random_args
 from workers.children.weights import unpack_weights
 
@@ -80,7 +81,7 @@ def _export(library: Any, pack: Callable[..., str] | None) -> dict[str, bytes]:
     return objects
 
 
-def time_variants(path: Path, repeats: int) -> dict[str, Any]:
+def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, Any]:
     """Time every variant of a bundle in turn on the same random inputs.
 
     Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant three) and `max_error` (largest
@@ -88,46 +89,47 @@ def time_variants(path: Path, repeats: int) -> dict[str, Any]:
     """
     bundle = Bundle(path)
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
-    args = [*random_args(inputs, seed=0), *weights_of(bundle)]
-    machines = {entry["name"]: load_variant(bundle, entry["name"]) for entry in bundle.variants}
+    args = [*random_args(inputs, 0, processor), *weights_of(bundle, processor)]
+    machines = {entry["name"]: load_variant(bundle, entry["name"], processor) for entry in bundle.variants}
     outputs, turns = {}, {}
     for name, machine in machines.items():
         start = time.perf_counter()
-        outputs[name] = outputs_of(machine["main"](*args))
+        outputs[name] = outputs_of(machine["main"](*args), processor)
         turns[name] = min(repeats, _FEWEST_TURNS) if time.perf_counter() - start > _SLOW_S else repeats
     reference = outputs[UNTUNED_VARIANT]
     run_secs: dict[str, list[float]] = {name: [] for name in machines}
     for turn in range(repeats):
         for name, machine in machines.items():
             if turn < turns[name]:
-                run_secs[name].append(_one_turn(machine, args))
+                run_secs[name].append(_one_turn(machine, args, processor))
     errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
     return {"run_secs": run_secs, "max_error": errors}
 
 
-def load_variant(bundle: Bundle, name: str) -> Any:
-    """Relax's virtual machine over the variant's object files, on the CPU."""
-    return relax.VirtualMachine(load_objects(bundle.objects(name)), tvm.cpu())
+def load_variant(bundle: Bundle, name: str, processor: Processor) -> Any:
+    """Relax's virtual machine over the variant's object files."""
+    return relax.VirtualMachine(load_objects(bundle.objects(name)), processor.device)
 
 
-def weights_of(bundle: Bundle) -> list[Any]:
+def weights_of(bundle: Bundle, processor: Processor) -> list[Any]:
     """The bundle's weights in the order in which `main` takes them after the inputs."""
-    return unpack_weights(bundle.read(WEIGHTS), bundle.manifest["weights"])
+    return unpack_weights(bundle.read(WEIGHTS), bundle.manifest["weights"], processor.tensor)
 
 
-def outputs_of(result: Any) -> list[Any]:
+def outputs_of(result: Any, processor: Processor) -> list[Any]:
     """The model's outputs as arrays, whether it gives one tensor or a (nested) tuple of them."""
     if hasattr(result, "numpy"):
-        return [result.numpy().copy()]
-    return [array for part in result for array in outputs_of(part)]
+        return [processor.read(result)]
+    return [array for part in result for array in outputs_of(part, processor)]
 
 
-def _one_turn(machine: Any, args: list[Any]) -> float:
-    """Seconds of one inference, averaged over as many as fill the shortest turn."""
+def _one_turn(machine: Any, args: list[Any], processor: Processor) -> float:
+    """Seconds of one inference, averaged over as many as fill the shortest turn. Each is waited for, as by a client."""
     main = machine["main"]
     calls, start = 0, time.perf_counter()
     while True:
         main(*args)
+        processor.sync()
         calls += 1
         spent = time.perf_counter() - start
         if spent >= _MIN_TURN_S:

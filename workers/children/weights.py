@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,11 @@ def pack_weights(weights: Sequence[Any]) -> tuple[bytes, list[dict[str, Any]]]:
     return bytes(packed), layout
 
 
-def unpack_weights(packed: bytes, layout: Sequence[Mapping[str, Any]]) -> list[tvm.runtime.Tensor]:
-    """The weights as they were before `pack_weights`."""
-    return [tvm.runtime.tensor(_array(packed, weight)) for weight in layout]
+def unpack_weights(
+    packed: bytes, layout: Sequence[Mapping[str, Any]], place: Callable[[Any], tvm.runtime.Tensor]
+) -> list[tvm.runtime.Tensor]:
+    """The weights as they were before `pack_weights`, each array put into a tensor by `place`."""
+    return [place(_array(packed, weight)) for weight in layout]
 
 
 def _array(packed: bytes, weight: Mapping[str, Any]) -> Any:

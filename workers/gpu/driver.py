@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import uuid
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -87,17 +86,6 @@ class Driver(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class KernelLimits:
-    """What one block of a kernel may use."""
-
-    shared_memory_bytes: int
-    """without asking for more when it is launched"""
-    threads: int
-    registers: int
-    warp_threads: int
-
-
 class CudaDriver:
     """The driver by `cuda`, which is the module `cuda.bindings.driver`. Raises DriverFailed when CUDA cannot start."""
 
@@ -136,13 +124,9 @@ class CudaDriver:
         """The second-level cache as this process sees it: of a MIG instance, its part."""
         return self._attribute("L2_CACHE_SIZE")
 
-    def kernel_limits(self) -> KernelLimits:
-        return KernelLimits(
-            shared_memory_bytes=self._attribute("MAX_SHARED_MEMORY_PER_BLOCK"),
-            threads=self._attribute("MAX_THREADS_PER_BLOCK"),
-            registers=self._attribute("MAX_REGISTERS_PER_BLOCK"),
-            warp_threads=self._attribute("WARP_SIZE"),
-        )
+    def wait(self) -> None:
+        """Until all has ended that this process gave the device to do. Raises DriverFailed for good after a fault."""
+        self.call("cuCtxSynchronize")
 
     def count_sms(self, stream: int = 0) -> int:
         blocks = _BLOCKS_PER_SM * self.sm_count()

@@ -1,7 +1,6 @@
 """Measure: run artifacts under this worker's share and write the records, failed builds included.
 
-A batch is delivered whole. When the anchor kernel drifted while it ran, the machine changed under it: the
-batch is void and measured again, a few times at most; the records then say how far the anchor was off.
+A batch is delivered whole, and measured again when the machine changed under it (`workers.steady`).
 """
 
 from __future__ import annotations
@@ -9,13 +8,12 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable
 from functools import partial
 
 from tuner_core.devices import Device
 from tuner_core.errors import FractuneError
 from tuner_core.noise import DEFAULT_MARGIN
-from tuner_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id, record_id
+from tuner_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
 from tuner_core.shares import GrantedShare, Share
 from tuner_core.wire import (
     SERVER_STREAM,
@@ -30,18 +28,17 @@ from tuner_core.wire import (
     measure_queue,
 )
 from workers.bench import Batch, Bench, Outcome
+from workers.gpu.clocks import NOT_TOLD, GpuClock
 from workers.station import Station
-
-_ATTEMPTS = 3
-_DRIFT_ALLOWED = 0.15
-"""A batch is void when the anchor after it differs from the anchor before it by more than this fraction"""
+from workers.steady import Conditions, steadily
 
 
 class Measurer:
-    def __init__(self, station: Station, share: Share, margin: float = DEFAULT_MARGIN) -> None:
+    def __init__(self, station: Station, share: Share, margin: float = DEFAULT_MARGIN, cache: str = WARM) -> None:
         self._station = station
         self._share = share
-        self._bench = Bench(share, station.cores, margin, station.gate.directory)
+        self._bench = Bench(share, station.cores, margin, station.gate.directory, cache)
+        self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: NOT_TOLD
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
 
@@ -77,14 +74,14 @@ class Measurer:
         trials = partial(self._bench.trials, best_s=self._best_s.get(operator, math.inf))
         run = final if work["kind"] == Kind.FINAL else trials
         with self._station.gate.measuring(self._station.cores) as neighbours:
-            outcomes, ratio = _steadily(self._bench, run, batch)
+            outcomes, conditions = steadily(self._bench, self._clocks, partial(run, batch))
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
         delivery = self._station.delivery(work)
         for item in work["artifacts"]:
             outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])
-            record = self._record(work, item, outcome, ratio, neighbours)
+            record = self._record(work, item, outcome, conditions, neighbours)
             event: Measured = {
                 "event": "measured",
                 "job": work["job"],
@@ -127,7 +124,7 @@ class Measurer:
         delivery.send()
 
     def _record(
-        self, work: MeasureWork, item: ArtifactItem, outcome: Outcome, ratio: float, neighbours: int
+        self, work: MeasureWork, item: ArtifactItem, outcome: Outcome, conditions: Conditions, neighbours: int
     ) -> TuningRecord:
         return TuningRecord(
             record_id=record_id(work["lease"], item["candidate"], str(self._share)),
@@ -145,33 +142,17 @@ class Measurer:
             cause=outcome.cause,
             run_secs=outcome.run_secs,
             policy=outcome.policy,
-            anchor_ratio=ratio,
+            anchor_ratio=conditions.anchor_ratio,
             neighbours=neighbours,
             job=work["job"],
             worker=self._station.name,
             measured_at=time.time(),
             build_secs=item["build_secs"],
             max_error=outcome.max_error,
+            clock_mhz=conditions.clock_mhz,
+            throttled_ns=dict(conditions.throttled_ns),
             versions={**self._bench.hello["versions"], **item.get("versions", {})},
         )
-
-
-def _steadily(
-    bench: Bench, run: Callable[[Batch], dict[str, Outcome]], batch: Batch
-) -> tuple[dict[str, Outcome], float]:
-    """The outcomes of a batch during which the anchor kept still, or of the last attempt; the anchor's
-    ratio.
-    """
-    for attempt in range(1, _ATTEMPTS + 1):
-        before, child = bench.anchor(), bench.generation
-        outcomes = run(batch)
-        after = bench.anchor()
-        # Each ratio is over the first time in its own child: those of two children tell nothing of a drift.
-        comparable = before and after and bench.generation == child
-        steady = not comparable or abs(after / before - 1.0) <= _DRIFT_ALLOWED
-        if steady or attempt == _ATTEMPTS:
-            break
-    return outcomes, after
 
 
 def _model_failed(work: TimeModelWork, error: FractuneError) -> WorkFailed:

@@ -14,6 +14,11 @@ from tuner_client.cli import main
         (["--role", "build", "--share", "cpu:1"], "--share cpu:1: only a measure worker has a share"),
         (["--role", "build", "--margin", "2"], "--margin 2.0: only a measure worker races"),
         (["--role", "measure", "--share", "cpu:1", "--margin", "0.5"], "--margin 0.5: it is a factor"),
+        (
+            ["--role", "measure", "--share", "cpu:1", "--cache", "cold"],
+            "--cache cold: only a measure worker with a share",
+        ),
+        (["--role", "build", "--cache", "cold"], "--cache cold: only a measure worker with a share of a GPU"),
         (["--role", "measure", "--share", "gpu:1"], "unknown mechanism 'gpu'"),
         (["--role", "paint"], "'paint' is not one of"),
     ],

@@ -8,12 +8,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.samples import final
-from tuner_core.records import Status, TuningRecord, candidate_id, record_id
+from tuner_core.records import (
+    COLD,
+    FINAL_POLICY,
+    FIRST_POLICY,
+    TRIAL_POLICY,
+    WARM,
+    Status,
+    TimingPolicy,
+    TuningRecord,
+    candidate_id,
+    record_id,
+    with_cache,
+)
 
 
 def test_a_record_survives_json() -> None:
     record = final("trace", 2, 0.25, max_error=None)
     assert TuningRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_record_of_before_gpus_still_loads() -> None:
+    data = final("trace", 2, 0.25).to_json()
+    del data["policy"]["cache"], data["throttled_ns"]
+    assert TuningRecord.from_json(data) == final("trace", 2, 0.25)
+
+
+@pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, FINAL_POLICY])
+def test_a_cold_repeat_is_one_call_so_there_are_more(policy: TimingPolicy) -> None:
+    assert with_cache(policy, WARM) is policy
+    cold = with_cache(policy, COLD)
+    assert (cold.name, cold.cache, cold.min_repeat_ms) == (policy.name, COLD, 0.0)
+    assert cold.repeats > policy.repeats
 
 
 def test_a_failure_has_no_time() -> None:

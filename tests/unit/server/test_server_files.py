@@ -16,7 +16,7 @@ from tuner_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
 from tuner_core.jobs import JobSpec, JobState
 from tuner_core.names import Collection
 from tuner_core.pb import fractune_pb2 as pb
-from tuner_core.records import Status
+from tuner_core.records import COLD, FINAL_POLICY, Status, TimingPolicy, with_cache
 from tuner_server.blob_store import BlobStore
 from tuner_server.record_check import check_record, check_workload
 from tuner_server.services.paging import page_size, read_token, write_token
@@ -72,6 +72,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"run_secs": (math.nan,)}, "run times must be above 0"),
         ({"anchor_ratio": math.inf}, "must be finite"),
         ({"measured_at": 0.0}, "measure_time is missing"),
+        ({"policy": TimingPolicy("x", 1, 3, 1.0, "tepid")}, "a cache 'tepid', neither warm nor cold"),
+        ({"clock_mhz": -1}, "must not be below 0"),
+        ({"throttled_ns": {"hw_thermal": -1}}, "must not be below 0"),
     ],
 )
 def test_a_doubtful_record_is_refused_by_name(changes: dict[str, object], complaint: str) -> None:
@@ -90,6 +93,8 @@ def test_a_good_record_passes() -> None:
 def test_records_and_jobs_there_and_back() -> None:
     record = final("a", 1, 0.5, record_id="r1", max_error=None, clock_mhz=3, versions={"tvm": "1"})
     assert record_from_proto(record_to_proto(record)) == record
+    on_gpu = replace(record, policy=with_cache(FINAL_POLICY, COLD), throttled_ns={"sw_power_cap": 2**40})
+    assert record_from_proto(record_to_proto(on_gpu)) == on_gpu
     spec = JobSpec("a" * 64, "net.onnx", ("cpu:1",), {"x": [1, 3]}, "llvm", 7, 8, 1.5, 9, "conv", 10, -1)
     assert spec_from_proto(spec_to_proto(spec), "net.onnx") == spec
     empty = spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"]), "m")

@@ -377,6 +377,7 @@ class TestSqliteStore(StoreContract):
         old.log.add([final("a", 1, 1.0)])
         with old.database.write() as connection:
             connection.execute(text("DROP TABLE final_versions"))
+            connection.execute(text("ALTER TABLE records DROP COLUMN throttled_ns"))
             connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
         old.close()
         store = make()

@@ -42,6 +42,16 @@ def test_an_exception_fails_the_call_and_not_the_child(child: Child) -> None:
     assert child.generation == 1
 
 
+def test_a_child_that_has_lost_its_device_is_heard_and_meets_no_other_call(child: Child) -> None:
+    first = child.call("pid", 20)
+    with pytest.raises(ChildDied, match=r"^the device is lost$"):
+        child.call("lose", 20)
+    assert child.pid is None
+    assert not alive(first)
+    assert child.call("pid", 20) != first
+    assert child.generation == 2
+
+
 def test_a_hang_is_killed_with_all_that_it_started(child: Child, tmp_path: Path) -> None:
     note = tmp_path / "grandchild"
     child.ensure()

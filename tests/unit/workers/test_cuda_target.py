@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm
+from tvm import te
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 
 from tuner_core.errors import BadModel, BadRequest, FractuneError
 from workers.children import cuda_target
 from workers.children.compiling import ingest
+from workers.children.intrinsics import keep_out_gpu_intrinsics
 from workers.children.target import parse_target, target_key
 
 ISA = "sm_90"
@@ -130,3 +135,27 @@ def test_a_target_for_another_processor_is_refused_before_the_model_is_read(
 def test_a_target_for_the_gpu_goes_on_to_the_model(tmp_path: Path, target: str) -> None:
     with pytest.raises(BadModel):
         ingest(str(tmp_path / "none.onnx"), {}, target, ISA)
+
+
+@pytest.mark.parametrize(
+    ("threads", "shared_floats", "fits"), [(256, 1024, True), (2048, 1024, False), (256, 16_384, False)]
+)
+def test_tvm_checks_candidates_by_its_limits(threads: int, shared_floats: int, *, fits: bool) -> None:
+    target = parse_target("cuda:sm_90", 1)
+    size = 4 * shared_floats
+    x = te.placeholder((size,), name="x")
+    y = te.compute((size,), lambda i: x[i] + 1.0, name="y")
+    mod = tvm.IRModule({"main": te.create_prim_func([x, y])})
+    sch = Schedule(mod)
+    block = sch.get_sblock("y")
+    outer, inner = sch.split(sch.get_loops(block)[0], [None, shared_floats])
+    sch.bind(outer, "blockIdx.x")
+    copy = sch.cache_read(block, 0, "shared")
+    sch.compute_at(copy, outer)
+    for loop in (inner, sch.get_loops(copy)[-1]):
+        sch.bind(sch.split(loop, [None, threads])[1], "threadIdx.x")
+    keep_out_gpu_intrinsics()
+    check = ms.postproc.VerifyGPUCode()
+    space = ms.space_generator.PostOrderApply(sch_rules=[], postprocs=[check], mutator_probs={})
+    context = ms.TuneContext(mod=mod, target=target, space_generator=space, task_name="check")
+    assert context.space_generator.postprocs[0].apply(sch) == fits

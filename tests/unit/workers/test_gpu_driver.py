@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from tests.simulated_cuda import SimulatedCuda, Staged, simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu
 from tuner_core.errors import ShareUnavailable
+from workers.gpu import anchor, smid
 from workers.gpu import driver as driver_module
+from workers.gpu.anchor import GpuAnchor
 from workers.gpu.driver import CudaDriver, DriverFailed, open_driver
 from workers.gpu.green import GreenContext
-from workers.gpu.smid import KERNEL, PTX
 
 
 @pytest.fixture
@@ -36,10 +38,6 @@ def test_it_tells_what_cuda_shows(h200: SimulatedGpu) -> None:
     assert driver.memory_bytes() == 143_771 << 20
     assert driver.device_uuid() == h200.uuid
     assert driver.l2_bytes() == 60 << 20
-    limits = driver.kernel_limits()
-    assert (limits.shared_memory_bytes, limits.threads, limits.registers, limits.warp_threads) == (
-        *(49_152, 1024, 65_536, 32),
-    )
 
 
 def test_a_kernel_meets_every_sm_and_its_memory_is_given_back(h200: SimulatedGpu) -> None:
@@ -135,11 +133,12 @@ def test_the_binding_has_every_name_that_is_used(h200: SimulatedGpu) -> None:
     """The simulated binding is only worth something as long as it has the real one's names."""
     binding = pytest.importorskip("cuda.bindings.driver", reason="the extra `cuda` is not installed")
     driver = simulated_driver(h200)
-    for read in (driver.is_mps_client, driver.memory_bytes, driver.device_uuid, driver.l2_bytes, driver.kernel_limits):
+    for read in (driver.is_mps_client, driver.memory_bytes, driver.device_uuid, driver.l2_bytes, driver.wait):
         read()
     context = GreenContext(driver, 8)
     assert context.owns_its_stream()
     driver.count_sms(context.stream)
+    GpuAnchor(driver, context.stream).seconds()
     context.close()
     missing = {name for name in driver.cuda.calls if not hasattr(binding, name)}
     assert missing == set()
@@ -151,11 +150,45 @@ def test_the_binding_has_every_name_that_is_used(h200: SimulatedGpu) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
-def test_the_kernel_assembles(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kernel", "ptx"), [(smid.KERNEL, smid.PTX), (anchor.KERNEL, anchor.PTX)])
+def test_the_kernels_assemble(arch: str, kernel: str, ptx: bytes, tmp_path: Path) -> None:
     ptxas = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")
     if ptxas is None:
         pytest.skip("no ptxas: it comes with the CUDA toolkit")
-    source, cubin = tmp_path / "smid.ptx", tmp_path / "smid.cubin"
-    source.write_bytes(PTX.rstrip(b"\0"))
+    source, cubin = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
+    source.write_bytes(ptx.rstrip(b"\0"))
     subprocess.run([ptxas, f"-arch={arch}", str(source), "-o", str(cubin)], check=True)
-    assert KERNEL.encode() in cubin.read_bytes()
+    assert kernel.encode() in cubin.read_bytes()
+
+
+def test_the_anchor_runs_on_the_confined_stream_and_its_time_is_that_of_one_run(h200: SimulatedGpu) -> None:
+    driver = simulated_driver(h200, Staged(anchor_ms=0.1))
+    context = GreenContext(driver, 32)
+    assert GpuAnchor(driver, 0).seconds() == pytest.approx(1e-4)
+    confined = GpuAnchor(driver, context.stream)
+    assert confined.seconds() == pytest.approx(1e-4 * 132 / 32)
+    assert confined.seconds() == pytest.approx(1e-4 * 132 / 32)
+
+
+def test_a_gpu_that_wakes_up_is_timed_once_it_is_awake(h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = GpuAnchor(simulated_driver(h200), 0)
+    waking_ms = itertools.chain([8.0] * 3, range(40, 8, -1), itertools.repeat(0.8))
+    monkeypatch.setattr(asleep, "_repeat_ms", lambda: next(waking_ms))
+    assert asleep.seconds() == pytest.approx(1e-4)
+
+
+def test_a_gpu_that_never_keeps_still_is_timed_all_the_same(
+    h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restless = GpuAnchor(simulated_driver(h200), 0)
+    times_ms = itertools.cycle([0.8, 1.6, 2.4])
+    monkeypatch.setattr(restless, "_repeat_ms", lambda: next(times_ms))
+    assert restless.seconds() == pytest.approx(2e-4, rel=0.5)
+
+
+def test_a_fault_that_sticks_is_told_by_whatever_is_asked_next(h200: SimulatedGpu) -> None:
+    driver = simulated_driver(h200, Staged(errors={"cuCtxSynchronize": 700}))
+    with pytest.raises(
+        DriverFailed, match=r"CUDA error 700 \(CUDA_ERROR_ILLEGAL_ADDRESS\); the process is lost to CUDA"
+    ):
+        driver.wait()

@@ -19,6 +19,7 @@ from tvm.s_tir.meta_schedule.database import Workload
 from tuner_core.records import UNTUNED
 from workers.children.artifacts import args_of, build_object, load_objects, read_trace, write_trace
 from workers.children.intrinsics import keep_out_gpu_intrinsics
+from workers.children.processor import cpu_processor
 from workers.children.timing import difference, random_args
 from workers.children.transfer import adapt, scale_tile, seeds, sketches_of
 
@@ -104,7 +105,7 @@ def tiles(trace: str) -> list[list[int]]:
 
 def output_of(mod: tvm.IRModule) -> Any:
     kernel = load_objects([build_object(mod, tvm.target.Target(TARGET))])
-    args = random_args(args_of(Workload(mod)), seed=5)
+    args = random_args(args_of(Workload(mod)), 5, cpu_processor())
     kernel["main"](*args)
     return args[-1].numpy()
 

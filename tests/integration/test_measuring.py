@@ -1,0 +1,133 @@
+"""Real candidates built, checked and timed under a share: of the CPU here, and of a GPU where there is one."""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.worker_processes import matmul_workload
+from tuner_core.errors import ShareUnavailable
+from tuner_core.records import COLD, FINAL_POLICY, UNTUNED, WARM, Status, candidate_id, with_cache
+from tuner_core.shares import Share
+from tuner_core.targets import target_key
+from workers.bench import Batch, Bench
+from workers.child import Child
+from workers.children.target import parse_target
+from workers.confinement import confinement_for
+from workers.cuda_compilers import find_compiler
+from workers.gpu.clocks import NOT_TOLD, GpuClock
+from workers.gpu.nvml import open_nvml
+from workers.gpu.visible import visible_gpu
+from workers.steady import steadily
+
+SIZE = 96
+CANDIDATES = 4
+SHARES = ["cpu:1", *(pytest.param(share, marks=pytest.mark.gpu) for share in ("full", "green:32"))]
+
+
+@dataclass(frozen=True)
+class Built:
+    """An operator's candidates as a builder made them for the device of a share."""
+
+    share: Share
+    cores: list[int]
+    untuned: str
+    batch: Batch
+
+    def bench(self, folder: Path, cache: str = WARM) -> Bench:
+        return Bench(self.share, self.cores, meeting_place=folder, cache=cache)
+
+
+def target_of(share: Share, workload: dict[str, Any]) -> str:
+    """Skips the test where there is no such share, or no compiler for it."""
+    if share.device_kind == "cpu":
+        return str(workload["target"])
+    try:
+        gpu = visible_gpu(open_nvml().gpus())
+        confinement_for(share).probe()
+    except ShareUnavailable as error:
+        pytest.skip(str(error))
+    if find_compiler() is None:
+        pytest.skip("no CUDA compiler here; pip install 'fractune[cuda]'")
+    return str(parse_target(f"cuda:{gpu.arch}", 1))
+
+
+@pytest.fixture(scope="module", params=SHARES)
+def built(request: pytest.FixtureRequest) -> Built:
+    share, workload = Share.parse(request.param), matmul_workload(SIZE)
+    target = target_of(share, workload)
+    known = {"workload_hash": workload["hash"]}
+    search, builder = Child("workers.children.searching", ["2"]), Child("workers.children.building")
+    opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "borrowed": []}
+    search.call("open", 120, **known, target_key=target_key(target), **opened)
+    proposed = search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)
+    args_info = builder.call("learn_workload", 60, **known, workload=workload["json"])
+    codes = {}
+    for trace in (UNTUNED, *(item["trace"] for item in proposed)):
+        answer = builder.call("build", 120, **known, target=target, trace=trace)
+        assert (answer["status"], answer["cause"]) == ("ok", "")
+        codes[candidate_id(workload["hash"], target_key(target), trace)] = base64.b64decode(answer["object"])
+    search.stop()
+    builder.stop()
+    cores = sorted(os.sched_getaffinity(0))[:1] if share.device_kind == "cpu" else []
+    untuned = candidate_id(workload["hash"], target_key(target), UNTUNED)
+    return Built(share, cores, untuned, Batch(args_info, 5, codes))
+
+
+def test_every_candidate_computes_what_numpy_does(built: Built) -> None:
+    confinement = confinement_for(built.share, built.cores)
+    cores = ",".join(map(str, built.cores))
+    child = Child("tests.measured_child", [str(built.share), cores], env=confinement.environment())
+    try:
+        child.call("begin", 60, args_info=built.batch.args_info, seed=built.batch.seed)
+        for name, code in built.batch.codes.items():
+            child.call("load", 60, name=name, code=base64.b64encode(code).decode())
+            child.call("check", 60, name=name)
+            left, right, product = (np.array(each) for each in child.call("arguments", 60))
+            assert np.abs(product - left @ right).max() < 1e-3 * np.abs(product).max()
+    finally:
+        child.stop()
+        confinement.leave()
+
+
+def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path) -> None:
+    bench = built.bench(tmp_path)
+    on_gpu = built.share.device_kind == "cuda"
+    clocks = GpuClock().read if on_gpu else lambda: NOT_TOLD
+    try:
+        bench.greet()
+        trials, conditions = steadily(bench, clocks, partial(bench.trials, built.batch))
+        finals, _ = steadily(bench, clocks, partial(bench.final, built.batch, untuned=built.untuned))
+    finally:
+        bench.stop()
+    assert bench.hello["granted"]["share"] == str(built.share)
+    assert bench.hello["device"]["kind"] == built.share.device_kind
+    assert conditions.anchor_ratio > 0
+    assert (conditions.clock_mhz > 0) == on_gpu
+    assert {each.status for each in trials.values()} == {Status.OK}
+    assert all(0 < each.median_s < 1 for each in trials.values())
+    assert {each.status for each in finals.values()} == {Status.OK}
+    assert finals[built.untuned].max_error == 0.0
+    assert all(len(each.run_secs) == FINAL_POLICY.repeats for each in finals.values())
+
+
+def test_a_cold_cache_is_another_policy_and_not_faster(built: Built, tmp_path: Path) -> None:
+    if built.share.device_kind == "cpu":
+        pytest.skip("only a GPU's cache is emptied")
+    times = {}
+    for cache in (WARM, COLD):
+        bench = built.bench(tmp_path, cache)
+        try:
+            outcomes = bench.final(built.batch, untuned=built.untuned)
+        finally:
+            bench.stop()
+        assert {each.policy for each in outcomes.values()} == {with_cache(FINAL_POLICY, cache)}
+        times[cache] = outcomes[built.untuned].median_s
+    assert times[COLD] > times[WARM]

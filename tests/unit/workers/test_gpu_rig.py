@@ -1,0 +1,181 @@
+"""The measurer's child on a GPU: CUDA and NVML are simulated, and where TVM needs a device the CPU stands in for it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+import tvm_ffi
+from tvm import te
+from tvm.s_tir import Schedule
+
+from tests.simulated_cuda import Staged, simulated_driver
+from tests.simulated_gpu import MODELS, SimulatedGpu
+from tests.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
+from tuner_core.errors import ShareUnavailable
+from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY
+from tuner_core.shares import Share
+from tuner_core.targets import target_key
+from workers.child import ChildDied
+from workers.children import cuda_target, measuring, timing
+from workers.children.artifacts import build_object
+from workers.children.measuring import MeasurerChild, open_child
+from workers.children.rig import Rig, gpu_rig
+from workers.children.target import default_target, parse_target
+from workers.confinement import stream_of
+from workers.confinement.green import GreenConfinement
+from workers.gpu.driver import CudaDriver
+from workers.gpu.nvml import NvidiaMl
+from workers.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
+
+# TVM's own builder calls what TVM has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
+
+VECTORS = [["TENSOR", "float32", [256]]] * 2
+
+
+@pytest.fixture
+def h200() -> SimulatedGpu:
+    return SimulatedGpu(MODELS["H200"])
+
+
+@pytest.fixture
+def cuda(h200: SimulatedGpu) -> CudaDriver:
+    return simulated_driver(h200, Staged(anchor_ms=0.1))
+
+
+@pytest.fixture
+def confinement(h200: SimulatedGpu, cuda: CudaDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[GreenConfinement]:
+    made = GreenConfinement(Share.parse("green:30"), lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda)
+    for name, value in made.environment().items():
+        monkeypatch.setenv(name, value)
+    made.enter()
+    yield made
+    made.leave()
+
+
+@pytest.fixture
+def rig(h200: SimulatedGpu, cuda: CudaDriver, confinement: GreenConfinement) -> Rig:
+    return gpu_rig(stream_of(confinement), lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda, kind="cpu")
+
+
+@pytest.fixture
+def child(confinement: GreenConfinement, rig: Rig) -> dict[str, Callable[..., Any]]:
+    return MeasurerChild(confinement, rig).methods()
+
+
+def add(constant: float) -> str:
+    """An object file (base64) whose kernel adds a constant to its first argument."""
+    left = te.placeholder((256,), name="left")
+    right = te.compute((256,), lambda i: left[i] + constant, name="right")
+    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([left, right])}))
+    return base64.b64encode(build_object(sch.mod, default_target(1))).decode()
+
+
+def test_hello_tells_the_gpu_the_proved_share_and_what_decides_the_times(
+    child: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_target, "compiler_here", lambda: pytest.fail("a process that measures needs no compiler"))
+    hello = child["hello"]()
+    assert hello["device"]["label"] == "NVIDIA H200"
+    assert (hello["granted"]["share"], hello["granted"]["units"], hello["granted"]["unit"]) == ("green:30", 32, "sm")
+    assert hello["versions"]["driver"] == "580.95.05"
+    assert set(hello["versions"]) == {"tvm", "tvm-ffi", "driver", "cuda"}
+    assert json.loads(json.dumps(hello)) == hello
+
+
+def test_its_target_is_the_one_that_a_job_without_a_gpu_gets(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_target, "compiler_here", lambda: None)
+    assert target_key(str(rig.target)) == target_key(str(parse_target("cuda:sm_90", 2)))
+
+
+def test_the_anchor_runs_on_the_confined_stream(child: dict[str, Callable[..., Any]], cuda: CudaDriver) -> None:
+    assert child["anchor"]() == 1.0
+    cuda.cuda.staged = Staged(anchor_ms=0.13)
+    assert child["anchor"]() == pytest.approx(1.3)
+
+
+def test_everything_runs_on_the_confined_stream_and_the_cache_is_known(
+    child: dict[str, Callable[..., Any]], rig: Rig, confinement: GreenConfinement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[int] = []
+
+    def noted(*args: Any) -> list[float]:
+        streams.append(int(tvm_ffi.get_raw_stream(tvm_ffi.device("cpu:0"))))
+        return real(*args)
+
+    real = timing.time_kernel
+    monkeypatch.setattr(timing, "time_kernel", noted)
+    child["begin"](args_info=VECTORS, seed=1)
+    policies = [FIRST_POLICY.to_json(), TRIAL_POLICY.to_json()]
+    answer = child["race"](code=add(1.0), policies=policies, bar_s=1.0)
+    assert (answer["policy"], len(answer["run_secs"])) == (TRIAL_POLICY.to_json(), TRIAL_POLICY.repeats)
+    assert streams == [confinement.stream] * 2
+    assert rig.processor.flush_bytes == 2 * (60 << 20)
+
+
+def test_contestants_are_compared_and_timed_in_turn(child: dict[str, Callable[..., Any]]) -> None:
+    child["begin"](args_info=VECTORS, seed=1)
+    for name, code in {"untuned": add(1.0), "same": add(1.0), "wrong": add(2.0)}.items():
+        child["load"](name=name, code=code)
+    assert [child["check"](name=name) for name in ("untuned", "same")] == [0.0, 0.0]
+    assert child["check"](name="wrong") > 0.1
+    answer = child["contest"](names=["untuned", "same"], policy=FINAL_POLICY.to_json())
+    assert {name: len(secs) for name, secs in answer["run_secs"].items()} == {"untuned": 7, "same": 7}
+    assert answer["policy"]["same"] == FINAL_POLICY.to_json()
+
+
+@pytest.mark.parametrize("method", ["race", "check", "contest", "anchor"])
+def test_after_a_fault_of_cuda_the_child_has_died_whatever_ran(
+    method: str, child: dict[str, Callable[..., Any]], cuda: CudaDriver
+) -> None:
+    child["begin"](args_info=VECTORS, seed=1)
+    cuda.cuda.staged = Staged(errors={"cuCtxSynchronize": 700, "cuEventSynchronize": 700})
+    payloads: dict[str, dict[str, Any]] = {
+        "race": {"code": base64.b64encode(b"no code").decode(), "policies": [FIRST_POLICY.to_json()], "bar_s": 1.0},
+        "check": {"name": "never loaded"},
+        "contest": {"names": ["never loaded"], "policy": FINAL_POLICY.to_json()},
+        "anchor": {},
+    }
+    with pytest.raises(ChildDied, match=r"CUDA error 700 \(CUDA_ERROR_ILLEGAL_ADDRESS\); the process is lost to CUDA"):
+        child[method](**payloads[method])
+
+
+def test_a_failure_that_cuda_survives_is_the_candidates_own(child: dict[str, Callable[..., Any]]) -> None:
+    child["begin"](args_info=VECTORS, seed=1)
+    with pytest.raises(KeyError):
+        child["check"](name="never loaded")
+    child["load"](name="good", code=add(1.0))
+    assert child["check"](name="good") == 0.0
+
+
+@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
+def test_a_machine_where_tvm_sees_no_gpu_is_told_what_to_look_at(h200: SimulatedGpu, cuda: CudaDriver) -> None:
+    with pytest.raises(ShareUnavailable, match=r"TVM sees no GPU: .*`fractune doctor`"):
+        gpu_rig(0, lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda)
+
+
+def test_without_nvml_there_is_no_device_to_name(h200: SimulatedGpu, cuda: CudaDriver) -> None:
+    broken = SimulatedNvml(h200, broken={"nvmlInit": LIBRARY_NOT_FOUND})
+    with pytest.raises(ShareUnavailable, match="no NVIDIA driver on this machine"):
+        gpu_rig(0, lambda: NvidiaMl(broken), lambda: cuda, kind="cpu")
+
+
+def test_without_the_cuda_runtime_a_share_is_refused_with_what_to_install(
+    confinement: GreenConfinement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "confinement_for", lambda *_: confinement)
+    monkeypatch.setattr(measuring, "load_cudart", lambda: False)
+    with pytest.raises(ShareUnavailable, match=r"share 'green:30': there is no libcudart.so.13 .*'fractune\[cuda\]'"):
+        open_child(["green:30", ""])
+
+
+@pytest.mark.skipif(find_cudart(find_toolkits()) is None, reason="no libcudart.so.13; pip install 'fractune[cuda]'")
+def test_the_cuda_runtime_tells_its_version_without_a_gpu() -> None:
+    assert load_cudart()
+    assert runtime_version().startswith("13.")

@@ -1,0 +1,120 @@
+"""Which measurements count, and what their records say of the conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.simulated_gpu import MODELS, SimulatedGpu
+from tests.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
+from workers.gpu.clocks import NOT_TOLD, GpuClock
+from workers.gpu.nvml import Clocks, NvidiaMl
+from workers.steady import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, steadily
+
+REASONS = ("sw_power_cap", "sw_thermal", "hw_thermal", "hw_power_brake")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What happens around one run."""
+
+    before: float = 1.0
+    after: float = 1.0
+    died: bool = False
+    """the child is another one afterwards"""
+    mhz: tuple[int, int] = (1980, 1980)
+    throttled: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        drifted = bool(self.before and self.after) and abs(self.after / self.before - 1) > DRIFT_ALLOWED
+        return not (drifted and not self.died) and not VOIDING & set(self.throttled)
+
+
+class Bench:
+    """Goes through the attempts; its runs are numbered from 1."""
+
+    def __init__(self, attempts: Sequence[Attempt]) -> None:
+        self.attempts = attempts
+        self.runs = 0
+        self.generation = 1
+        self._throttled_ns = dict.fromkeys(REASONS, 5)
+        self._anchors = iter([ratio for each in attempts for ratio in (each.before, each.after)])
+        self._mhz: Iterator[int] = iter([mhz for each in attempts for mhz in each.mhz])
+
+    def anchor(self) -> float:
+        return next(self._anchors)
+
+    def clocks(self) -> Clocks:
+        return Clocks(next(self._mhz), dict(self._throttled_ns))
+
+    def run(self) -> int:
+        attempt = self.attempts[self.runs]
+        self.runs += 1
+        self.generation += attempt.died
+        for reason in attempt.throttled:
+            self._throttled_ns[reason] += 1000
+        return self.runs
+
+    def measured(self) -> tuple[int, Conditions]:
+        return steadily(self, self.clocks, self.run)
+
+
+attempts = st.builds(
+    Attempt,
+    before=st.sampled_from([0.0, 0.9, 1.0, 1.2]),
+    after=st.sampled_from([0.0, 0.9, 1.0, 1.2]),
+    died=st.booleans(),
+    mhz=st.tuples(st.integers(200, 2000), st.integers(200, 2000)),
+    throttled=st.lists(st.sampled_from(REASONS), unique=True).map(tuple),
+)
+
+
+@given(st.lists(attempts, min_size=ATTEMPTS, max_size=ATTEMPTS))
+def test_the_first_that_counts_is_taken_and_else_the_last_and_the_record_says_so(given_: list[Attempt]) -> None:
+    outcome, conditions = Bench(given_).measured()
+    good = [number for number, each in enumerate(given_, start=1) if each.counts]
+    assert outcome == (good[0] if good else ATTEMPTS)
+    taken = given_[outcome - 1]
+    assert conditions == Conditions(taken.after, min(taken.mhz), dict.fromkeys(taken.throttled, 1000))
+
+
+@pytest.mark.parametrize("reason", sorted(VOIDING))
+def test_heat_and_a_power_brake_void_a_batch(reason: str) -> None:
+    bench = Bench([Attempt(throttled=(reason,)), Attempt()])
+    assert bench.measured() == (2, Conditions(1.0, 1980))
+
+
+def test_the_cap_on_power_is_noted_and_voids_nothing() -> None:
+    """A kernel that meets it meets it every time."""
+    assert Bench([Attempt(throttled=("sw_power_cap",))]).measured() == (
+        1,
+        Conditions(1.0, 1980, {"sw_power_cap": 1000}),
+    )
+
+
+def test_the_clock_is_that_of_the_whole_gpu_and_only_what_is_new_counts() -> None:
+    gpu = SimulatedGpu(MODELS["H200"], sm_mhz=1755, throttled_ns={74: 7, 269: 9, 270: 0, 271: 0})
+    clock = GpuClock(lambda: NvidiaMl(SimulatedNvml(gpu)))
+    before = clock.read()
+    gpu.throttled_ns[269] += 2_000
+    after = clock.read()
+    assert after.sm_mhz == 1755
+    assert after.throttled_since(before) == {"sw_thermal": 2_000}
+
+
+def test_without_nvml_the_clock_is_not_known_and_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = GpuClock(lambda: NvidiaMl(SimulatedNvml(broken={"nvmlInit": LIBRARY_NOT_FOUND})))
+    assert [clock.read(), clock.read()] == [NOT_TOLD, NOT_TOLD]
+    assert len(caplog.records) == 1
+    assert "no NVIDIA driver" in caplog.text
+
+
+def test_a_clock_that_is_not_known_voids_nothing() -> None:
+    bench = Bench([Attempt()])
+    told = iter([NOT_TOLD, Clocks(1980, dict.fromkeys(REASONS, 5))])
+    assert steadily(bench, lambda: next(told), bench.run) == (1, Conditions(1.0, 0))

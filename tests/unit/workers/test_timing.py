@@ -1,0 +1,75 @@
+"""What TVM's evaluator is asked for, and what of its answer counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
+from workers.children.processor import Processor
+from workers.children.timing import Anchor, time_kernel
+
+GPU = Processor(tvm.cuda(0), 0x2000, flush_bytes=120 << 20)
+"""Nothing is run on it."""
+
+
+@dataclass
+class Kernel:
+    """Numbers its repeats from 0 on instead of timing them."""
+
+    asked: dict[str, Any] = field(default_factory=dict)
+
+    def time_evaluator(self, name: str, device: Any, **asked: Any) -> Any:
+        assert (name, str(device)) == ("main", "cuda:0")
+        self.asked = asked
+        return lambda *_args: SimpleNamespace(results=list(range(asked["repeat"])))
+
+
+@given(st.integers(0, 5), st.integers(1, 50), st.floats(0, 20), st.sampled_from([WARM, COLD]))
+def test_all_repeats_after_the_warm_up_are_kept(warmups: int, repeats: int, min_ms: float, cache: str) -> None:
+    kernel = Kernel()
+    kept = time_kernel(kernel, [], TimingPolicy("any", warmups, repeats, min_ms, cache), GPU)
+    assert len(kept) == repeats
+    assert kept[-1] == kernel.asked["repeat"] - 1
+    assert kept[0] >= warmups
+
+
+@pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, FINAL_POLICY])
+def test_warm_repeats_are_long_and_nothing_is_flushed(policy: TimingPolicy) -> None:
+    kernel = Kernel()
+    time_kernel(kernel, [], policy, GPU)
+    assert kernel.asked["cache_flush_bytes"] == 0
+    assert kernel.asked["min_repeat_ms"] == policy.min_repeat_ms >= 1
+
+
+@pytest.mark.parametrize("warmups", [0, 1])
+def test_a_cold_repeat_is_one_call_after_a_flush_and_the_first_never_counts(warmups: int) -> None:
+    """TVM flushes once a repeat, and may begin to while its own first call still runs."""
+    kernel = Kernel()
+    policy = TimingPolicy("single", warmups, repeats=1, min_repeat_ms=10.0, cache=COLD)
+    assert time_kernel(kernel, [], policy, GPU) == [1.0]
+    assert kernel.asked == {
+        "number": 1,
+        "repeat": 2,
+        "min_repeat_ms": 0,
+        "cache_flush_bytes": 120 << 20,
+    }
+
+
+def test_a_cold_policy_says_what_it_does() -> None:
+    kernel = Kernel()
+    policy = with_cache(TRIAL_POLICY, COLD)
+    assert len(time_kernel(kernel, [], policy, GPU)) == policy.repeats
+    assert kernel.asked["min_repeat_ms"] == policy.min_repeat_ms == 0
+
+
+def test_an_anchor_is_compared_with_its_own_first_time() -> None:
+    times = iter([2.0, 3.0, 1.0])
+    anchor = Anchor(lambda: next(times))
+    assert [anchor.ratio() for _ in range(3)] == [1.0, 1.5, 0.5]
