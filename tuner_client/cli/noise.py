@@ -25,13 +25,16 @@ from tuner_core.shares import Share
 
 _CANDIDATES_AT_MOST = 200
 _MEASURERS_AT_MOST = 64
+_MEASURERS = {"cpu": "1,2", "cuda": "1,2,4,8"}
+"""What is tried where nothing is said, by kind of device"""
 
 
 def noise(
     share: Annotated[str, typer.Option("--share", metavar="cpu:1", help="Share to measure under.")],
     measurers: Annotated[
-        str, typer.Option("--measurers", metavar="1,2", help="How many measurers to try at the same time.")
-    ] = "1,2",
+        str | None,
+        typer.Option("--measurers", metavar="1,2", help="How many to try at the same time (1,2; on a GPU 1,2,4,8)."),
+    ] = None,
     candidates: Annotated[int, typer.Option("--candidates", help="Candidates to time, 8 to 200.")] = 24,
     model: Annotated[
         Path | None, typer.Option("--model", help="Take this model's heaviest operator (default: a convolution).")
@@ -47,7 +50,7 @@ def noise(
 ) -> None:
     """Tell what a measurement is worth here, and how many may run at the same time."""
     wanted = Share.parse(share)
-    counts = parse_measurers(measurers)
+    counts = parse_measurers(_MEASURERS[wanted.device_kind] if measurers is None else measurers)
     if not FEWEST_CANDIDATES <= candidates <= _CANDIDATES_AT_MOST:
         allowed = f"from {FEWEST_CANDIDATES} to {_CANDIDATES_AT_MOST}"
         raise BadRequest(f"--candidates is {candidates}; it must be {allowed}")
