@@ -1,4 +1,4 @@
-"""Benches on shares of a GPU that does not exist: nothing runs there, and a candidate's time is made up from its code."""
+"""Benches on shares of a GPU that does not exist: nothing runs, and a candidate's time is made up from its code."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SimulatedBench:
         self._machine.timed.append((self._number, name))
         if self._machine.gate is not None:
             found = (self._machine.gate / f"gpu-{self.gpu_uuid}").glob("claim-*")
-            self._machine.claims.append([json.loads(path.read_text()) for path in found])
+            self._machine.claims.append([json.loads(path.read_text().splitlines()[0]) for path in found])
         return Outcome(Status.OK, run_secs=(made_up_s(code),) * policy.repeats, policy=policy)
 
 

@@ -133,7 +133,7 @@ def builtin_operator(target: str, place: Workplace) -> Operator:
 def heaviest_operator(
     model: Path, inputs: Mapping[str, Sequence[int]], only: str, target: str, place: Workplace
 ) -> Operator:
-    """The model's operator that computes most, of those whose name contains `only`; `target` as above. Raises BadModel."""
+    """The model's operator that computes most, of those whose name contains `only`. Raises BadModel."""
     known = {"path": str(model.absolute()), "inputs": inputs, "only": only, "target": target}
     with _running(Child("workers.children.operators")) as child, place.busy(child):
         try:

@@ -1,4 +1,4 @@
-"""The gate of a GPU: measurements run on it side by side as long as their claims fit, or alone; first come, first served.
+"""The gate of a GPU: measurements run side by side as long as their claims fit, or alone; first come, first served.
 
 A folder for each GPU, with a file for each claim. Its holder locks it; the kernel frees the claims of a process that
 dies. Who comes stands at the turnstile until its claim fits, and whoever comes later stands behind: a final that wants
@@ -12,7 +12,7 @@ import fcntl
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -28,7 +28,7 @@ class Turn:
     """A measurement's turn."""
 
     neighbours: int
-    """other measurements beside it; on a GPU the larger number of when the turn began and when it ended"""
+    """other measurements beside it: on the CPU when it began, on a GPU the most at one time, so far"""
 
 
 class GpuGate:
@@ -45,47 +45,54 @@ class GpuGate:
             with (self._folder / "turnstile").open("a") as turnstile:
                 fcntl.flock(turnstile, fcntl.LOCK_EX)
                 self._bury_the_dead()
-                while not claim.fits(self._claims()):
+                while not claim.fits((others := self._claims()).values()):
                     time.sleep(_LOOK_EVERY_S)
                 own = self._put_down(claim, held)
-            turn = Turn(self._neighbours(own))
+                _note_company([own, *others], len(others))
+            turn = Turn(_most_company(own))
             try:
                 yield turn
             finally:
-                turn.neighbours = max(turn.neighbours, self._neighbours(own))
+                turn.neighbours = _most_company(own)
 
-    # Only who is in the turnstile puts down a claim, or removes one that is not his.
+    # Only who is in the turnstile puts down a claim, removes one that is not his, or writes into one.
 
     def _put_down(self, claim: Claim, held: contextlib.ExitStack) -> Path:
         path = self._folder / f"claim-{uuid.uuid4().hex}"
         file = held.enter_context(path.open("x"))
         held.callback(path.unlink, missing_ok=True)
         fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump(asdict(claim), file)
+        file.write(json.dumps(asdict(claim)))
         file.flush()
         return path
 
-    def _claims(self) -> list[Claim]:
-        claims = []
-        for path in self._held():
+    def _claims(self) -> dict[Path, Claim]:
+        """Those that are held."""
+        claims = {}
+        for path in filter(_is_locked, self._files()):
             with contextlib.suppress(FileNotFoundError):  # it has just ended
-                claims.append(Claim(**json.loads(path.read_text())))
+                claims[path] = Claim(**json.loads(path.read_text().partition("\n")[0]))
         return claims
 
     def _bury_the_dead(self) -> None:
-        held = set(self._held())
         for path in self._files():
-            if path not in held:
+            if not _is_locked(path):
                 path.unlink(missing_ok=True)
-
-    def _neighbours(self, own: Path) -> int:
-        return sum(path != own for path in self._held())
-
-    def _held(self) -> Iterator[Path]:
-        return (path for path in self._files() if _is_locked(path))
 
     def _files(self) -> Iterator[Path]:
         return self._folder.glob("claim-*")
+
+
+def _note_company(paths: Iterable[Path], others: int) -> None:
+    """Tell those who hold the claims that each has so many beside it now: a line at the end of its file."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
+            file.seek(0, 2)
+            file.write(f"\n{others}")
+
+
+def _most_company(own: Path) -> int:
+    return max(int(line) for line in own.read_text().splitlines()[1:])
 
 
 def _is_locked(path: Path) -> bool:

@@ -21,7 +21,7 @@ from tuner_client.state import default_state_dir
 from tuner_client.text import percent_text, score_text, span_text, table_console, time_text
 from tuner_core.errors import BadModel, BadRequest
 from tuner_core.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, NoiseAdvice
-from tuner_core.shares import Share
+from tuner_core.shares import Share, units_text
 
 _CANDIDATES_AT_MOST = 200
 _MEASURERS_AT_MOST = 64
@@ -108,7 +108,7 @@ def _tell(line: str) -> None:
 def _print(report: dict[str, Any], noise_file: Path) -> None:
     reference = report["settings"][0]
     granted = report["granted"]
-    share = f"{report['share']} ({granted['units']} of {granted['units_total']} {granted['unit']}s)"
+    share = f"{report['share']} ({granted['units']} of {units_text(granted['units_total'], granted['unit'])})"
     title = f"{report['operator']} at {share}, {report['candidates']} candidates, two passes each"
     table_console().print(_table(report["settings"], title))
     print(

@@ -19,8 +19,8 @@ from workers.children.target import parse_target
 
 _CHANNELS_AND_SIZE = {"llvm": (32, 14), "cuda": (64, 56)}
 """Convolutions, by the kind of target. The CPU's is one of a small image network: most schedules take some hundred
-microseconds on one core. The GPU's is one of ResNet-50, with 64 times as much to compute: a kernel of a few microseconds
-would be timed by how fast it can be launched."""
+microseconds on one core. The GPU's is one of ResNet-50, with 64 times as much to compute: of a kernel that takes a few
+microseconds, one would time how fast it can be launched."""
 
 
 def builtin(target: str) -> dict[str, Any]:

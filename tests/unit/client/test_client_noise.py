@@ -104,7 +104,7 @@ def test_more_measurers_are_tried_on_a_gpu(
 @pytest.mark.parametrize(
     ("advice", "measurers", "says"),
     [
-        (None, 4, "measuring at mps:25: 4 measurers; a trial within 1.25x of the fastest is timed for longer (default; "),
+        (None, 4, "measuring at mps:25: 4 measurers; a trial within 1.25x of the fastest is timed for longer (default"),
         (None, 1, "measuring at mps:25: 1 measurer; a trial within 1.25x"),
         (replace(ADVICE, margin=1.5), 2, "measuring at mps:25: 2 measurers; a trial within 1.5x of the fastest is "),
     ],

@@ -81,7 +81,7 @@ def test_more_measurers_while_one_core_is_left_for_builds(
         ("mps:25", {}, 1, [("mps:25", [0])]),
         ("full,green:32,none", {}, 16, [("full", [0]), ("green:32", [1]), ("none", [2])]),
         ("mps:50,mps:100", {}, 16, [("mps:50", [0]), ("mps:100", [1]), ("mps:50", [2])]),
-        ("mig:3g.71gb,mig:1g.18gb", {"mig:1g.18gb": 1}, 8, [("mig:3g.71gb", [0]), ("mig:1g.18gb", [1]), ("mig:3g.71gb", [2])]),
+        ("mig:3g.71gb,mps-sm:9", {}, 8, [("mig:3g.71gb", [0]), ("mps-sm:9", [1]), ("mig:3g.71gb", [2])]),
     ],
 )
 def test_every_measurer_of_a_gpu_launches_from_a_core_of_its_own_while_one_is_left_for_builds(

@@ -166,13 +166,13 @@ def test_the_dead_hold_nothing_nor_keep_anybody_waiting(arrive: Arrive, tmp_path
     assert len(list((tmp_path / f"gpu-{GPU}").glob("claim-*"))) == 1
 
 
-def test_who_comes_in_the_middle_is_a_neighbour_too(arrive: Arrive) -> None:
+def test_who_comes_and_goes_in_the_middle_was_a_neighbour(arrive: Arrive) -> None:
     first = arrive("quarter")
     assert first.neighbours() == 0
     second = arrive("quarter")
     assert second.neighbours() == 1
-    assert first.leave() == 1
     assert second.leave() == 1
+    assert first.leave() == 1
 
 
 def test_builds_go_on_beside_it_and_cpu_measurements_do_not(arrive: Arrive, tmp_path: Path) -> None:
