@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import threading
@@ -49,23 +50,22 @@ class Measurer:
         self.process = subprocess.Popen(
             [sys.executable, "-c", _HOLD, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._said = threading.Event()
         self._line = ""
-        threading.Thread(target=self._read, daemon=True).start()
 
-    def _read(self) -> None:
+    def _says_within(self, timeout_s: float) -> bool:
         assert self.process.stdout is not None
-        self._line = self.process.stdout.readline()
-        self._said.set()
+        if not self._line and select.select([self.process.stdout], [], [], timeout_s)[0]:
+            self._line = self.process.stdout.readline()
+        return bool(self._line)
 
     def neighbours(self) -> int:
         """Once it measures: how many others there were then."""
-        assert self._said.wait(30)
+        assert self._says_within(30)
         return int(self._line.removeprefix("in "))
 
     @property
     def is_in(self) -> bool:
-        return self._said.is_set()
+        return self._says_within(0)
 
     def waits_in_line(self) -> bool:
         """Whether the kernel has it wait for a lock."""
@@ -79,7 +79,7 @@ class Measurer:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
 
 @pytest.fixture

@@ -195,5 +195,5 @@ def test_lanes_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(
     assert Counter(name for _, name in machine.timed) == dict.fromkeys(codes, 2 * len(wanted))
     assert {number for number, _ in machine.timed} == set(range(4))
     assert machine.claims == [[asdict(ALONE)]] * len(machine.timed)
-    told = report(passes | {each: passes[wanted[0]] for each in settings([1, 2, 4])}, dict.fromkeys([1, 2, 4], True))
+    told = report(passes | dict.fromkeys(settings([1, 2, 4]), passes[wanted[0]]), dict.fromkeys([1, 2, 4], True))
     assert told["advice"]["measurers"] == 4
