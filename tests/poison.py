@@ -95,6 +95,10 @@ class PoisonConfinement:
     def shared_fate(self) -> str | None:
         return f"poison:{self.device.folder}"
 
+    @property
+    def gpu_uuid(self) -> str | None:
+        return self.shared_fate
+
     def is_active(self) -> bool:
         return self.device.is_active()
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self, TypeVar
@@ -202,6 +203,13 @@ class Client:
     def shares(self) -> list[pb.OfferedShare]:
         """What can be asked for now."""
         return list(self._call(self._fleet.ListShares, pb.ListSharesRequest()).shares)
+
+    def measurers(self) -> Counter[str]:
+        """How many measurers each share has now, by share as text."""
+        counts: Counter[str] = Counter()
+        for offered in self.shares():
+            counts[offered.granted.share] += offered.workers
+        return counts
 
     # ---- calls ---------------------------------------------------------------------------------------------
 

@@ -16,17 +16,18 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from tuner_client.client import Client
 from tuner_client.noise_file import advice_for
-from tuner_client.processes import POLL_S, Part, Running, end_in_order
+from tuner_client.processes import POLL_S, Part, Running, end_in_order, tend_all
 from tuner_client.state import StateFolder, open_state, socket_dir
 from tuner_core.errors import FractuneError, RedisGone, ServerUnreachable
 from tuner_core.noise import NoiseAdvice
 from tuner_core.shares import Share, parse_shares
+from tuner_core.side_by_side import default_measurers
 
 START_TIMEOUT_S = 60.0
 MAX_BUILDERS = 8
@@ -42,7 +43,7 @@ class StackOptions:
 
     state: Path
     shares: tuple[str, ...] = ()
-    """one measurer for each"""
+    """one measurer for each, or as many as are advised and there is room for (`plan_measurers`)"""
     compile: bool = False
     """a compile worker, for ingest and bundles"""
     search: bool = False
@@ -57,35 +58,36 @@ class StackOptions:
 
 
 def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, list[int]]:
-    """Cores for each CPU share: of its own while that leaves one for builds, else from the first core on.
+    """Cores for each share: of its own while that leaves one for builds, else from the first core on.
 
-    A share that is larger than the machine is left out: its worker refuses it, and says why.
+    A GPU share has one, where its kernels are launched. A CPU share that is larger than the machine is left out: its
+    worker refuses it, and says why.
     """
-    wanted = [share for share in shares if share.mechanism == "cpu" and share.cores <= len(available)]
-    apart = sum(share.cores for share in wanted) < len(available)
+    wanted = [share for share in shares if share.host_cores <= len(available)]
+    apart = sum(share.host_cores for share in wanted) < len(available)
     plan: dict[str, list[int]] = {}
     first = 0
     for share in wanted:
-        plan[str(share)] = list(available[first : first + share.cores])
-        first += share.cores if apart else 0
+        plan[str(share)] = list(available[first : first + share.host_cores])
+        first += share.host_cores if apart else 0
     return plan
 
 
 def plan_measurers(
     shares: Sequence[Share], wanted: Mapping[str, int], available: Sequence[int]
 ) -> list[tuple[Share, list[int]]]:
-    """The measurers and their cores: one for each share, then more, as many as `wanted` says by share, while there
-    are cores that no other measurer has and one is left for builds.
+    """The measurers and their cores: one for each share, then more, as many as `wanted` says by share (else as many as
+    are usual), while there are cores that no other measurer has and one is left for builds.
     """
     plan = plan_cores(shares, available)
     measurers = [(share, plan.get(str(share), [])) for share in shares]
     taken = {core for cores in plan.values() for core in cores}
     free = [core for core in available if core not in taken]
     for share in shares:
-        for _ in range(1, wanted.get(str(share), 1)):
-            if plan.get(str(share)) and share.cores < len(free):
-                measurers.append((share, free[: share.cores]))
-                free = free[share.cores :]
+        for _ in range(1, wanted.get(str(share), default_measurers(share))):
+            if plan.get(str(share)) and share.host_cores < len(free):
+                measurers.append((share, free[: share.host_cores]))
+                free = free[share.host_cores :]
     return measurers
 
 
@@ -198,8 +200,8 @@ class Stack:
                 if search and self._search_wanted.is_set():
                     running += [Running(part) for part in search]
                     search = []
-                for each in running:
-                    each.tend()
+                for gone in tend_all(running):
+                    del self._worker_names[gone]
                 self._ended.wait(POLL_S)
         except FractuneError as error:
             self._fail(error)
@@ -268,9 +270,10 @@ class Stack:
         rest = work_cores([cores for _, cores in measurers], available)
         parts: list[Part] = []
         for share, cores in measurers:
-            label = f"measure-{share}".replace(":", "-")
-            twins = sum(part.name.startswith(label) for part in parts)
-            parts.append(self._measure_part(f"{label}-{twins + 1}" if twins else label, share, cores, advice))
+            kind = f"measure-{share}".replace(":", "-")
+            twins = sum(part.kind == kind for part in parts)
+            part = self._measure_part(f"{kind}-{twins + 1}" if twins else kind, share, cores, advice)
+            parts.append(replace(part, kind=kind))
         if self._options.compile:
             parts.append(self._worker_part("compile", "compile", rest))
         builders = min(self._options.builders, len(rest))

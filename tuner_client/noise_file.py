@@ -42,13 +42,14 @@ def advice_for(state: Path, shares: Iterable[str]) -> dict[str, NoiseAdvice | No
     return {share: max(of, key=lambda advice: advice.measured_at, default=None) for share, of in found.items()}
 
 
-def measuring_text(share: str, advice: NoiseAdvice | None) -> str:
-    """How trials are timed at a share, and who says so."""
+def measuring_text(share: str, advice: NoiseAdvice | None, measurers: int) -> str:
+    """How many measurers a share has, how trials are timed there, and who says so."""
+    margin = advice.margin if advice else DEFAULT_MARGIN
+    crew = f"{measurers} measurer{'' if measurers == 1 else 's'}"
+    how = f"{crew}; a trial within {margin:g}x of the fastest is timed for longer"
     if advice is None:
-        how = f"a trial within {DEFAULT_MARGIN:g}x of the fastest is timed for longer"
         return f"measuring at {share}: {how} (default; 'fractune noise --share {share}' finds out what fits here)"
     day = time.strftime("%Y-%m-%d", time.gmtime(advice.measured_at))
-    how = f"a trial within {advice.margin:g}x of the fastest is timed for longer"
     worth = f"tau {advice.tau:.2f}" if advice.tau is not None else "all ties"
     lost = f", top-1 regret {advice.regret:.1%}" if advice.regret is not None else ""
     return f"measuring at {share}: {how} (by 'fractune noise' of {day}: {worth}{lost})"

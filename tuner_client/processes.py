@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner_client import lifeline
-from tuner_core.errors import FractuneError, error_kinds
+from tuner_core.errors import FractuneError, ShareUnavailable, error_kinds
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class Part:
     """parts end in the order of their rank, the smallest first"""
     fatal: Callable[[str], FractuneError] | None = None
     """for a part that is not started again: the error that its death (told in words) means"""
+    kind: str = ""
+    """parts of one kind do the same work: when one of them is refused its share, the others go on"""
 
 
 class Running:
@@ -104,6 +106,29 @@ class Running:
                 # order.
                 start_new_session=True,
             )
+
+
+def tend_all(running: list[Running]) -> list[str]:
+    """Start again what has ended. Raises what the end of a part means, when there is no use in that.
+
+    A part that is refused its share (others hold all that there is of it) is taken out of `running` while another one
+    of its kind is left; returns the names of those.
+    """
+    gone: list[str] = []
+    for each in list(running):
+        try:
+            each.tend()
+        except ShareUnavailable as refusal:
+            if not _has_twin(each, running):
+                raise
+            log.info("%s is not started again, others go on: %s", each.part.name, refusal)
+            running.remove(each)
+            gone.append(each.part.name)
+    return gone
+
+
+def _has_twin(one: Running, running: Iterable[Running]) -> bool:
+    return bool(one.part.kind) and any(other is not one and other.part.kind == one.part.kind for other in running)
 
 
 def end_in_order(running: Iterable[Running]) -> None:

@@ -62,6 +62,11 @@ class Share:
             raise BadRequest(f"share '{self}' is not a CPU share")
         return int(self.size)
 
+    @property
+    def host_cores(self) -> int:
+        """Cores of the host that its measurer computes on: for a GPU share one, from which kernels are launched."""
+        return self.cores if self.device_kind == "cpu" else 1
+
 
 def parse_shares(text: str) -> list[Share]:
     """Read a comma-separated list of shares; order kept. Raises BadRequest when empty, wrong or repeated."""

@@ -97,6 +97,8 @@ class Bench:
             [str(share), units],
             env=self._confinement.environment(),
             before_kill=self._confinement.before_kill,
+            # A CPU share confines its process itself; that of a GPU launches its kernels from these cores.
+            cores=cores if share.device_kind == "cuda" else (),
         )
         self._fate = fate_of(self._child, self._confinement, meeting_place or default_gate_dir())
         self._greeted = 0
@@ -113,6 +115,11 @@ class Bench:
     def stop(self) -> None:
         self._fate.stop()
         self._confinement.leave()
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        """The GPU that the share is a part of; None for a CPU share."""
+        return self._confinement.gpu_uuid
 
     @property
     def generation(self) -> int:

@@ -43,7 +43,7 @@ class Operator:
     """TVM's target as JSON text"""
 
     def for_units(self, units: int) -> Operator:
-        """The operator as it is searched for a share of so many cores."""
+        """The operator as it is searched for a share of so many cores; for a GPU unchanged."""
         return replace(self, target=with_cores(self.target, units))
 
 
@@ -55,7 +55,7 @@ class Candidates:
     args_info: list[Any]
     traces: list[str]
     codes: dict[str, bytes]
-    """object files by candidate"""
+    """by candidate: an object file, for a GPU an archive of two"""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class OperatorBuilder:
         """the operator's arguments, known once something was built"""
 
     def build(self, trace: str) -> Future[bytes]:
-        """One candidate's object file. The future raises CallFailed, ChildTimeout or ChildDied."""
+        """One candidate's code. The future raises CallFailed, ChildTimeout or ChildDied."""
         return self.owner.submit(lambda: self._build(trace))
 
     def build_until(
@@ -124,18 +124,20 @@ class OperatorBuilder:
             os.sched_setaffinity(self.child.pid, cores)
 
 
-def builtin_operator(place: Workplace) -> Operator:
-    """The convolution that is measured when no model is given."""
+def builtin_operator(target: str, place: Workplace) -> Operator:
+    """The convolution that is measured when no model is given, for `target` (TVM's JSON text; empty = this host)."""
     with _running(Child("workers.children.operators")) as child, place.busy(child):
-        return Operator(**child.call("builtin", _OPERATOR_TIMEOUT_S))
+        return Operator(**child.call("builtin", _OPERATOR_TIMEOUT_S, target=target))
 
 
-def heaviest_operator(model: Path, inputs: Mapping[str, Sequence[int]], only: str, place: Workplace) -> Operator:
+def heaviest_operator(
+    model: Path, inputs: Mapping[str, Sequence[int]], only: str, target: str, place: Workplace
+) -> Operator:
     """The model's operator that computes most, of those whose name contains `only`. Raises BadModel."""
-    path = str(model.absolute())
+    known = {"path": str(model.absolute()), "inputs": inputs, "only": only, "target": target}
     with _running(Child("workers.children.operators")) as child, place.busy(child):
         try:
-            return Operator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, path=path, inputs=inputs, only=only))
+            return Operator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, **known))
         except _CHILD_ERRORS as error:
             raise BadModel(f"{model.name} could not be read: {error}") from error
 

@@ -65,7 +65,8 @@ class Child:
 
     Not thread-safe but for `interrupt`: one supervisor thread owns it, and that thread must live as long as the
     child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
-    living child before it is killed, and says whether the kill can harm nobody else.
+    living child before it is killed, and says whether the kill can harm nobody else. `cores`: where the process may
+    run; none = wherever the supervisor may.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class Child:
         env: Mapping[str, str] | None = None,
         recycle_calls: int = 0,
         before_kill: Callable[[int], bool] = _release_nothing,
+        cores: Sequence[int] = (),
     ) -> None:
         self._args = [module, *args]
         self._env = dict(env or {})
         self._recycle_calls = recycle_calls
         self._before_kill = before_kill
+        self._cores = list(cores)
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._calls = 0
@@ -195,7 +198,7 @@ class Child:
     def _start(self) -> None:
         self.kill()
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _staying_on(self._cores):
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "workers.children", str(theirs.fileno()), str(os.getpid()), *self._args],
                 env={**os.environ, **self._env},
@@ -235,6 +238,20 @@ class Child:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+@contextlib.contextmanager
+def _staying_on(cores: list[int]) -> Iterator[None]:
+    """What this thread starts within the block may run on `cores` only, from its first moment on; none = anywhere."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _revived(answer: Mapping[str, str]) -> FractuneError:

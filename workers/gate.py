@@ -1,8 +1,10 @@
-"""The gate: a CPU measurement owns its cores; search and builds on the same cores wait.
+"""The gate: a CPU measurement owns its cores; search and builds on the same cores wait. A GPU's leaves them alone.
 
-One lock file for each core of the host. Search and builds hold their cores' locks shared, a measurement holds its
-own exclusively. A turnstile lets a waiting measurement in before work that came after it; work that is under way
-sees it there, has its process stopped and steps aside. The kernel frees the locks of a process that dies.
+One lock file for each core of the host. Search and builds hold their cores' locks shared, a measurement on the CPU
+holds its own exclusively. A turnstile lets a waiting measurement in before work that came after it; work that is under
+way sees it there, has its process stopped and steps aside. A measurement on a GPU (`gpu_gate`) holds shared, as builds
+do, the cores that launch its kernels: builds go on beside it, and no CPU measurement meets it there. The kernel frees
+the locks of a process that dies.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from tuner_core.side_by_side import Claim
+from workers.gpu_gate import GpuGate, Turn
 
 QUIET_BELOW_CORES = 4
 """On a host with fewer cores than this, a measurement has the whole host to itself: a build on the one core
@@ -48,14 +53,25 @@ class Gate:
             yield passage
 
     @contextlib.contextmanager
-    def measuring(self, cores: Iterable[int]) -> Iterator[int]:
-        """Own `cores` for a measurement; gives the number of other measurements active on this host."""
+    def measuring(self, cores: Iterable[int]) -> Iterator[Turn]:
+        """Own `cores` for a measurement; its neighbours are the other CPU measurements active on this host."""
         owned = range(self._host_cores) if self._host_cores < QUIET_BELOW_CORES else sorted(cores)
         with contextlib.ExitStack() as held:
             self.take(held, owned, fcntl.LOCK_EX)
             held.enter_context(self._lock(self._mark, fcntl.LOCK_EX))
             held.callback((self.directory / self._mark).unlink)
-            yield self._neighbours()
+            yield Turn(self._neighbours())
+
+    @contextlib.contextmanager
+    def measuring_on(self, gpu: str, claim: Claim, cores: Iterable[int]) -> Iterator[Turn]:
+        """Hold `claim` of the GPU (its UUID), and `cores`, from which its kernels are launched."""
+        with contextlib.ExitStack() as held:
+            start = time.perf_counter()
+            # The GPU first: who waits for it must not keep a CPU measurement off the cores.
+            turn = held.enter_context(GpuGate(self.directory, gpu).holding(claim))
+            self.waited_s += time.perf_counter() - start
+            self.take(held, sorted(cores), fcntl.LOCK_SH)
+            yield turn
 
     def is_measurement_waiting(self) -> bool:
         """Whether a measurement stands in the turnstile, or is just passing it."""

@@ -52,7 +52,8 @@ class WorkerOptions:
     share: str | None = None
     """measurers only, and they need it"""
     cores: list[int] | None = None
-    """cores to compute on; None = all that this process may use, for a measurer as many of them as its share says"""
+    """cores to compute on, of a GPU's measurer those that launch its kernels; None = all that this process may use, for
+    a CPU's measurer as many of them as its share says"""
     gate_dir: Path | None = None
     """lock files of the host's cores; None = one folder for all of this user's workers on this host"""
     name: str | None = None
@@ -91,13 +92,18 @@ def _check(options: WorkerOptions) -> None:
 
 
 def _stay_on(options: WorkerOptions) -> None:
-    """Keep search and builds on their cores; a measurer's child is confined in its own way."""
-    if options.cores and options.role != "measure":
-        try:
-            os.sched_setaffinity(0, options.cores)
-        except OSError as error:
-            allowed = sorted(os.sched_getaffinity(0))
-            raise BadRequest(f"cores {options.cores}: this process may use {allowed} only") from error
+    """Keep search and builds on their cores. Of a measurer, only the child is kept on them, when it starts."""
+    if not options.cores or _measures_on_cpu(options):  # whose confinement has its own word on cores
+        return
+    allowed = os.sched_getaffinity(0)
+    if allowed.isdisjoint(options.cores):
+        raise BadRequest(f"cores {options.cores}: this process may use {sorted(allowed)} only")
+    if options.role != "measure":
+        os.sched_setaffinity(0, options.cores)
+
+
+def _measures_on_cpu(options: WorkerOptions) -> bool:
+    return options.share is not None and Share.parse(options.share).device_kind == "cpu"
 
 
 def _station(options: WorkerOptions, spool: Path) -> Station:

@@ -18,7 +18,8 @@ from typing import Any
 
 from tuner_core.devices import Device
 from tuner_core.records import TRIAL_POLICY
-from tuner_core.shares import GrantedShare, Share
+from tuner_core.shares import Share
+from tuner_core.side_by_side import ALONE
 from workers.bench import Batch
 from workers.candidates import (
     Candidates,
@@ -29,8 +30,9 @@ from workers.candidates import (
     heaviest_operator,
     sample,
 )
-from workers.company import BUILDERS_AT_MOST, Lane, builds_beside, places
+from workers.company import BUILDERS_AT_MOST, Company, Lane, builds_beside, gather
 from workers.gate import Gate, default_gate_dir
+from workers.gpu_gate import GpuGate
 from workers.noise_report import FIRST, RACE, REFERENCE, Pass, Setting, report
 from workers.owner import owned
 
@@ -67,29 +69,26 @@ def measure_noise(options: NoiseOptions, tell: Tell) -> dict[str, Any]:
     gate = Gate(default_gate_dir())
     measurers = sorted({1, *options.measurers})
     with contextlib.ExitStack() as held:
-        where = places(options.share, measurers[-1], cores)
-        lanes = [held.enter_context(owned(Lane(options.share, own))) for own in where]
-        tell(f"starting {len(lanes)} measurer(s) at {options.share}")
-        greetings = [lane.greet() for lane in lanes]
+        tell(f"starting measurers at {options.share}")
+        company = gather(options.share, measurers, cores, held)
         place = Workplace(gate, cores)
-        operator = _operator(options, place)
-        hello, *_ = [greeting.result() for greeting in greetings]
-        granted = GrantedShare.from_json(hello["granted"])
+        operator = _operator(options, company, place)
         tell(f"operator {operator.name}: building {options.candidates} candidates")
-        operator = operator.for_units(granted.units)
+        operator = operator.for_units(company.granted.units)
         # A builder's child starts with its first work: those that are never needed cost nothing.
         builders = [held.enter_context(owned(OperatorBuilder(operator))) for _ in cores[:BUILDERS_AT_MOST]]
         candidates = sample(operator, options.candidates, options.seed, place, builders[0])
-        experiment = Experiment(gate, cores, lanes, builders, candidates)
-        passes = experiment.run(settings(measurers), tell)
+        experiment = Experiment(gate, cores, company.lanes, builders, candidates)
+        passes = experiment.run(settings(company.counts), tell)
+    own_cores = {count: experiment.are_apart(count) for count in company.counts}
     return {
         "event": "noise",
         "share": str(options.share),
-        "granted": granted.to_json(),
-        "device": Device.from_json(hello["device"]).key,
+        "granted": company.granted.to_json(),
+        "device": Device.from_json(company.hello["device"]).key,
         "operator": candidates.operator.name,
         "seed": options.seed,
-        **report(passes, {count: experiment.are_apart(count) for count in measurers}),
+        **report(passes, own_cores, company.notes),
         "wall_s": time.perf_counter() - start,
     }
 
@@ -120,11 +119,21 @@ class Experiment:
     def run(self, wanted: Sequence[Setting], tell: Tell) -> dict[Setting, list[Pass]]:
         passes: dict[Setting, list[Pass]] = {setting: [] for setting in wanted}
         for turn, setting in itertools.product(range(_PASSES), wanted):
-            with self._gate.measuring(self._cores):
+            with self._undisturbed():
                 timed = self._pass(setting, turn)
             tell(f"pass {turn + 1} of {_PASSES}: {setting}: {timed.wall_s:.1f} s, {timed.failures} failed")
             passes[setting].append(timed)
         return passes
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """No other measurement on the GPU, nor anything else on the cores."""
+        gpu = self._lanes[0].gpu_uuid
+        with contextlib.ExitStack() as held:
+            if gpu is not None:
+                held.enter_context(GpuGate(self._gate.directory, gpu).holding(ALONE))
+            held.enter_context(self._gate.measuring(self._cores))
+            yield
 
     def are_apart(self, count: int) -> bool:
         """Whether the first `count` measurers have no core in common."""
@@ -160,7 +169,8 @@ class Experiment:
         return Batch(self._candidates.args_info, seed, {name: self._candidates.codes[name] for name in names})
 
 
-def _operator(options: NoiseOptions, place: Workplace) -> Operator:
+def _operator(options: NoiseOptions, company: Company, place: Workplace) -> Operator:
+    target = company.hello["target"] if options.share.device_kind == "cuda" else ""
     if options.model is None:
-        return builtin_operator(place)
-    return heaviest_operator(options.model, options.inputs, options.only, place)
+        return builtin_operator(target, place)
+    return heaviest_operator(options.model, options.inputs, options.only, target, place)

@@ -67,11 +67,11 @@ RACE = Setting(None)
 Passes = Mapping[Setting, Sequence[Pass]]
 
 
-def report(passes: Passes, own_cores: Mapping[int, bool]) -> dict[str, Any]:
+def report(passes: Passes, own_cores: Mapping[int, bool], notes: Sequence[str] = ()) -> dict[str, Any]:
     """Scores, advice and notes of a finished experiment: times in seconds, spreads and regrets as fractions.
 
-    `own_cores`: by number of measurers, whether each has cores of its own. Raises FractuneError when the reference
-    could time nothing.
+    `own_cores`: by number of measurers, whether each has cores of its own. `notes` come before those of the report.
+    Raises FractuneError when the reference could time nothing.
     """
     first, second = (each.times for each in passes[REFERENCE])
     reference = mean_times(first, second)
@@ -92,7 +92,7 @@ def report(passes: Passes, own_cores: Mapping[int, bool]) -> dict[str, Any]:
         "advice": asdict(_advice(reference, passes, scores)),
         "race_margin": DEFAULT_MARGIN,
         "race_keeps_winner": is_negligible(scores[RACE].regret),
-        "notes": _notes(noise.p90, scores[REFERENCE], own_cores),
+        "notes": [*notes, *_notes(noise.p90, scores[REFERENCE], own_cores)],
     }
 
 

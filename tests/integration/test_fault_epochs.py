@@ -42,18 +42,16 @@ BATCH = 4
 GUILTY = {"crash": Status.CRASHED, "poison": Status.CRASHED, "hang": Status.RUN_TIMEOUT}
 TARGET = '{"kind":"cuda"}'
 
-# A measuring worker as it is, but for what it confines to and what runs in its child. Cores are names here: with the
-# real rule a host of two cores would have one measurement at a time, and no neighbours.
+# A measuring worker as it is, but for what it confines to and what runs in its child.
 _MAIN = """
 import sys
 from pathlib import Path
 from tests.poison import PoisonConfinement
-from workers import bench, fate, gate
+from workers import bench, fate
 from workers.main import WorkerOptions, run_worker
 bench.confinement_for, bench._CHILD, bench._TRIAL_TIMEOUT_S = PoisonConfinement, "tests.poison_child", 1.0
-gate.QUIET_BELOW_CORES = 0
-name, url, folder, core, fate._REOPEN_TIMEOUT_S = *sys.argv[1:-1], float(sys.argv[-1])
-run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", [int(core)], Path(folder), name))
+name, url, folder, fate._REOPEN_TIMEOUT_S = *sys.argv[1:-1], float(sys.argv[-1])
+run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", None, Path(folder), name))
 """
 
 
@@ -71,10 +69,9 @@ class Measurers:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def arrive(self, patience_s: float = 60.0) -> str:
-        core = str(len(self.processes))
-        name = f"measurer-{core}"
+        name = f"measurer-{len(self.processes)}"
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, name, self.url, str(self.folder / "gate"), core, str(patience_s)],
+            [sys.executable, "-c", _MAIN, name, self.url, str(self.folder / "gate"), str(patience_s)],
             env={**os.environ, FOLDER: str(self.device.folder)},
         )
         return name
@@ -170,6 +167,7 @@ def test_a_storm_of_faults_leaves_every_candidate_accounted_for(measurers: Measu
     assert {record.candidate_id: record.status for record in found} == expected
     assert all(record.cause for record in found if record.status is not Status.OK)
     assert measurers.given_up == []
+    assert 1 <= max(record.neighbours for record in found) <= 3
     runs = Counter(measurers.device.notes("runs"))
     guilty = [str(kernel["id"]) for kernel in kernels.values() if kernel["do"] in {"crash", "poison"}]
     # In company and alone; once more where its worker was killed in between.

@@ -21,17 +21,20 @@ from tuner_client.state import default_state_dir
 from tuner_client.text import percent_text, score_text, span_text, table_console, time_text
 from tuner_core.errors import BadModel, BadRequest
 from tuner_core.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, NoiseAdvice
-from tuner_core.shares import Share
+from tuner_core.shares import Share, units_text
 
 _CANDIDATES_AT_MOST = 200
 _MEASURERS_AT_MOST = 64
+_MEASURERS = {"cpu": "1,2", "cuda": "1,2,4,8"}
+"""What is tried where nothing is said, by kind of device"""
 
 
 def noise(
     share: Annotated[str, typer.Option("--share", metavar="cpu:1", help="Share to measure under.")],
     measurers: Annotated[
-        str, typer.Option("--measurers", metavar="1,2", help="How many measurers to try at the same time.")
-    ] = "1,2",
+        str | None,
+        typer.Option("--measurers", metavar="1,2", help="How many to try at the same time (1,2; on a GPU 1,2,4,8)."),
+    ] = None,
     candidates: Annotated[int, typer.Option("--candidates", help="Candidates to time, 8 to 200.")] = 24,
     model: Annotated[
         Path | None, typer.Option("--model", help="Take this model's heaviest operator (default: a convolution).")
@@ -47,7 +50,7 @@ def noise(
 ) -> None:
     """Tell what a measurement is worth here, and how many may run at the same time."""
     wanted = Share.parse(share)
-    counts = parse_measurers(measurers)
+    counts = parse_measurers(_MEASURERS[wanted.device_kind] if measurers is None else measurers)
     if not FEWEST_CANDIDATES <= candidates <= _CANDIDATES_AT_MOST:
         allowed = f"from {FEWEST_CANDIDATES} to {_CANDIDATES_AT_MOST}"
         raise BadRequest(f"--candidates is {candidates}; it must be {allowed}")
@@ -105,7 +108,7 @@ def _tell(line: str) -> None:
 def _print(report: dict[str, Any], noise_file: Path) -> None:
     reference = report["settings"][0]
     granted = report["granted"]
-    share = f"{report['share']} ({granted['units']} of {granted['units_total']} {granted['unit']}s)"
+    share = f"{report['share']} ({granted['units']} of {units_text(granted['units_total'], granted['unit'])})"
     title = f"{report['operator']} at {share}, {report['candidates']} candidates, two passes each"
     table_console().print(_table(report["settings"], title))
     print(

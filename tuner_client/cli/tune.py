@@ -69,13 +69,14 @@ def tune(
     bundle = _prepare_paths(model, out, picture)
     with finished_job(model, spec, state, server, choose_view(quiet=quiet, as_json=as_json)) as (client, job):
         client.download_bundle(job.result.bundle, bundle)
+        measurers = client.measurers()
     if as_json:
         print(json.dumps(result_json(job, str(bundle))), flush=True)
     else:
         print_result(job, str(bundle))
         if server is None:
             for share, advice in advice_for(state or default_state_dir(), spec.shares).items():
-                print(measuring_text(share, advice))
+                print(measuring_text(share, advice, measurers[share]))
     if picture is not None:
         draw_table(model_table(job), picture)
         if not as_json:

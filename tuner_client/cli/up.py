@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tuner_client.cli import options
+from tuner_client.client import Client
 from tuner_client.embedded import StackOptions, running_stack
 from tuner_client.state import default_state_dir
 from tuner_core.shares import parse_shares
@@ -39,10 +40,14 @@ def up(
         resume=True,
     )
     with running_stack(stack_options) as stack:
+        with Client(stack.address) as client:
+            measurers = client.measurers()
         if as_json:
-            typer.echo(json.dumps({"event": "ready", "address": stack.address, "shares": list(offered)}))
+            ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
+            typer.echo(json.dumps(ready))
         else:
-            typer.echo(f"serving at {stack.address} with {', '.join(offered)}; Ctrl-C stops it")
+            crews = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in offered)
+            typer.echo(f"serving at {stack.address} with {', '.join(crews)}; Ctrl-C stops it")
         while (failure := stack.failure(timeout_s=1.0)) is None:
             pass
         raise failure

@@ -11,42 +11,45 @@ from tvm import relax
 
 from tuner_core.errors import BadModel
 from tuner_core.jobs import is_among
+from workers.children.cuda_building import stay_off_gpus
 from workers.children.ingest import load_model
 from workers.children.intrinsics import keep_out_gpu_intrinsics
 from workers.children.passes import Operator, extract, prepare
-from workers.children.target import default_target
+from workers.children.target import parse_target
 
-_CHANNELS = 32
-_SIZE = 14
-"""A convolution of a small image network: most schedules take some hundred microseconds on one core"""
-
-
-def builtin() -> dict[str, Any]:
-    """The convolution as an operator for this host."""
-    target = default_target(1)
-    (operator,) = extract(prepare(_convolution(), target), target)
-    return _told(operator, target)
+_CHANNELS_AND_SIZE = {"llvm": (32, 14), "cuda": (64, 56)}
+"""Convolutions, by the kind of target. The CPU's is one of a small image network: most schedules take some hundred
+microseconds on one core. The GPU's is one of ResNet-50, with 64 times as much to compute: of a kernel that takes a few
+microseconds, one would time how fast it can be launched."""
 
 
-def heaviest(path: str, inputs: dict[str, list[int]], only: str) -> dict[str, Any]:
-    """The operator of the model file at `path` that computes most in one run of the model, for this host.
+def builtin(target: str) -> dict[str, Any]:
+    """The convolution as an operator for `target`; empty = this host."""
+    parsed = parse_target(target, 1)
+    (operator,) = extract(prepare(_convolution(*_CHANNELS_AND_SIZE[parsed.kind.name]), parsed), parsed)
+    return _told(operator, parsed)
+
+
+def heaviest(path: str, inputs: dict[str, list[int]], only: str, target: str) -> dict[str, Any]:
+    """The operator of the model file at `path` that computes most in one run of the model, for `target`; empty = this
+    host.
 
     `only`: among those whose name contains one of these texts, separated by commas. Raises BadModel.
     """
-    target = default_target(1)
-    operators = extract(prepare(load_model(Path(path), inputs), target), target)
+    parsed = parse_target(target, 1)
+    operators = extract(prepare(load_model(Path(path), inputs), parsed), parsed)
     chosen = [operator for operator in operators if is_among(only, operator.name)]
     if not chosen:
         names = ", ".join(sorted(operator.name for operator in operators))
         raise BadModel(f"no operator has '{only}' in its name; there are {names}")
-    return _told(max(chosen, key=lambda operator: operator.flops * operator.weight), target)
+    return _told(max(chosen, key=lambda operator: operator.flops * operator.weight), parsed)
 
 
-def _convolution() -> Any:
+def _convolution(channels: int, size: int) -> Any:
     """3 x 3 with padding, as a model would bring it."""
     builder = relax.BlockBuilder()
-    data = relax.Var("data", relax.TensorType([1, _CHANNELS, _SIZE, _SIZE], "float32"))
-    weight = relax.Var("weight", relax.TensorType([_CHANNELS, _CHANNELS, 3, 3], "float32"))
+    data = relax.Var("data", relax.TensorType([1, channels, size, size], "float32"))
+    weight = relax.Var("weight", relax.TensorType([channels, channels, 3, 3], "float32"))
     with builder.function("main", [data, weight]):
         with builder.dataflow():
             out = builder.emit_output(relax.op.nn.conv2d(data, weight, padding=(1, 1)))
@@ -65,4 +68,5 @@ def _told(operator: Operator, target: tvm.target.Target) -> dict[str, Any]:
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     keep_out_gpu_intrinsics()
+    stay_off_gpus()
     return {"builtin": builtin, "heaviest": heaviest}

@@ -58,6 +58,11 @@ class Confinement(Protocol):
         """
         ...
 
+    @property
+    def gpu_uuid(self) -> str | None:
+        """The whole GPU that the share is a part of; None for a CPU share."""
+        ...
+
     def is_active(self) -> bool:
         """Whether the device takes clients, now. Takes seconds at most."""
         ...

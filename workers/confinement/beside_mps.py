@@ -20,6 +20,10 @@ class BesideMps:
     def shared_fate(self) -> str | None:
         return self._process.gpu.uuid if _daemon_may_be_here() else None
 
+    @property
+    def gpu_uuid(self) -> str:
+        return self._process.gpu.uuid
+
     def is_active(self) -> bool:
         return True
 

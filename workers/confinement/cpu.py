@@ -21,6 +21,10 @@ class CpuConfinement(Contained):
         self._allowed = sorted(os.sched_getaffinity(0))
         self.cores: list[int] = list(units) or self._allowed[: share.cores]
 
+    @property
+    def gpu_uuid(self) -> str | None:
+        return None
+
     def probe(self) -> None:
         wanted = self.share.cores
         if wanted > len(self._allowed):

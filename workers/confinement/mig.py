@@ -44,6 +44,10 @@ class MigConfinement(Contained):
         if not self._fitting:
             raise ShareUnavailable(f"share '{self.share}': {self._why_none()}")
 
+    @property
+    def gpu_uuid(self) -> str:
+        return self._process.gpu.uuid
+
     def environment(self) -> dict[str, str]:
         if self._claimed is None:
             self.probe()

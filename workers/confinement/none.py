@@ -31,6 +31,13 @@ class NoConfinement(BesideMps):
         except ShareUnavailable:  # NVML cannot be asked, which must not matter here
             return "gpu"
 
+    @property
+    def gpu_uuid(self) -> str:
+        try:
+            return super().gpu_uuid
+        except ShareUnavailable:
+            return "gpu"
+
     def probe(self) -> None:
         """Anything will do."""
 

@@ -57,6 +57,10 @@ class UnderMps(ABC):
         """The GPU: a fault in one client ends the others on it."""
         return self.gpu.uuid
 
+    @property
+    def gpu_uuid(self) -> str:
+        return self.gpu.uuid
+
     def is_active(self) -> bool:
         """Whether the MPS server takes clients, now. Raises MpsFailed when its daemon does not say."""
         return self.daemon.is_active()

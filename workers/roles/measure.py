@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from contextlib import AbstractContextManager
 from functools import partial
 
 from tuner_core.devices import Device
@@ -15,6 +16,7 @@ from tuner_core.errors import FractuneError
 from tuner_core.noise import DEFAULT_MARGIN
 from tuner_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
 from tuner_core.shares import GrantedShare, Share
+from tuner_core.side_by_side import ALONE, claim_of
 from tuner_core.wire import (
     SERVER_STREAM,
     ArtifactItem,
@@ -29,6 +31,7 @@ from tuner_core.wire import (
 )
 from workers.bench import Batch, Bench, Outcome
 from workers.gpu.clocks import NOT_TOLD, GpuClock
+from workers.gpu_gate import Turn
 from workers.station import Station
 from workers.steady import Conditions, steadily
 
@@ -73,7 +76,7 @@ class Measurer:
         final = partial(self._bench.final, untuned=untuned)
         trials = partial(self._bench.trials, best_s=self._best_s.get(operator, math.inf))
         run = final if work["kind"] == Kind.FINAL else trials
-        with self._station.gate.measuring(self._station.cores) as neighbours:
+        with self._turn(alone=work["kind"] == Kind.FINAL) as turn:
             outcomes, conditions = steadily(self._bench, self._clocks, partial(run, batch))
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
@@ -81,7 +84,7 @@ class Measurer:
         delivery = self._station.delivery(work)
         for item in work["artifacts"]:
             outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])
-            record = self._record(work, item, outcome, conditions, neighbours)
+            record = self._record(work, item, outcome, conditions, turn.neighbours)
             event: Measured = {
                 "event": "measured",
                 "job": work["job"],
@@ -90,6 +93,14 @@ class Measurer:
             }
             delivery.event(work["reply"], event)
         delivery.send()
+
+    def _turn(self, *, alone: bool) -> AbstractContextManager[Turn]:
+        """Wait for this measurement's turn; `alone`: with nobody beside it on the GPU. Cores are always its own."""
+        gate, cores, gpu = self._station.gate, self._station.cores, self._bench.gpu_uuid
+        if gpu is None:
+            return gate.measuring(cores)
+        granted = GrantedShare.from_json(self._bench.hello["granted"])
+        return gate.measuring_on(gpu, ALONE if alone else claim_of(granted), cores)
 
     def _batch(self, work: MeasureWork) -> Batch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
@@ -105,7 +116,7 @@ class Measurer:
         path = self._station.spool / "timed.fractune"
         try:
             path.write_bytes(self._station.signed_blob(work["bundle"]))
-            with self._station.gate.measuring(self._station.cores):
+            with self._turn(alone=True):
                 answer = self._bench.time_model(path)
         except FractuneError as error:
             delivery.event(SERVER_STREAM, _model_failed(work, error))

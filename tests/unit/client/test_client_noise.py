@@ -12,7 +12,7 @@ import pytest
 
 import tuner_client.cli.noise as command
 from tuner_client.cli import main
-from tuner_client.noise_file import NOISE_FILE, advice_for, load_noise, save_noise
+from tuner_client.noise_file import NOISE_FILE, advice_for, load_noise, measuring_text, save_noise
 from tuner_client.noise_picture import draw_noise
 from tuner_core.errors import StateUnusable
 from tuner_core.noise import NoiseAdvice
@@ -81,6 +81,39 @@ def test_a_wrong_option_is_one_line_before_anything_is_measured(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fractune: ")
     assert says in line
+
+
+@pytest.mark.parametrize(
+    ("share", "options", "counts"),
+    [("cpu:1", [], [1, 2]), ("mps:25", [], [1, 2, 4, 8]), ("mps:25", ["--measurers", "1,3"], [1, 3])],
+)
+def test_more_measurers_are_tried_on_a_gpu(
+    share: str, options: list[str], counts: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[list[int]] = []
+
+    def measure_noise(*_: Any, measurers: list[int], **__: Any) -> dict[str, Any]:
+        tried.append(measurers)
+        return report()
+
+    monkeypatch.setattr(command, "measure_noise", measure_noise)
+    assert main(["noise", "--share", share, *options, "--state", str(tmp_path)]) == 0
+    assert tried == [counts]
+
+
+@pytest.mark.parametrize(
+    ("advice", "measurers", "says"),
+    [
+        (None, 4, "measuring at mps:25: 4 measurers; a trial within 1.25x of the fastest is timed for longer (default"),
+        (None, 1, "measuring at mps:25: 1 measurer; a trial within 1.25x"),
+        (replace(ADVICE, margin=1.5), 2, "measuring at mps:25: 2 measurers; a trial within 1.5x of the fastest is "),
+    ],
+)
+def test_it_is_said_how_many_measure_and_who_says_so(advice: NoiseAdvice | None, measurers: int, says: str) -> None:
+    text = measuring_text("mps:25", advice, measurers)
+    assert text.startswith(says)
+    assert ("by 'fractune noise' of 1970-01-01: tau 0.95, top-1 regret 1.0%" in text) is (advice is not None)
+    assert ("'fractune noise --share mps:25' finds out" in text) is (advice is None)
 
 
 def test_a_state_that_cannot_be_used_is_told_before_anything_is_measured(

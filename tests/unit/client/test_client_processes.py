@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tuner_client import lifeline, processes
-from tuner_client.processes import Part, Running, end_in_order
+from tuner_client.processes import Part, Running, end_in_order, tend_all
 from tuner_core.errors import FractuneError, RedisGone, ShareUnavailable
 
 
@@ -44,9 +44,14 @@ class Parts:
         self.running: list[Running] = []
 
     def start(
-        self, name: str, code: str, rank: int = 0, fatal: Callable[[str], FractuneError] | None = None
+        self,
+        name: str,
+        code: str,
+        rank: int = 0,
+        fatal: Callable[[str], FractuneError] | None = None,
+        kind: str = "",
     ) -> Running:
-        part = Part(name, lambda: python(code), self.folder / f"{name}.log", {}, rank, fatal)
+        part = Part(name, lambda: python(code), self.folder / f"{name}.log", {}, rank, fatal, kind)
         self.running.append(Running(part))
         return self.running[-1]
 
@@ -73,6 +78,40 @@ def test_a_refusal_is_raised_with_its_code_and_line(parts: Parts) -> None:
     part = parts.start("p", "import sys; sys.stderr.write('noise\\nfractune: cpu:64 is too large\\n'); sys.exit(4)")
     with pytest.raises(ShareUnavailable, match=r"^cpu:64 is too large$"):
         wait_until(lambda: part.tend() or False)
+
+
+LIVE = "import time; time.sleep(60)"
+
+
+def refusal(says: str) -> str:
+    return f"import sys; sys.stderr.write('fractune: {says}\\n'); sys.exit(4)"
+
+
+def test_who_is_refused_a_share_that_others_have_is_let_go(parts: Parts) -> None:
+    running = [
+        parts.start("first", refusal("no instance is left"), kind="measure-mig"),
+        parts.start("second", LIVE, kind="measure-mig"),
+        parts.start("other", LIVE, kind="measure-cpu"),
+    ]
+    gone: list[str] = []
+    wait_until(lambda: (gone.extend(tend_all(running)), gone)[1] != [])
+    assert gone == ["first"]
+    assert [each.part.name for each in running] == ["second", "other"]
+    assert tend_all(running) == []
+
+
+@pytest.mark.parametrize("kinds", [("measure-mig", "measure-cpu"), ("", "")])
+def test_the_last_one_that_is_refused_is_told(parts: Parts, kinds: tuple[str, str]) -> None:
+    running = [parts.start("one", refusal("no GPU"), kind=kinds[0]), parts.start("other", LIVE, kind=kinds[1])]
+    with pytest.raises(ShareUnavailable, match="no GPU"):
+        wait_until(lambda: tend_all(running) != [])
+
+
+def test_when_all_of_a_kind_are_refused_it_is_told(parts: Parts) -> None:
+    running = [parts.start(name, refusal("no GPU"), kind="measure-mps") for name in ("one", "two", "three")]
+    with pytest.raises(ShareUnavailable, match="no GPU"):
+        wait_until(lambda: tend_all(running) is None)
+    assert len(running) == 1
 
 
 def test_a_part_that_keeps_dying_is_given_up_with_its_last_words(parts: Parts) -> None:

@@ -18,7 +18,9 @@ from tuner_core.shares import Share, parse_shares
         ("cpu:1,cpu:2", 3, {"cpu:1": [0], "cpu:2": [0, 1]}),
         ("cpu:1,cpu:2", 4, {"cpu:1": [0], "cpu:2": [1, 2]}),
         ("cpu:8", 2, {}),
-        ("mps:25,cpu:1", 2, {"cpu:1": [0]}),
+        ("mps:25,cpu:1", 2, {"mps:25": [0], "cpu:1": [0]}),
+        ("mps:25,cpu:1", 4, {"mps:25": [0], "cpu:1": [1]}),
+        ("full,mps:50,cpu:8", 4, {"full": [0], "mps:50": [1]}),
     ],
 )
 def test_shares_get_cores_of_their_own_while_one_is_left(shares: str, cores: int, plan: dict[str, list[int]]) -> None:
@@ -67,3 +69,24 @@ def test_more_measurers_while_one_core_is_left_for_builds(
 ) -> None:
     measurers = plan_measurers(parse_shares("cpu:1,cpu:2"), wanted, range(cores))
     assert [(str(share), list(of)) for share, of in measurers] == found
+
+
+@pytest.mark.parametrize(
+    ("shares", "wanted", "cores", "found"),
+    [
+        ("mps:25", {}, 16, [("mps:25", [0]), ("mps:25", [1]), ("mps:25", [2]), ("mps:25", [3])]),
+        ("mps:25", {"mps:25": 2}, 16, [("mps:25", [0]), ("mps:25", [1])]),
+        ("mps:25", {}, 4, [("mps:25", [0]), ("mps:25", [1]), ("mps:25", [2])]),
+        ("mps:25", {}, 2, [("mps:25", [0])]),
+        ("mps:25", {}, 1, [("mps:25", [0])]),
+        ("full,green:32,none", {}, 16, [("full", [0]), ("green:32", [1]), ("none", [2])]),
+        ("mps:50,mps:100", {}, 16, [("mps:50", [0]), ("mps:100", [1]), ("mps:50", [2])]),
+        ("mig:3g.71gb,mps-sm:9", {}, 8, [("mig:3g.71gb", [0]), ("mps-sm:9", [1]), ("mig:3g.71gb", [2])]),
+    ],
+)
+def test_every_measurer_of_a_gpu_launches_from_a_core_of_its_own_while_one_is_left_for_builds(
+    shares: str, wanted: dict[str, int], cores: int, found: list[tuple[str, list[int]]]
+) -> None:
+    measurers = plan_measurers(parse_shares(shares), wanted, range(cores))
+    assert [(str(share), list(of)) for share, of in measurers] == found
+    assert work_cores([of for _, of in measurers], range(cores)) == (list(range(len(found), cores)) or [0])

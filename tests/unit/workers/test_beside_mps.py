@@ -35,6 +35,6 @@ def test_faults_are_shared_where_a_daemon_may_be(
 def test_what_is_taken_as_it_is_found_needs_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path))
     confinement = NoConfinement(Share("none"), nvml=no_nvml)
-    assert confinement.shared_fate == "gpu"
+    assert confinement.shared_fate == confinement.gpu_uuid == "gpu"
     with pytest.raises(ShareUnavailable):
         str(FullConfinement(Share("full"), nvml=no_nvml).shared_fate)

@@ -33,6 +33,17 @@ def test_a_call_is_answered_and_the_process_stays(child: Child) -> None:
     assert child.generation == 1
 
 
+def test_it_is_kept_on_its_cores_and_its_supervisor_is_not() -> None:
+    before = os.sched_getaffinity(0)
+    core = max(before)
+    child = Child(MODULE, cores=[core])
+    try:
+        assert os.sched_getaffinity(child.call("pid", 20)) == {core}
+    finally:
+        child.stop()
+    assert os.sched_getaffinity(0) == before
+
+
 def test_an_exception_fails_the_call_and_not_the_child(child: Child) -> None:
     with pytest.raises(CallFailed, match=r"^ValueError: the first line$"):
         child.call("fail", 20)

@@ -69,6 +69,12 @@ def test_probing_changes_nothing(machine: Machine) -> None:
     assert (dict(os.environ), os.sched_getaffinity(0)) == before
 
 
+def test_a_share_tells_which_gpu_it_is_a_part_of(machine: Machine) -> None:
+    uuid = machine.confinement().gpu_uuid
+    assert uuid == machine.confinement().gpu_uuid
+    assert uuid is None if machine.case.unit == "core" else str(uuid).startswith("GPU-")
+
+
 def test_the_environment_is_the_same_when_asked_for_again(machine: Machine) -> None:
     confinement = machine.confinement()
     environment = confinement.environment()

@@ -18,7 +18,7 @@ from pathlib import Path
 from workers.gate import Gate
 how, folder, host, cores = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), [int(c) for c in sys.argv[4].split(",")]
 with getattr(Gate(folder, host), how)(cores) as inside:
-    print("in", inside if how == "measuring" else "to work", flush=True)
+    print("in", inside.neighbours if how == "measuring" else "to work", flush=True)
     sys.stdin.read()
 """
 

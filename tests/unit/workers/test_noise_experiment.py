@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from tuner_core.errors import FractuneError
+from tests.simulated_bench import TARGET, SimulatedGpuMachine
+from tuner_core.errors import FractuneError, ShareUnavailable
 from tuner_core.noise import DEFAULT_MARGIN
 from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
 from tuner_core.shares import Share
+from tuner_core.side_by_side import ALONE
+from workers import company as company_module
 from workers.bench import Outcome
-from workers.company import places
-from workers.noise import settings
+from workers.candidates import Candidates, Operator
+from workers.company import gather, places
+from workers.gate import Gate
+from workers.noise import Experiment, settings
 from workers.noise_report import Pass, Setting, report
 
 
@@ -25,7 +34,7 @@ from workers.noise_report import Pass, Setting, report
         ("cpu:2", 3, [0, 1, 2, 3], [[0, 1], [2, 3], [0, 1]]),
         ("cpu:2", 2, [0, 1, 2], [[0, 1], [2, 0]]),
         ("cpu:9", 1, [0, 1], [[0, 1]]),  # the confinement refuses it, and says why
-        ("mps:25", 2, [0, 1], [[], []]),
+        ("mps:25", 3, [4, 5], [[4], [5], [4]]),  # where its kernels are launched
     ],
 )
 def test_measurers_have_cores_of_their_own_while_there_are_any(
@@ -119,3 +128,72 @@ def test_settings_have_names_of_their_own() -> None:
     names = [str(each) for each in settings([1, 2, 3])]
     assert len(set(names)) == len(names)
     assert str(Setting(TimingPolicy("final", 1, 7, 10.0), 3, builds=True)) == "final, 3 measurers, builds beside"
+
+
+def test_the_largest_number_that_ranks_well_is_advised() -> None:
+    counts = [1, 2, 4, 8]
+    odd = {"trial, 4 measurers": MIXED_UP}
+    passes = {each: [timed(odd.get(str(each), TRUE)), timed(NEARLY)] for each in settings(counts)}
+    told = report(passes, dict.fromkeys(counts, True), ["a note of before"])
+    assert told["advice"]["measurers"] == 8
+    assert told["notes"] == ["a note of before"]
+    passes |= {each: [timed(TRUE), timed(MIXED_UP)] for each in passes if each.measurers == 8}
+    assert report(passes, dict.fromkeys(counts, True))["advice"]["measurers"] == 2
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpuMachine:
+    machine = SimulatedGpuMachine()
+    monkeypatch.setattr(company_module, "Bench", machine.bench)
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("share", "instances", "counts", "says"),
+    [
+        ("mps:25", 0, [1, 2, 4], ["8 measurers were not tried: 32 of 132 SMs each are too many"]),
+        ("mps:34", 0, [1, 2], ["4 measurers were not tried: 44 of", "8 measurers were not tried: 44 of"]),
+        ("green:32", 0, [1], [f"{count} measurers were not tried: at green:32 they take turns" for count in (2, 4, 8)]),
+        ("full", 0, [1], [f"{count} measurers were not tried: at full they take turns" for count in (2, 4, 8)]),
+        ("mig:1g.10gb", 7, [1, 2, 4], ["8 measurers were not tried: share 'mig:1g.10gb': other workers hold every"]),
+        ("mig:1g.10gb", 3, [1, 2], ["4 measurers were not tried: share", "8 measurers were not tried: share"]),
+    ],
+)
+def test_only_numbers_that_the_gate_lets_in_are_tried(
+    machine: SimulatedGpuMachine, share: str, instances: int, counts: list[int], says: list[str]
+) -> None:
+    machine.instances = instances
+    with contextlib.ExitStack() as held:
+        company = gather(Share.parse(share), [1, 2, 4, 8], range(16), held)
+        assert company.counts == counts
+        assert len(company.notes) == len(says)
+        assert all(note.startswith(start) for note, start in zip(company.notes, says, strict=True))
+        assert [lane.cores for lane in company.lanes] == [[core] for core in range(len(company.lanes))]
+        assert len(company.lanes) >= counts[-1]
+        assert company.hello["target"] == TARGET
+    assert machine.stopped == machine.benches
+
+
+def test_where_not_even_one_can_be_had_it_is_a_refusal(machine: SimulatedGpuMachine) -> None:
+    with contextlib.ExitStack() as held, pytest.raises(ShareUnavailable, match="every instance"):
+        gather(Share.parse("mig:1g.10gb"), [1, 2], range(16), held)
+    assert machine.stopped == machine.benches == 0
+
+
+def test_lanes_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(
+    machine: SimulatedGpuMachine, tmp_path: Path
+) -> None:
+    machine.gate = tmp_path
+    codes = {f"c{number}": bytes([number]) for number in range(12)}
+    candidates = Candidates(Operator("conv2d", "0" * 16, "{}", TARGET), [], [], codes)
+    wanted = [each for each in settings([1, 2, 4]) if not each.builds]
+    with contextlib.ExitStack() as held:
+        lanes = gather(Share.parse("mps:25"), [1, 2, 4], range(8), held).lanes
+        passes = Experiment(Gate(tmp_path, 8), range(8), lanes, [], candidates).run(wanted, lambda _: None)
+    assert list(passes) == wanted
+    assert all(each.outcomes.keys() == codes.keys() for timed in passes.values() for each in timed)
+    assert Counter(name for _, name in machine.timed) == dict.fromkeys(codes, 2 * len(wanted))
+    assert {number for number, _ in machine.timed} == set(range(4))
+    assert machine.claims == [[asdict(ALONE)]] * len(machine.timed)
+    told = report(passes | dict.fromkeys(settings([1, 2, 4]), passes[wanted[0]]), dict.fromkeys([1, 2, 4], True))
+    assert told["advice"]["measurers"] == 4

@@ -1,0 +1,55 @@
+"""`fractune noise` at a share of a GPU: real candidates, searched and built for it; only the GPU is simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cubins import cubin_arch, cubins_in
+from tests.simulated_bench import SimulatedBench, SimulatedGpuMachine
+from tuner_core.records import TimingPolicy
+from tuner_core.shares import Share
+from workers import company, noise
+from workers.bench import Batch, Outcome
+from workers.children.archives import unpack
+from workers.cuda_compilers import find_compiler
+from workers.noise import NoiseOptions, measure_noise
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
+
+CANDIDATES = 8
+
+
+def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = SimulatedGpuMachine(gate=tmp_path)
+    measured: dict[str, bytes] = {}
+
+    class NotingBench(SimulatedBench):
+        def timed(self, batch: Batch, policy: TimingPolicy) -> dict[str, Outcome]:
+            measured.update(batch.codes)
+            return super().timed(batch, policy)
+
+    monkeypatch.setattr("tests.simulated_bench.SimulatedBench", NotingBench)
+    monkeypatch.setattr(company, "Bench", machine.bench)
+    monkeypatch.setattr(noise, "default_gate_dir", lambda: tmp_path)
+    told: list[str] = []
+    options = NoiseOptions(Share.parse("mps:25"), (1, 4, 8), candidates=CANDIDATES)
+    report: dict[str, Any] = measure_noise(options, told.append)
+    assert {cubin_arch(found) for code in measured.values() for found in archived_cubins(code)} == {"sm_90"}
+    assert len(measured) == CANDIDATES
+    assert report["device"].startswith("cuda-sm_90-132u-")
+    assert (report["granted"]["units"], report["granted"]["unit"]) == (32, "sm")
+    names = [each["name"] for each in report["settings"]]
+    crowds = ["trial, alone", "trial, alone, builds beside", "trial, 4 measurers", "trial, 4 measurers, builds beside"]
+    assert names == ["final, alone", "first, alone", "race, alone", *crowds]
+    assert report["advice"]["measurers"] == 4  # the simulated GPU has no noise
+    assert any(note.startswith("8 measurers were not tried: 32 of 132 SMs each") for note in report["notes"])
+    assert all(len(claims) == 1 for claims in machine.claims)
+
+
+def archived_cubins(code: bytes) -> list[bytes]:
+    return [cubin for part in unpack(code).values() for cubin in cubins_in(part)]

@@ -1,0 +1,93 @@
+"""Benches on shares of a GPU that does not exist: nothing runs, and a candidate's time is made up from its code."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner_core.devices import Device
+from tuner_core.errors import ShareUnavailable
+from tuner_core.noise import DEFAULT_MARGIN
+from tuner_core.records import Status, TimingPolicy
+from tuner_core.shares import GrantedShare, Share
+from tuner_core.targets import target_key
+from workers.bench import Batch, Outcome
+from workers.gpu.driver import KernelLimits
+from workers.gpu.identity import gpu_target
+
+SMS = 132
+MEMORY_BYTES = 80 << 30
+LIMITS = KernelLimits(shared_memory_bytes=48 << 10, threads=1024, registers=64 << 10, warp_threads=32)
+TARGET = target_key(json.dumps(gpu_target("sm_90", LIMITS)))
+
+
+@dataclass
+class SimulatedGpuMachine:
+    """A machine with one GPU: `bench` stands in for `workers.bench.Bench`."""
+
+    units: dict[str, int] = field(default_factory=lambda: {"mps:25": 32, "mps:34": 44, "green:32": 32, "full": SMS})
+    """SMs granted, by share"""
+    instances: int = 0
+    """MIG instances of 16 SMs"""
+    uuid: str = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
+    timed: list[tuple[int, str]] = field(default_factory=list)
+    """what was timed: number of the bench, candidate"""
+    gate: Path | None = None
+    claims: list[Any] = field(default_factory=list)
+    """what lay in the GPU's folder of the gate whenever something was timed"""
+    benches: int = 0
+    stopped: int = 0
+
+    def bench(self, share: Share, cores: Sequence[int], _margin: float = DEFAULT_MARGIN) -> SimulatedBench:
+        taken = self.benches - self.stopped
+        if share.mechanism == "mig" and taken >= self.instances:
+            raise ShareUnavailable(f"share '{share}': other workers hold every instance of that kind ({taken})")
+        self.benches += 1
+        return SimulatedBench(self, self.benches - 1, share, list(cores))
+
+
+class SimulatedBench:
+    def __init__(self, machine: SimulatedGpuMachine, number: int, share: Share, cores: list[int]) -> None:
+        self._machine = machine
+        self._number = number
+        self._share = share
+        self.cores = cores
+        self.gpu_uuid = machine.uuid
+        self.hello: dict[str, Any] = {}
+
+    def greet(self) -> None:
+        mig = self._share.mechanism == "mig"
+        units = 16 if mig else self._machine.units[str(self._share)]
+        self.hello = {
+            "device": Device("cuda", "sm_90", SMS, 80, 50 << 10, "a simulated GPU").to_json(),
+            "granted": GrantedShare(str(self._share), units, SMS, "sm", MEMORY_BYTES, reserved=mig).to_json(),
+            "target": TARGET,
+            "versions": {},
+        }
+
+    def timed(self, batch: Batch, policy: TimingPolicy) -> dict[str, Outcome]:
+        return {name: self._time(name, code, policy) for name, code in batch.codes.items()}
+
+    def trials(self, batch: Batch, best_s: float = math.inf) -> dict[str, Outcome]:
+        del best_s
+        return self.timed(batch, TimingPolicy("race", 1, 3, 1.0))
+
+    def stop(self) -> None:
+        self._machine.stopped += 1
+
+    def _time(self, name: str, code: bytes, policy: TimingPolicy) -> Outcome:
+        self._machine.timed.append((self._number, name))
+        if self._machine.gate is not None:
+            found = (self._machine.gate / f"gpu-{self.gpu_uuid}").glob("claim-*")
+            self._machine.claims.append([json.loads(path.read_text().splitlines()[0]) for path in found])
+        return Outcome(Status.OK, run_secs=(made_up_s(code),) * policy.repeats, policy=policy)
+
+
+def made_up_s(code: bytes) -> float:
+    """From 10 us to 1 ms, the same for the same code."""
+    return 1e-5 * (1 + zlib.crc32(code) % 100)

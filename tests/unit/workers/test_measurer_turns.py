@@ -1,0 +1,75 @@
+"""When it is a measurer's turn: trials side by side on one GPU, finals alone. Children are real, the GPU is not."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.poison import FOLDER, PoisonConfinement
+from tests.redis_process import wait_until
+from tuner_core.shares import Share
+from workers import bench as bench_module
+from workers.gate import Gate
+from workers.roles.measure import Measurer
+from workers.station import Station
+
+
+@pytest.fixture
+def measurers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Measurer]]:
+    """Four with a quarter of the device each, and one more."""
+    (tmp_path / "device").mkdir()
+    monkeypatch.setenv(FOLDER, str(tmp_path / "device"))
+    monkeypatch.setattr(bench_module, "confinement_for", PoisonConfinement)
+    monkeypatch.setattr(bench_module, "_CHILD", "tests.poison_child")
+    with contextlib.ExitStack() as held:
+        ready = []
+        for number in range(5):
+            station = Station(f"m{number}", redis.Redis(), b"secret", Gate(tmp_path / "gate", 8), [0], tmp_path)
+            ready.append(Measurer(station, Share.parse("mps:25")))
+            held.callback(ready[-1].stop)
+            ready[-1].start()
+        yield ready
+
+
+def enters(measurer: Measurer, *, alone: bool) -> tuple[threading.Thread, threading.Event]:
+    """A thread in which it waits for its turn, takes it and ends it, and whether it has had it."""
+    had = threading.Event()
+
+    def take() -> None:
+        with measurer._turn(alone=alone) as turn:
+            assert turn.neighbours == 0 or not alone
+            had.set()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    return thread, had
+
+
+def test_trials_run_beside_each_other_as_long_as_their_shares_fit(measurers: list[Measurer]) -> None:
+    gate = measurers[0]._station.gate
+    with contextlib.ExitStack() as held:
+        turns = [held.enter_context(each._turn(alone=False)) for each in measurers[:4]]
+        assert [turn.neighbours for turn in turns] == [0, 1, 2, 3]
+        (folder,) = gate.directory.glob("gpu-*")
+        thread, had = enters(measurers[4], alone=False)
+        wait_until(Gate(folder).is_measurement_waiting)
+        assert not had.is_set()
+    thread.join(30)
+    assert had.is_set()
+    assert all(turn.neighbours == 3 for turn in turns)
+    assert measurers[4]._station.gate.waited_s > 0
+
+
+def test_a_final_runs_alone(measurers: list[Measurer]) -> None:
+    with measurers[0]._turn(alone=False):
+        (folder,) = measurers[0]._station.gate.directory.glob("gpu-*")
+        thread, had = enters(measurers[1], alone=True)
+        wait_until(Gate(folder).is_measurement_waiting)
+        assert not had.is_set()
+    thread.join(30)
+    assert had.is_set()
