@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tuner_core.errors import FractuneError
 from workers.nvrtc_headers import small_headers
-from workers.toolkit import Toolkit, find_toolkits
+from tuner_core.toolkit import Toolkit, find_toolkits
 
 INSTALL = "pip install 'fractune[cuda]', or install a CUDA toolkit and name its folder by CUDA_HOME"
 

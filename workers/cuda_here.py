@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner_core.errors import FractuneError
 from workers.cuda_compilers import Nvcc, compilers
-from workers.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
+from tuner_core.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 _MPS_CONTROL = "nvidia-cuda-mps-control"

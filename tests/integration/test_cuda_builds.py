@@ -34,7 +34,7 @@ from workers.child import Child
 from workers.children.archives import unpack
 from workers.children.target import parse_target
 from workers.cuda_compilers import find_compiler
-from workers.toolkit import find_cudart, find_toolkits
+from tuner_core.toolkit import find_cudart, find_toolkits
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
@@ -213,7 +213,7 @@ _STUB = "".join(
 _LOAD = """
 import sys
 from pathlib import Path
-from workers.toolkit import load_cudart
+from tuner_core.toolkit import load_cudart
 assert load_cudart()
 from workers.children.artifacts import load_objects
 module = load_objects([Path(sys.argv[1]).read_bytes()])
