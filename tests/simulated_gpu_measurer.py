@@ -1,5 +1,5 @@
-"""A measurer of a share of a GPU that does not exist. It opens what real builders and compilers made, as a real one would;
-what that takes is made up.
+"""A measurer of a share of a GPU that does not exist. It opens what real builders and compilers made, as a real one
+would; what that takes is made up.
 """
 
 from __future__ import annotations

@@ -13,12 +13,13 @@ _SHOWN = {
     Attribute.MULTIPROCESSOR_COUNT: CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
     Attribute.MPS_ENABLED: CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED,
 }
+_NOTHING_STAGED = Staged()
 
 
 class SimulatedLibcuda:
     """Stands in for the loaded library in one process. An argument by reference is filled in as C would do it."""
 
-    def __init__(self, gpu: SimulatedGpu, staged: Staged = Staged(), *, version: int = 13_000) -> None:
+    def __init__(self, gpu: SimulatedGpu, staged: Staged = _NOTHING_STAGED, *, version: int = 13_000) -> None:
         self._gpu = gpu
         self._staged = staged
         self._version = version

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner_core.errors import FractuneError
-from workers.nvrtc_headers import small_headers
 from tuner_core.toolkit import Toolkit, find_toolkits
+from workers.nvrtc_headers import small_headers
 
 INSTALL = "pip install 'fractune[cuda]', or install a CUDA toolkit and name its folder by CUDA_HOME"
 

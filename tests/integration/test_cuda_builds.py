@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import redis
@@ -29,12 +30,12 @@ from tuner_core.devices import Device
 from tuner_core.records import UNTUNED
 from tuner_core.shares import GrantedShare
 from tuner_core.signing import open_signed
+from tuner_core.toolkit import find_cudart, find_toolkits
 from tuner_core.wire import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
 from workers.child import Child
 from workers.children.archives import unpack
 from workers.children.target import parse_target
 from workers.cuda_compilers import find_compiler
-from tuner_core.toolkit import find_cudart, find_toolkits
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
@@ -48,9 +49,12 @@ Built = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def operators() -> list[dict[str, Any]]:
+    return ingested(SQUEEZENET)
+
+
+def ingested(model: Path) -> list[dict[str, Any]]:
     child = Child("workers.children.compiling")
-    model = {"path": str(SQUEEZENET), "inputs": {}, "target": "cuda:sm_90", "isa": "sm_90"}
-    answer = child.call("ingest", 120, **model)
+    answer = child.call("ingest", 120, path=str(model), inputs={}, target="cuda:sm_90", isa="sm_90")
     child.stop()
     return [{**operator, "target": answer["target"], "key": answer["target_key"]} for operator in answer["operators"]]
 
@@ -110,6 +114,32 @@ def test_every_kind_of_operator_becomes_a_cubin(operators: list[dict[str, Any]],
             assert built["build_secs"] > 0
             assert COMPILER is not None
             assert built["versions"] == {"compiler": COMPILER.name}
+
+
+def half_precision_model(path: Path) -> Path:
+    """A matrix product of float16."""
+    weight = onnx.numpy_helper.from_array(np.random.default_rng(0).uniform(-1, 1, (128, 64)).astype("float16"), "w")
+    given, out = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, shape)
+        for name, shape in (("x", [64, 128]), ("y", [64, 64]))
+    )
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "half", [given], [out], [weight]
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_half_precision_is_searched_with_tensor_cores_and_float32_without(
+    operators: list[dict[str, Any]], search: Child, builder: Child, tmp_path: Path
+) -> None:
+    (half,) = ingested(half_precision_model(tmp_path / "half.onnx"))
+    untuned, *searched = traces(search, half, CANDIDATES)
+    assert len(searched) == CANDIDATES
+    assert all('"Tensorize"' in trace for trace in searched)
+    for trace in (untuned, *searched):
+        assert_cubin(build(builder, half, trace))
+    assert not any('"Tensorize"' in trace for trace in traces(search, operators[0], CANDIDATES))
 
 
 def test_the_builder_never_opens_cuda(operators: list[dict[str, Any]], builder: Child) -> None:

@@ -1,5 +1,5 @@
-"""Jobs with shares of a GPU through the command line: server, tuner, builder and compiler are real and make machine code
-for it; only what measures is simulated, since there need be no GPU here.
+"""Jobs with shares of a GPU through the command line: server, tuner, builder and compiler are real and make machine
+code for it; only what measures is simulated, since there need be no GPU here.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def test_every_candidate_is_built_once_and_measured_at_each_share(fleet: Fleet, 
     assert {Device.from_json(record["device"]).key for record in records} == {DEVICE.key}
     assert {record["share"] for record in records} == set(SHARES)
     assert {json.loads(record["target"])["arch"] for record in records} == {"sm_90"}
-    assert {kind for kind, *_ in (record["versions"].items() for record in records) for kind, _ in [kind]} == {"compiler"}
+    assert {tuple(record["versions"]) for record in records} == {("compiler",)}
 
 
 def test_the_bundle_holds_machine_code_for_the_gpu_in_each_variant(bundle: Bundle) -> None:
     names = [variant["name"] for variant in bundle.variants]
-    assert names == [*SHARES, "robust", "untuned"] or names == [*SHARES, "untuned"]
+    assert [name for name in names if name != "robust"] == [*SHARES, "untuned"]
     for name in names:
         (cubin,) = [cubin for each in bundle.objects(name) for cubin in cubins_in(each)]
         assert cubin_arch(cubin) == "sm_90"

@@ -14,8 +14,8 @@ import typer
 
 from tuner_client.cli import options
 from tuner_client.inference.beside import OnnxRuntimeModel
-from tuner_client.inference.gpu_share import confine_gpu
 from tuner_client.inference.comparing import differences, spread_text, time_in_turns
+from tuner_client.inference.gpu_share import confine_gpu
 from tuner_client.inference.model import Model, load
 from tuner_client.inference.tensors import read_inputs
 from tuner_client.share_here import confine

@@ -9,6 +9,7 @@ from tuner_core.bundles import UNTUNED_VARIANT, Bundle
 from tuner_core.match import DEFAULT_POLICY, How, Policy, choose
 from tuner_core.shares import units_text
 
+
 @dataclass(frozen=True)
 class VariantChoice:
     """The answer: a variant, how it was matched with the share, and what that costs as far as measured."""
@@ -28,7 +29,7 @@ class VariantChoice:
 def choose_variant(
     bundle: Bundle, units: int, policy: Policy = DEFAULT_POLICY, mechanism: str = "cpu"
 ) -> VariantChoice:
-    """The variant for a share of `units` units by `mechanism`; what another mechanism granted counts only as unmeasured.
+    """The variant for a share of `units` units by `mechanism`; times under another mechanism say nothing here.
 
     The variant tuned at just as many units where none is known to be faster there. Else by what was measured
     (`tuner_core.match.choose`). Where that has no answer: the variant tuned at just as many units; with
@@ -51,7 +52,9 @@ def choose_variant(
         reason = f"tuned at {units_text(units, unit)}; the bundle says of no other variant how fast it is there"
         return VariantChoice(same[0], How.EXACT, math.nan, reason)
     others = _tuned_units(bundle)
-    why = choice.reason if tuned or not others else f"no variant was tuned under '{mechanism}', only {', '.join(others)}"
+    why = (
+        choice.reason if tuned or not others else f"no variant was tuned under '{mechanism}', only {', '.join(others)}"
+    )
     return _unmeasured(tuned or others, units, unit, why, policy)
 
 

@@ -53,7 +53,7 @@ class GpuHere:
 
 
 class NoDriver(FractuneError):
-    """This machine has no driver for NVIDIA GPUs, or an old one."""
+    """A machine without a driver for NVIDIA GPUs, or with an old one."""
 
 
 def look_at_gpu() -> GpuHere:

@@ -26,7 +26,7 @@ _FEWEST_SMS = 8
 
 
 def check_gpu(bundle: Bundle, gpu: GpuHere) -> None:
-    """Raises BadBundle, which names both, unless the bundle was measured on such a GPU as this process has a part of."""
+    """Raises BadBundle, which names both, unless the bundle was measured on such a GPU as the one here."""
     device, arch = bundle.manifest["device"], arch_of(bundle.manifest["target"])
     if not runs_on(arch, gpu.isa):
         raise BadBundle(f"{bundle.name} is code for {arch}, which does not run on {_told(gpu)}; tune the model here")
@@ -75,7 +75,9 @@ def confine_gpu(share: Share) -> None:
 
 def _check_servable(share: Share) -> None:
     if share.device_kind == "cpu":
-        raise BadRequest(f"share '{share}' is of a CPU, and the bundle is for a GPU; write mps:PERCENT, mig:UUID or full")
+        raise BadRequest(
+            f"share '{share}' is of a CPU, and the bundle is for a GPU; write mps:PERCENT, mig:UUID or full"
+        )
     if share.mechanism in ("green", "none"):
         raise BadRequest(
             f"share '{share}': a bundle is served at a share that its whole process is under, so not at this one; "

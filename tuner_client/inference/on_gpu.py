@@ -1,4 +1,4 @@
-"""A bundle on an NVIDIA GPU: weights there once, inputs copied to it unless they lie there, kernels on the default stream.
+"""A bundle on an NVIDIA GPU: weights lie there once, inputs are copied to it unless they lie there already.
 
 All is on CUDA's default stream, so copies and kernels follow each other by themselves; `run` waits for the last one.
 """

@@ -55,7 +55,7 @@ def _load_libraries() -> None:
 
 
 def load_cuda_runtime() -> None:
-    """Load TVM's runtime for NVIDIA GPUs beside the other. Raises FractuneError when it, or what it needs, is missing."""
+    """Load TVM's runtime for NVIDIA GPUs beside the other. Raises FractuneError when a part of it is missing."""
     load_runtime()
     with _loading:
         load_cudart()

@@ -45,7 +45,9 @@ def specs_of(tensors: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
     return [TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in tensors]
 
 
-def as_arguments(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None = None) -> list[Any]:
+def as_arguments(
+    specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None = None
+) -> list[Any]:
     """The inputs as tensors in the order of `specs`.
 
     NumPy arrays, and anything with `__dlpack__`, are used where they lie if they are contiguous, writable and begin at
@@ -118,7 +120,9 @@ def _tensor(name: str, value: Any) -> Any:
     if value.is_contiguous() and value.data_ptr() % ALIGNMENT_BYTES == 0:
         return value
     if device_of(value)[0] not in MEMORY_OF_CPUS:
-        raise BadRequest(f"input '{name}' is no whole array on the GPU, or begins at an odd place; make a copy of it there")
+        raise BadRequest(
+            f"input '{name}' is no whole array on the GPU, or begins at an odd place; make a copy of it there"
+        )
     return _tensor(name, _aligned_copy(as_array(value)))
 
 

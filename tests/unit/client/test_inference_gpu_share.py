@@ -131,10 +131,18 @@ def test_shares_that_nobody_serves_at(share: str) -> None:
 @pytest.mark.parametrize(
     ("bundle", "model", "says"),
     [
-        (gpu_bundle("full"), "A100-40", "code for sm_90, which does not run on sm_80 with 108 SMs and 40 GiB (NVIDIA A1"),
+        (
+            gpu_bundle("full"),
+            "A100-40",
+            "code for sm_90, which does not run on sm_80 with 108 SMs and 40 GiB (NVIDIA A1",
+        ),
         (gpu_bundle("full", arch="sm_90a"), "A100-40", "code for sm_90a, which does not run on sm_80"),
         (gpu_bundle("full"), "H100", "on sm_90 with 132 SMs and 140 GiB, this GPU is sm_90 with 132 SMs and 80 GiB"),
-        (gpu_bundle("full", device=Device("cuda", "sm_90", 114, 140, 0)), "H200", "sm_90 with 114 SMs and 140 GiB, this"),
+        (
+            gpu_bundle("full", device=Device("cuda", "sm_90", 114, 140, 0)),
+            "H200",
+            "sm_90 with 114 SMs and 140 GiB, this",
+        ),
     ],
 )
 def test_another_gpu_is_refused_and_both_are_named(bundle: Bundle, model: str, says: str) -> None:
@@ -157,7 +165,9 @@ def test_an_old_driver_and_none_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
         look_at_gpu()
 
 
-@pytest.mark.parametrize(("code", "says"), [(100, "CUDA sees no GPU"), (807, "is not ready"), (999, "`dmesg` may tell")])
+@pytest.mark.parametrize(
+    ("code", "says"), [(100, "CUDA sees no GPU"), (807, "is not ready"), (999, "`dmesg` may tell")]
+)
 def test_a_cuda_that_does_not_start_says_what_to_do(code: int, says: str) -> None:
     with pytest.raises(ShareUnavailable, match=f"cuInit: CUDA error {code}; .*{says}"):
         seen(staged=Staged(errors={"cuInit": code}))

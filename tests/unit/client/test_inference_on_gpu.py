@@ -47,7 +47,9 @@ def for_a_gpu(small: Small, folder: Path) -> Path:
         "device": Device("cuda", "sm_90", 132, 140, 51_200).to_json(),
         "target": '{"kind":"cuda","arch":"sm_90"}',
         "variants": [{**each, "name": names[each["name"]]} for each in bundle.variants],
-        "shares": {name: GrantedShare(name, n, 132, "sm", 1 << 30, False).to_json() for name, n in units.items()},
+        "shares": {
+            name: GrantedShare(name, n, 132, "sm", 1 << 30, reserved=False).to_json() for name, n in units.items()
+        },
     }
     with path.open("wb") as file:
         write_bundle(file, manifest, {name: bundle.read(name) for name in bundle.manifest["sha256"]})
@@ -150,7 +152,9 @@ def test_a_failure_there_is_told_with_what_to_do(bundle: Path, monkeypatch: pyte
         raise RuntimeError("CUDA: an illegal memory access was encountered\nand more")
 
     monkeypatch.setattr(runtime, "synchronise", broken)
-    with pytest.raises(FractuneError, match=r"failed on the GPU \(CUDA: an illegal memory access .*\); .* start it again"):
+    with pytest.raises(
+        FractuneError, match=r"failed on the GPU \(CUDA: an illegal memory access .*\); .* start it again"
+    ):
         model.run_tensors(model.random_inputs())
 
 
