@@ -5,6 +5,7 @@ for seven calls of a library with a stable C interface.
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -46,10 +47,8 @@ class GpuHere:
     sms: int
     memory_bytes: int
     is_mps_client: bool
-
-    @property
-    def is_mig(self) -> bool:
-        return " MIG " in self.name
+    is_mig: bool
+    """an instance of a divided GPU"""
 
 
 class NoDriver(FractuneError):
@@ -88,12 +87,15 @@ def ask_gpu(cuda: Any) -> GpuHere:
         _call(cuda, "cuDeviceGetAttribute", ctypes.byref(value), int(attribute), device)
         return value.value
 
+    product = name.value.decode(errors="replace")
     return GpuHere(
-        name=name.value.decode(errors="replace"),
+        name=product,
         isa=f"sm_{ask(Attribute.COMPUTE_CAPABILITY_MAJOR)}{ask(Attribute.COMPUTE_CAPABILITY_MINOR)}",
         sms=ask(Attribute.MULTIPROCESSOR_COUNT),
         memory_bytes=memory.value,
         is_mps_client=bool(ask(Attribute.MPS_ENABLED)),
+        # CUDA has no attribute that tells.
+        is_mig=" MIG " in product or os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"),
     )
 
 
