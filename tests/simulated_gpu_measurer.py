@@ -22,18 +22,15 @@ from tuner_core.records import UNTUNED, Status, TuningRecord, record_id
 from tuner_core.shares import GrantedShare
 from tuner_core.signing import open_signed
 from workers.children.archives import unpack
-from workers.gpu.driver import KernelLimits
-from workers.gpu.identity import gpu_target
 
 SECRET = b"a secret for tests"
 DEVICE = Device("cuda", "sm_90", 132, 140, 51_200, "a simulated H200")
 SMS = {"mps:25": 33, "mps:50": 66, "green:32": 32, "full": 132}
-_LIMITS = KernelLimits(shared_memory_bytes=49_152, threads=1024, registers=65_536, warp_threads=32)
 
 
 class SimulatedGpuMeasurer(SimulatedWorker):
     device = DEVICE
-    target = json.dumps(gpu_target(DEVICE.isa, _LIMITS))
+    target = json.dumps({"kind": "cuda", "arch": DEVICE.isa})
 
     def granted(self) -> GrantedShare:
         return GrantedShare(self.share, SMS[self.share], DEVICE.units, "sm", 140 << 30, reserved=False)

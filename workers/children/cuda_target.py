@@ -19,11 +19,9 @@ HINT = 'write cuda:sm_90, or JSON: {"kind": "cuda", "arch": "sm_90"}'
 _BLOCK = {
     "max_shared_memory_per_block": 48 * 1024,
     "max_threads_per_block": 1024,
-    "registers_per_block": 64 * 1024,
     "thread_warp_size": 32,
 }
-"""What a block has on every NVIDIA GPU, the same that a measuring worker reads from its own: so `cuda:sm_90` and the
-target of an H100 are one in the log. The search allocates shared memory statically, and no kernel may have more than
+"""What a block has on every NVIDIA GPU. The search allocates shared memory statically, and no kernel may have more than
 48 KiB of that, however much a device offers to those that ask at launch."""
 _FIRST_WITH_A, _FIRST_WITH_F = 90, 100
 

@@ -14,8 +14,6 @@ from tuner_core.errors import BadModel, BadRequest, FractuneError
 from workers.children import cuda_target
 from workers.children.compiling import ingest
 from workers.children.target import parse_target, target_key
-from workers.gpu.driver import KernelLimits
-from workers.gpu.identity import gpu_target
 
 ISA = "sm_90"
 
@@ -57,12 +55,6 @@ def test_every_form_means_the_same_whole_target(text: str) -> None:
 def test_what_the_json_says_of_a_block_stays() -> None:
     text = '{"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 256, "max_shared_memory_per_block": 16384}'
     assert (config(text)["max_threads_per_block"], config(text)["max_shared_memory_per_block"]) == (256, 16384)
-
-
-def test_the_target_that_a_measuring_worker_reads_from_its_gpu_is_the_same() -> None:
-    limits = KernelLimits(shared_memory_bytes=49_152, threads=1024, registers=65_536, warp_threads=32)
-    read = json.dumps(gpu_target("sm_90", limits))
-    assert target_key(parse_target(read, 1)) == target_key(parse_target("cuda:sm_90", 1))
 
 
 def test_a_tag_of_tvm_will_do() -> None:
