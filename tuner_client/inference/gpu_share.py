@@ -53,7 +53,7 @@ def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
     if share.mechanism == "mps":
         is_held = is_held and here.units <= max(_FEWEST_SMS, math.ceil(whole_sms * int(share.size) / 100))
     if share.mechanism == "mig" and not share.size.startswith("MIG-"):
-        is_held = is_held and f" {share.size}" in f"{here.reason} "
+        is_held = is_held and here.reason.endswith(f" {share.size})")
     if not is_held:
         raise ShareUnavailable(
             f"share '{share}' is not in force: this process has {here.reason}; start it under that share, or leave the "

@@ -21,7 +21,6 @@ from tuner_core.shares import Share
 if TYPE_CHECKING:
     from tuner_client.inference.tensors import Array
 
-_HOST = "cpu:0"
 _LOST = "after an error of a kernel CUDA gives this process nothing more: start it again"
 
 
@@ -72,10 +71,10 @@ class OnGpu:
         return there
 
     def array(self, output: Any) -> Array:
-        here = runtime.empty_tensor(tuple(output.shape), str(output.dtype), _HOST)
+        array, here = tensors.empty_array(output)
         self._copy(output, here)
         runtime.synchronise(self.device)
-        return tensors.as_array(here)
+        return array
 
     def _load_runtime(self) -> None:
         runtime.load_cuda_runtime()

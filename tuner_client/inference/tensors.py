@@ -150,6 +150,13 @@ def as_array(tensor: Any) -> Array:
     return np.from_dlpack(viewed(tensor, (size,), "uint8")).view(dtype).reshape(tuple(tensor.shape))
 
 
+def empty_array(like: Any) -> tuple[Array, Any]:
+    """An array for what a tensor holds, and a tensor over the array's memory."""
+    dtype, shape = numpy_dtype(str(like.dtype)), tuple(like.shape)
+    array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    return array, _tensor("output", array)
+
+
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     import numpy as np
