@@ -44,7 +44,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         bundle = Bundle(open_signed(SECRET, get_blob(self.redis, work["bundle"])))
         names = [variant["name"] for variant in bundle.variants]
         for name in names:
-            _check_cubins(b"".join(bundle.objects(name)))
+            _check_cubins(*bundle.objects(name))
         event: dict[str, Any] = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event["granted"] = self.granted().to_json()
         event["run_secs"] = {name: [2e-3] * 3 if name == UNTUNED_VARIANT else [1e-3] * 3 for name in names}
@@ -76,8 +76,8 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         return (9e-3 if item["trace"] == UNTUNED else 1e-3 + 2e-3 * draw) / SMS[self.share]
 
 
-def _check_cubins(code: bytes) -> None:
-    archs = {cubin_arch(cubin) for cubin in cubins_in(code)}
+def _check_cubins(*objects: bytes) -> None:
+    archs = {cubin_arch(cubin) for each in objects for cubin in cubins_in(each)}
     if archs != {DEVICE.isa}:
         raise AssertionError(f"machine code for {archs or 'no GPU'}, not for {DEVICE.isa}")
 

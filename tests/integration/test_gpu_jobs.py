@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 SHARES = ("mps:25", "mps:50", "full")
-TRIALS = 8
+TRIALS = 6
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Fleet:
     model: Path
 
     def tune(self, shares: str, *more: str) -> subprocess.CompletedProcess[str]:
-        asked = ("--shares", shares, "--trials", str(TRIALS), "--only", "conv2d")
+        asked = ("--shares", shares, "--trials", str(TRIALS), "--only", "relu")
         return fractune(
             "tune", str(self.model), *asked, "--server", self.address, "--out", str(self.folder), "--json", *more
         )
@@ -140,7 +140,7 @@ def test_at_inference_the_variant_of_the_share_is_found(bundle: Bundle, monkeypa
 def test_the_log_knows_which_record_fits(fleet: Fleet, result: dict[str, Any]) -> None:
     assert result["bundle"]
     asked = ("match", str(fleet.model), "--share", "mps:50", "--server", fleet.address, "--json")
-    found = [each for each in events(fractune(*asked)) if "conv2d" in json.dumps(each)]
+    found = [each for each in events(fractune(*asked)) if "relu" in json.dumps(each)]
     assert found
     assert all('"exact"' in json.dumps(each) for each in found)
 
