@@ -84,6 +84,9 @@ class DeafWorker(SimpleWorker):
 class SimulatedWorker:
     """One worker of one role; `hold` keeps it from finishing what it has begun."""
 
+    device = DEVICE
+    target = TARGET
+
     def __init__(self, url: str, role: str, name: str, share: str = "") -> None:
         self.name, self.role, self.share = name, role, share
         self.redis = redis.Redis.from_url(url, socket_timeout=None)
@@ -140,13 +143,16 @@ class SimulatedWorker:
             "pid": os.getpid(),
             "started_at": self.started_at,
             "cores": [0],
-            "device": DEVICE.to_json() if measuring else {},
-            "granted": granted(self.share).to_json() if measuring else {},
+            "device": self.device.to_json() if measuring else {},
+            "granted": self.granted().to_json() if measuring else {},
             "share": self.share,
-            "target": TARGET if measuring else "",
+            "target": self.target if measuring else "",
             "versions": VERSIONS,
         }
         self.redis.set(wire.worker_key(self.name), json.dumps(info), ex=wire.WORKER_TTL_S)
+
+    def granted(self) -> GrantedShare:
+        return granted(self.share)
 
     def _renew(self) -> None:
         while not self.stopped.wait(0.5):
@@ -158,7 +164,7 @@ class SimulatedWorker:
             "compile": wire.COMPILE_QUEUE,
             "build": wire.BUILD_QUEUE,
             "tune": wire.tune_queue(self.name),
-            "measure": wire.measure_queue(DEVICE.key, self.share),
+            "measure": wire.measure_queue(self.device.key, self.share),
         }[self.role]
 
     def _work(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:
     return model, compile_model(model, folder / "small.fractune", **changes)
 
 
-def compile_model(model: Path, out: Path, **changes: Any) -> Path:
+def compile_model(
+    model: Path, out: Path, target: str = "", tuned: Sequence[str] = ("cpu:1", "cpu:2"), **changes: Any
+) -> Path:
+    """A bundle with the variants `tuned`, none of which is, and untuned."""
     from workers.children.compiling import compile_bundle
     from workers.children.target import host_device
 
@@ -28,8 +32,8 @@ def compile_model(model: Path, out: Path, **changes: Any) -> Path:
         "shares": {share: granted.to_json() for share, granted in shares.items()},
         **changes,
     }
-    variants = [{"name": name, "traces": {}} for name in (*shares, "untuned")]
-    compile_bundle(str(model), {}, "", variants, manifest, [], str(out))
+    variants = [{"name": name, "traces": {}} for name in (*tuned, "untuned")]
+    compile_bundle(str(model), {}, target, variants, manifest, [], str(out))
     return out
 
 

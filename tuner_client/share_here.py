@@ -19,11 +19,23 @@ class ShareHere:
     """What the process may use."""
 
     units: int
-    """cores: how many threads can work at the same time"""
+    """cores: how many threads can work at the same time; of a GPU its SMs"""
     cpus: tuple[int, ...]
     """the CPUs that its threads may be on"""
     reason: str
     """where `units` comes from, for people"""
+    mechanism: str = "cpu"
+    """what limits it, as in the text of a share; `full` for a whole GPU"""
+
+    @property
+    def unit(self) -> str:
+        """`core` or `sm`"""
+        return "core" if self.mechanism == "cpu" else "sm"
+
+    @property
+    def threads(self) -> int:
+        """threads of the host that run a model: the code around a GPU's kernels needs one"""
+        return self.units if self.mechanism == "cpu" else 1
 
 
 def share_here(root: Path = ROOT) -> ShareHere:

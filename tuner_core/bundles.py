@@ -184,12 +184,18 @@ class Bundle:
         """The manifest's variants: `name` (a share, or `untuned`) and `objects` (names)."""
         return list(self.manifest["variants"])
 
-    @property
-    def measured(self) -> dict[int, dict[str, float]]:
-        """Seconds of the model's operators by units of a share, then by variant: what `match.choose` asks for."""
-        shares, measured = self.manifest["shares"], self.manifest.get("measured", {})
+    def measured(self, mechanism: str) -> dict[int, dict[str, float]]:
+        """Seconds of the model's operators by units of a share of that mechanism, then by variant: what `match.choose`
+        asks for. One mechanism says nothing of another.
+        """
+        measured, units = self.manifest.get("measured", {}), self.units(mechanism)
         known = {share: {name: secs for name, secs in times.items() if secs > 0} for share, times in measured.items()}
-        return {int(shares[share]["units"]): times for share, times in known.items() if times}
+        return {units[share]: times for share, times in known.items() if times and share in units}
+
+    def units(self, mechanism: str) -> dict[str, int]:
+        """Units of each share of that mechanism."""
+        shares = self.manifest["shares"].items()
+        return {share: int(granted["units"]) for share, granted in shares if share.partition(":")[0] == mechanism}
 
     def objects(self, variant: str) -> list[bytes]:
         """The object files of a variant by name. Raises BadBundle when there is none of this name."""

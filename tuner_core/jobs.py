@@ -81,8 +81,12 @@ class JobSpec:
             raise BadRequest(f"minutes is {self.minutes}; it must be above 0, or 0 for no limit")
         if not self.shares:
             raise BadRequest("no share named; name at least one, such as cpu:1")
-        for share in self.shares:
-            Share.parse(share)
+        by_kind = {Share.parse(share).device_kind: share for share in self.shares}
+        if len(by_kind) > 1:
+            raise BadRequest(
+                f"share '{by_kind['cpu']}' is of a CPU, '{by_kind['cuda']}' of a GPU, and a job is for one processor; "
+                "make a job for each"
+            )
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "shares": list(self.shares)}

@@ -50,6 +50,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _is_amount(value: Any) -> bool:
+    return _is_count(value) and bool(value > 0)
+
+
 def _is_time(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
@@ -87,7 +91,10 @@ _is_measured = _map_of(_map_of(_is_time))
 
 _FIELDS: dict[str, tuple[_Check, str]] = {
     "model": (_object_with(name=_is_text, sha256=_is_text), "an object with name and sha256"),
-    "device": (_object_with(kind=_is_text, isa=_is_text), "an object with kind and isa"),
+    "device": (
+        _object_with(kind=_is_text, isa=_is_text, units=_is_amount, memory_gib=_is_count, l2_kib=_is_count),
+        "an object with kind, isa, units, memory_gib and l2_kib",
+    ),
     "target": (_is_text, "a text"),
     "code": (
         _object_with(architecture=_is_text, features=_list_of(_is_text)),
@@ -97,7 +104,7 @@ _FIELDS: dict[str, tuple[_Check, str]] = {
     "outputs": (_list_of(_is_output), "a list of name, dtype and shape"),
     "weights": (_list_of(_is_weight), "a list of dtype, shape, offset and size"),
     "shares": (
-        _map_of(_object_with(units=lambda value: _is_count(value) and value > 0)),
+        _map_of(_object_with(units=_is_amount)),
         "an object of shares with units",
     ),
     "variants": (_list_of(_is_variant, fewest=1), "a list of name and objects"),

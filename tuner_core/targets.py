@@ -41,6 +41,15 @@ def is_cuda(config: dict[str, Any]) -> bool:
     return config.get("kind") == "cuda"
 
 
+def arch_of(target: str) -> str:
+    """The architecture that a CUDA target (TVM's JSON text) names: `sm_90`; empty where there is none."""
+    try:
+        config = json.loads(target)
+    except ValueError:
+        return ""
+    return str(config.get("arch", "")) if isinstance(config, dict) else ""
+
+
 def capability(arch: str) -> int | None:
     """The compute capability of `sm_90`, `sm_90a` or `sm_100f`: 90, 90 and 100; None for any other text."""
     found = _ARCH.fullmatch(arch)

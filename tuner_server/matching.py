@@ -95,12 +95,12 @@ class Matcher:
     def tabulate(self, asked: Asked, shares: Sequence[str]) -> list[OperatorRow]:
         """Each operator's published times, by the share that its schedule was chosen for and the share it ran at.
 
-        Raises what `match` raises, and BadRequest when the shares are of several devices or mechanisms.
+        Raises what `match` raises, and BadRequest when the shares are of several devices.
         """
         fleet = live_workers(self._deps.redis)
         spots = {share: self._spot(fleet, Share.parse(share)) for share in shares}
-        if len({(spot.device.key, spot.granted.mechanism) for spot in spots.values()}) != 1:
-            raise BadRequest(f"shares {', '.join(shares)}: name shares of one device and one mechanism")
+        if len({spot.device.key for spot in spots.values()}) != 1:
+            raise BadRequest(f"shares {', '.join(shares)}: name shares of one device")
         spot = next(iter(spots.values()))
         found = self._ingested(fleet, asked, spot)
         place = Place(spot.device.key, found.target_key, {share: each.granted for share, each in spots.items()})
@@ -125,7 +125,8 @@ class Matcher:
         if record is not None:
             return Spot(record.device, record.granted, record.target_key)
         if share.mechanism == "cpu":
-            known = offers[0] if offers else self._deps.store.log.newest_of_kind("cpu")
+            cpus = [offer for offer in offers if offer.device.kind == "cpu"]
+            known = cpus[0] if cpus else self._deps.store.log.newest_of_kind("cpu")
             if known is not None and share.cores <= known.granted.units_total:
                 granted = replace(known.granted, share=text, units=share.cores, ids=())
                 return Spot(known.device, granted, target_key(known.target))
@@ -156,7 +157,6 @@ class Matcher:
 
 def _row(task: OperatorTask, finals: Finals, place: Place) -> OperatorRow:
     operator = OperatorFinals(task.workload_hash, task.weight, finals)
-    measured = place.measured(operator, next(iter(place.granted.values())).mechanism)
     matches = {share: place.match(operator, share) for share in place.granted}
     chosen = {share: match.record.candidate_id for share, match in matches.items() if match.record is not None}
     rows = {UNTUNED_VARIANT: place.default(operator), **dict.fromkeys(place.granted, place.default(operator))}
@@ -164,6 +164,6 @@ def _row(task: OperatorTask, finals: Finals, place: Place) -> OperatorRow:
         (variant, share): fastest
         for variant, candidate in (rows | chosen).items()
         for share, granted in place.granted.items()
-        if (fastest := measured.fastest(candidate, granted.units)) is not None
+        if (fastest := place.measured(operator, granted.mechanism).fastest(candidate, granted.units)) is not None
     }
     return OperatorRow(task, cells)

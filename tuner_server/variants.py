@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
-from tuner_core.finals import Finals, Measured
+from tuner_core.finals import Finals, Measured, Times
 from tuner_core.match import How, Match, find_match
 from tuner_core.records import UNTUNED, candidate_id
 from tuner_core.robust import robust_for_model
@@ -29,7 +29,7 @@ class Place:
     device_key: str
     target_key: str
     granted: Mapping[str, GrantedShare]
-    """by share as text; all of one mechanism, else there is no robust variant"""
+    """by share as text"""
 
     def measured(self, operator: OperatorFinals, mechanism: str) -> Measured:
         """What counts here of an operator's finals."""
@@ -114,28 +114,41 @@ def _secs_of(
 
 def _robust(place: Place, operators: Sequence[OperatorFinals]) -> Variant:
     """The schedules with which the whole model loses least at the worst share; empty where nothing can be told."""
-    mechanisms = {granted.mechanism for granted in place.granted.values()}
-    if len(mechanisms) != 1:
-        return Variant(ROBUST_VARIANT, {})
-    (mechanism,) = mechanisms
-    measured = {op.workload_hash: place.measured(op, mechanism) for op in operators}
-    times = {name: found.times for name, found in measured.items()}
-    units = sorted({granted.units for granted in place.granted.values()})
-    unit = next(iter(place.granted.values())).unit
+    shares = sorted({granted.key: granted for granted in place.granted.values()}.values(), key=lambda g: g.units)
+    times = {op.workload_hash: _rows(place, op, shares) for op in operators}
     defaults = {op.workload_hash: place.default(op) for op in operators}
-    chosen, regret = robust_for_model(times, {op.workload_hash: op.weight for op in operators}, units, defaults)
-    reason = f"the model loses at most {regret:.1%} at {units_text(units, unit)}"
+    weights = {op.workload_hash: op.weight for op in operators}
+    chosen, regret = robust_for_model(times, weights, range(len(shares)), defaults)
+    reason = f"the model loses at most {regret:.1%} at {_shares_text(shares)}"
     return Variant(
         ROBUST_VARIANT,
         {
-            name: _robust_match(measured[name], candidate, units, reason)
-            for name, candidate in chosen.items()
-            if candidate != defaults[name]
+            op.workload_hash: _robust_match(place, op, shares, chosen[op.workload_hash], reason)
+            for op in operators
+            if chosen.get(op.workload_hash, defaults[op.workload_hash]) != defaults[op.workload_hash]
         },
     )
 
 
-def _robust_match(measured: Measured, candidate: str, units: Sequence[int], reason: str) -> Match:
-    times, own = measured.times, measured.by_candidate[candidate]
-    regret = max(times[each][candidate] / min(times[each].values()) - 1.0 for each in units)
+def _rows(place: Place, operator: OperatorFinals, shares: Sequence[GrantedShare]) -> Times:
+    """Seconds of the operator by the number of the share, then by candidate."""
+    return {
+        number: place.measured(operator, granted.mechanism).times.get(granted.units, {})
+        for number, granted in enumerate(shares)
+    }
+
+
+def _robust_match(
+    place: Place, operator: OperatorFinals, shares: Sequence[GrantedShare], candidate: str, reason: str
+) -> Match:
+    regret = max(row[candidate] / min(row.values()) - 1.0 for row in _rows(place, operator, shares).values())
+    mechanisms = dict.fromkeys(granted.mechanism for granted in shares)
+    own = [record for each in mechanisms for record in place.measured(operator, each).by_candidate[candidate]]
     return Match(How.ROBUST, min(own, key=lambda r: (r.median_s, r.record_id)), regret, reason)
+
+
+def _shares_text(shares: Sequence[GrantedShare]) -> str:
+    """`1, 2 cores`; where there are several mechanisms, which units they are of: `mps:25, full`."""
+    if len({granted.mechanism for granted in shares}) > 1:
+        return ", ".join(granted.share for granted in shares)
+    return units_text([granted.units for granted in shares], shares[0].unit)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner_core.errors import FractuneError
+from tuner_core.toolkit import Toolkit, find_toolkits
 from workers.nvrtc_headers import small_headers
-from workers.toolkit import Toolkit, find_toolkits
 
 INSTALL = "pip install 'fractune[cuda]', or install a CUDA toolkit and name its folder by CUDA_HOME"
 

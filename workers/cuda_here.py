@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner_core.errors import FractuneError
+from tuner_core.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from workers.cuda_compilers import Nvcc, compilers
-from workers.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 _MPS_CONTROL = "nvidia-cuda-mps-control"

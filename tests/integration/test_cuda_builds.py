@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import redis
@@ -29,12 +30,12 @@ from tuner_core.devices import Device
 from tuner_core.records import UNTUNED
 from tuner_core.shares import GrantedShare
 from tuner_core.signing import open_signed
+from tuner_core.toolkit import find_cudart, find_toolkits
 from tuner_core.wire import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
 from workers.child import Child
 from workers.children.archives import unpack
 from workers.children.target import parse_target
 from workers.cuda_compilers import find_compiler
-from workers.toolkit import find_cudart, find_toolkits
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
@@ -48,9 +49,12 @@ Built = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def operators() -> list[dict[str, Any]]:
+    return ingested(SQUEEZENET)
+
+
+def ingested(model: Path) -> list[dict[str, Any]]:
     child = Child("workers.children.compiling")
-    model = {"path": str(SQUEEZENET), "inputs": {}, "target": "cuda:sm_90", "isa": "sm_90"}
-    answer = child.call("ingest", 120, **model)
+    answer = child.call("ingest", 120, path=str(model), inputs={}, target="cuda:sm_90", isa="sm_90")
     child.stop()
     return [{**operator, "target": answer["target"], "key": answer["target_key"]} for operator in answer["operators"]]
 
@@ -110,6 +114,32 @@ def test_every_kind_of_operator_becomes_a_cubin(operators: list[dict[str, Any]],
             assert built["build_secs"] > 0
             assert COMPILER is not None
             assert built["versions"] == {"compiler": COMPILER.name}
+
+
+def half_precision_model(path: Path) -> Path:
+    """A matrix product of float16."""
+    weight = onnx.numpy_helper.from_array(np.random.default_rng(0).uniform(-1, 1, (128, 64)).astype("float16"), "w")
+    given, out = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, shape)
+        for name, shape in (("x", [64, 128]), ("y", [64, 64]))
+    )
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "half", [given], [out], [weight]
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_half_precision_is_searched_with_tensor_cores_and_float32_without(
+    operators: list[dict[str, Any]], search: Child, builder: Child, tmp_path: Path
+) -> None:
+    (half,) = ingested(half_precision_model(tmp_path / "half.onnx"))
+    untuned, *searched = traces(search, half, CANDIDATES)
+    assert len(searched) == CANDIDATES
+    assert all('"Tensorize"' in trace for trace in searched)
+    for trace in (untuned, *searched):
+        assert_cubin(build(builder, half, trace))
+    assert not any('"Tensorize"' in trace for trace in traces(search, operators[0], CANDIDATES))
 
 
 def test_the_builder_never_opens_cuda(operators: list[dict[str, Any]], builder: Child) -> None:
@@ -177,8 +207,11 @@ def give_work(connection: redis.Redis, lease: str, workload: str, target: str, t
     queue.enqueue_call(HANDLER, args=(work,), timeout=3600)
 
 
-def test_a_whole_model_becomes_host_code_and_a_cubin(tmp_path: Path) -> None:
-    model, out = write_model(tmp_path / "small.onnx"), tmp_path / "small.fractune"
+@pytest.fixture(scope="module")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model, untuned."""
+    folder = tmp_path_factory.mktemp("small")
+    model, out = write_model(folder / "small.onnx"), folder / "small.fractune"
     child = Child("workers.children.compiling")
     known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
     manifest = {
@@ -189,7 +222,11 @@ def test_a_whole_model_becomes_host_code_and_a_cubin(tmp_path: Path) -> None:
     variant = {"name": UNTUNED_VARIANT, "traces": {}}
     child.call("compile_bundle", 300, **known, variants=[variant], manifest=manifest, records=[], out=str(out))
     child.stop()
-    bundle = Bundle(out)
+    return out
+
+
+def test_a_whole_model_becomes_host_code_and_a_cubin(small_bundle: Path) -> None:
+    bundle = Bundle(small_bundle)
     objects = bundle.objects(UNTUNED_VARIANT)
     (cubin,) = [cubin for each in objects for cubin in cubins_in(each)]
     assert cubin_arch(cubin) == "sm_90"
@@ -213,27 +250,59 @@ _STUB = "".join(
 _LOAD = """
 import sys
 from pathlib import Path
-from workers.toolkit import load_cudart
+from tuner_core.toolkit import load_cudart
 assert load_cudart()
 from workers.children.artifacts import load_objects
 module = load_objects([Path(sys.argv[1]).read_bytes()])
 (device,) = module.imports
 print(device.kind, module.implements_function("main"), device.implements_function(sys.argv[2]))
 """
+_LOAD_BUNDLE = """
+import sys
+from pathlib import Path
+from tuner_client.inference import runtime
+from tuner_core.bundles import Bundle
+runtime.load_cuda_runtime()
+import tvm_ffi_orcjit
+objects = Bundle(Path(sys.argv[1])).objects("untuned")
+load = runtime._function("tvm_ffi_orcjit.SessionLoadModule")
+module = load(tvm_ffi_orcjit.default_session(), objects, "", None, None)
+machine = module["vm_load_executable"]()
+print(*(device.kind for device in module.imports), machine.implements_function("main"), "tvm" in sys.modules)
+"""
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to make a stand-in for the driver's library with")
-@pytest.mark.skipif(find_cudart(find_toolkits()) is None, reason="no libcudart.so.13; pip install 'fractune[cuda]'")
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Of a process in which TVM's CUDA runtime can be loaded. The driver is a stand-in without a device, so nothing can
+    run.
+    """
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc to make a stand-in for the driver's library with")
+    if find_cudart(find_toolkits()) is None:
+        pytest.skip("no libcudart.so.13; pip install 'fractune[cuda]'")
+    folder = tmp_path_factory.mktemp("stub")
+    (folder / "stub.c").write_text(_STUB)
+    made = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1"), "stub.c"]
+    subprocess.run(made, check=True, cwd=folder)
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+
+def run_script(script: str, environ: dict[str, str], *args: str) -> list[str]:
+    command = [sys.executable, "-c", script, *args]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.split()
+
+
 def test_tvms_own_cuda_runtime_reads_the_artifact(
-    operators: list[dict[str, Any]], builder: Child, tmp_path: Path
+    operators: list[dict[str, Any]], builder: Child, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    """Its loader parses what was rewritten. The driver is a stand-in without a device, so nothing can run."""
+    """Its loader parses what was rewritten."""
     artifact = tmp_path / "candidate.a"
     artifact.write_bytes(base64.b64decode(build(builder, operators[0], UNTUNED)["object"]))
-    (tmp_path / "stub.c").write_text(_STUB)
-    made = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(tmp_path / "libcuda.so.1"), "stub.c"]
-    subprocess.run(made, check=True, cwd=tmp_path)
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    loading = [sys.executable, "-c", _LOAD, str(artifact), "main_kernel"]
-    out = subprocess.run(loading, env=environ, capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["cuda", "True", "True"]
+    assert run_script(_LOAD, environ, str(artifact), "main_kernel") == ["cuda", "True", "True"]
+
+
+def test_inference_loads_a_bundle_s_machine_code_without_tvm_s_package(
+    small_bundle: Path, environ: dict[str, str]
+) -> None:
+    assert run_script(_LOAD_BUNDLE, environ, str(small_bundle)) == ["cuda", "True", "False"]

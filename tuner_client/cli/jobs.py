@@ -16,6 +16,7 @@ from tuner_client.cli.submit import follow
 from tuner_client.text import table_console
 from tuner_core.convert import device_from_proto, granted_from_proto, seconds, state_from_proto, when
 from tuner_core.pb import fractune_pb2 as pb
+from tuner_core.shares import units_text
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
 
@@ -92,7 +93,7 @@ def workers(
     table = Table("worker", "role", "host", "pid", "share", "granted", "device")
     for worker in found:
         granted = worker.granted
-        units = f"{granted.units} of {granted.units_total} {granted.unit}s" if granted.share else ""
+        units = f"{granted.units} of {units_text(granted.units_total, granted.unit)}" if granted.share else ""
         device = device_from_proto(worker.device).key if worker.HasField("device") else ""
         table.add_row(worker.name, worker.role, worker.host, str(worker.pid), granted.share, units, device)
     table_console().print(table)

@@ -21,7 +21,7 @@ from tuner_core.convert import record_from_proto, shapes_to_proto
 from tuner_core.errors import BadModel, BadRequest, ShareUnavailable
 from tuner_core.pb import fractune_pb2 as pb
 from tuner_core.records import Status, TuningRecord
-from tuner_core.shares import Share
+from tuner_core.shares import Share, units_text
 
 app = typer.Typer(help="The tuning log: show, export, import, prune.", rich_markup_mode=None)
 
@@ -78,7 +78,7 @@ def show(
 def _records_table(records: list[TuningRecord]) -> Table:
     table = Table("record", "kind", "operator", "share", "granted", "median", "spread", "status", "candidate")
     for record in records:
-        granted = f"{record.granted.units} of {record.granted.units_total} {record.granted.unit}s"
+        granted = f"{record.granted.units} of {units_text(record.granted.units_total, record.granted.unit)}"
         status = record.status.value if not record.cause else f"{record.status.value}: {record.cause}"
         spread = f"{record.spread:.1%}" if record.status is Status.OK else "-"
         median = time_text(record.median_s)

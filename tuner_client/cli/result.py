@@ -13,6 +13,7 @@ from tuner_client.text import counts_text, ratio_text, span_text, table_console,
 from tuner_core.convert import granted_from_proto, state_from_proto
 from tuner_core.errors import JobCancelled, JobFailed, revive
 from tuner_core.pb import fractune_pb2 as pb
+from tuner_core.shares import units_text
 
 DOUBTFUL_DIFFERENCE = 1e-3
 """outputs that differ by more than this, relative to the largest one, are pointed out"""
@@ -82,7 +83,7 @@ def _latency_table(job: pb.Job) -> Table:
     for column in ("share", "granted", "untuned", "tuned", "speed-up", "largest output difference"):
         table.add_column(column, justify="left" if column in {"share", "granted"} else "right")
     for each in job.result.shares:
-        granted = f"{each.granted.units} of {each.granted.units_total} {each.granted.unit}s"
+        granted = f"{each.granted.units} of {units_text(each.granted.units_total, each.granted.unit)}"
         speed_up = ratio_text(each.untuned_s, each.tuned_s)
         error = each.max_error.get(each.share)
         difference = "-" if error is None else f"{error:.1e}"

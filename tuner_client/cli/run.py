@@ -15,6 +15,7 @@ import typer
 from tuner_client.cli import options
 from tuner_client.inference.beside import OnnxRuntimeModel
 from tuner_client.inference.comparing import differences, spread_text, time_in_turns
+from tuner_client.inference.gpu_share import confine_gpu
 from tuner_client.inference.model import Model, load
 from tuner_client.inference.tensors import read_inputs
 from tuner_client.share_here import confine
@@ -22,7 +23,7 @@ from tuner_client.text import ratio_text
 from tuner_core.bundles import UNTUNED_VARIANT
 from tuner_core.errors import BadRequest, StateUnusable
 from tuner_core.match import DEFAULT_POLICY, Policy
-from tuner_core.shares import Share
+from tuner_core.shares import Share, units_text
 
 if TYPE_CHECKING:
     from tuner_client.inference.tensors import Array
@@ -42,7 +43,7 @@ class Beside(StrEnum):
 def run(
     bundle: Annotated[Path, typer.Argument(help="Bundle file.")],
     share: Annotated[
-        str | None, typer.Option("--share", help="Confine this process to cpu:N first (default: as it is).")
+        str | None, typer.Option("--share", help="Confine this process to the share first (default: as it is).")
     ] = None,
     inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz file with the inputs by name.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=3, help="Times that each variant is timed.")] = 15,
@@ -64,9 +65,11 @@ def run(
         raise BadRequest("--beside and --model go together: --beside onnxruntime --model FILE.onnx")
     key = options.read_key("--public-key", public_key) if public_key else None
     if share:
-        confine(Share.parse(share))
+        _confine(Share.parse(share))
     policy = Policy(allow_unmeasured=True) if unmeasured else DEFAULT_POLICY
     model = load(bundle, share=share, public_key=key, policy=policy)
+    if beside is not None and model.share.unit != "core":
+        raise BadRequest(f"--beside compares on the CPU, and {bundle.name} runs on a GPU; leave it out")
     given = read_inputs(inputs) if inputs else model.random_inputs()
     other = OnnxRuntimeModel(model_file, model) if model_file else None
     report = _report(model, given, repeats, other)
@@ -78,14 +81,18 @@ def run(
         _print(report, given_by="random inputs" if inputs is None else str(inputs))
 
 
+def _confine(share: Share) -> None:
+    if share.device_kind == "cpu":
+        confine(share)
+    else:
+        confine_gpu(share)
+
+
 def _report(model: Model, inputs: dict[str, Array], repeats: int, other: OnnxRuntimeModel | None) -> dict[str, Any]:
     choice = model.choice
     outputs, reference = model.run(inputs), model.run(inputs, UNTUNED_VARIANT)
     absolute, relative = differences(outputs, reference)
-    contestants: dict[str, Callable[[], Any]] = {
-        UNTUNED_VARIANT: lambda: model.run(inputs, UNTUNED_VARIANT),
-        choice.variant: lambda: model.run(inputs),
-    }
+    contestants = {name: _call(model, inputs, name) for name in (UNTUNED_VARIANT, choice.variant)}
     if other is not None:
         feed = other.feed(inputs)
         contestants[_BESIDE] = lambda: other.run(feed)
@@ -96,7 +103,8 @@ def _report(model: Model, inputs: dict[str, Array], repeats: int, other: OnnxRun
         "regret": None if math.isnan(choice.regret) else choice.regret,
         "exact": choice.exact,
         "reason": choice.reason,
-        "cores": model.share.units,
+        "units": model.share.units,
+        "unit": model.share.unit,
         "share": model.share.reason,
         "tuned_s": statistics.median(run_secs[choice.variant]),
         "untuned_s": statistics.median(run_secs[UNTUNED_VARIANT]),
@@ -109,6 +117,14 @@ def _report(model: Model, inputs: dict[str, Array], repeats: int, other: OnnxRun
     if other is not None:
         report["beside"] = _beside(other, run_secs[_BESIDE], outputs, other.run(other.feed(inputs)))
     return report
+
+
+def _call(model: Model, inputs: dict[str, Array], variant: str) -> Callable[[], Any]:
+    """One inference to be timed: on a GPU from memory there to memory there."""
+    if model.share.unit == "core":
+        return lambda: model.run(inputs, variant)
+    placed = model.placed(inputs)
+    return lambda: model.run_tensors(placed, variant)
 
 
 def _beside(
@@ -133,7 +149,7 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     print(f"tuned:     {spread_text(report['tuned_run_secs'])}")
     print(f"untuned:   {spread_text(report['untuned_run_secs'])}")
     speed_up = ratio_text(report["untuned_s"], report["tuned_s"])
-    print(f"speed-up:  {speed_up} on {report['cores']} core(s), {given_by}")
+    print(f"speed-up:  {speed_up} on {units_text(report['units'], report['unit'])}, {given_by}")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
     if "beside" in report:

@@ -41,23 +41,33 @@ own counts as lacking: a new one is refused before it can end the process by an 
 
 
 def check_processor(bundle: Bundle, cpuinfo: Path = CPUINFO) -> None:
-    """Raises BadBundle when the code is for another kind of device or processor, or may use what this one lacks."""
-    device, code = bundle.manifest["device"], bundle.manifest["code"]
-    if device["kind"] != "cpu":
-        raise BadBundle(f"{bundle.name} is for a {device['kind']} device; this version runs bundles for CPUs only")
-    if code["architecture"] != platform.machine():
+    """Raises BadBundle when the code is for another processor than this CPU, or may use what this one lacks."""
+    _check_architecture(bundle)
+    facts = read_cpuinfo(cpuinfo)
+    isa, host = bundle.manifest["device"]["isa"], isa_name(facts) or _ask_llvm()
+    if isa != host:
+        raise BadBundle(f"{bundle.name} is for the CPU '{isa}', this one is '{host or 'unknown'}'; tune the model here")
+    _check_features(bundle, facts)
+
+
+def check_host_code(bundle: Bundle, cpuinfo: Path = CPUINFO) -> None:
+    """As `check_processor`, of the code around the kernels of a GPU: any CPU will do that has what it needs."""
+    _check_architecture(bundle)
+    _check_features(bundle, read_cpuinfo(cpuinfo))
+
+
+def _check_architecture(bundle: Bundle) -> None:
+    architecture = bundle.manifest["code"]["architecture"]
+    if architecture != platform.machine():
         raise BadBundle(
-            f"{bundle.name} is for the architecture '{code['architecture']}', this one is '{platform.machine()}'; "
+            f"{bundle.name} is for the architecture '{architecture}', this one is '{platform.machine()}'; "
             "tune the model here"
         )
-    facts = read_cpuinfo(cpuinfo)
-    host = isa_name(facts) or _ask_llvm()
-    if device["isa"] != host:
-        raise BadBundle(
-            f"{bundle.name} is for the CPU '{device['isa']}', this one is '{host or 'unknown'}'; tune the model here"
-        )
+
+
+def _check_features(bundle: Bundle, facts: dict[str, str]) -> None:
     flags = set(facts.get("flags", "").split())
-    lacking = sorted(name for name in code["features"] if _FLAGS.get(name, name) not in flags)
+    lacking = sorted(name for name in bundle.manifest["code"]["features"] if _FLAGS.get(name, name) not in flags)
     if lacking:
         raise BadBundle(f"{bundle.name} may use {', '.join(lacking)}, which this machine lacks; tune the model here")
 

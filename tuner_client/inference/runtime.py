@@ -16,12 +16,16 @@ from typing import Any
 
 from tuner_core.bundles import ALIGNMENT_BYTES, WEIGHTS, Bundle
 from tuner_core.errors import BadBundle, FractuneError
+from tuner_core.toolkit import load_cudart
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
+_CUDA_LIBRARY = "libtvm_runtime_cuda.so"
 _COMPILER = "libtvm_compiler.so"
-_CPU, _POOLED_ALLOCATOR = 1, 2
-"""TVM's numbers for them"""
+_POOLED_ALLOCATOR = 2
+"""TVM's number for it"""
+CPU = (1, 0)
+"""a device as TVM and DLPack number them: its kind, and which of them"""
 _SHARE_ALL_CPUS = -3
 """TVM's mode of a thread pool all of whose threads may be on all CPUs of a list"""
 _SPIN_YIELDS = "20000"
@@ -48,6 +52,20 @@ def _load_libraries() -> None:
             ctypes.CDLL(str(_library_folder() / name), ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise FractuneError(f"TVM's runtime cannot be loaded ({error}); install 'fractune[run]' anew") from error
+
+
+def load_cuda_runtime() -> None:
+    """Load TVM's runtime for NVIDIA GPUs beside the other. Raises FractuneError when a part of it is missing."""
+    load_runtime()
+    with _loading:
+        load_cudart()
+        try:
+            ctypes.CDLL(str(_library_folder() / _CUDA_LIBRARY), ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise FractuneError(
+                f"TVM's runtime for NVIDIA GPUs cannot be loaded ({error}); install driver 580 or newer, and "
+                "'fractune[run,cuda]', which brings the CUDA runtime"
+            ) from error
 
 
 def _library_folder() -> Path:
@@ -77,10 +95,10 @@ def _function(name: str) -> Callable[..., Any]:
     return tvm_ffi.get_global_func(name)
 
 
-def load_main(objects: Sequence[bytes]) -> Callable[..., Any]:
+def load_main(objects: Sequence[bytes], devices: Sequence[tuple[int, int]] = (CPU,)) -> Callable[..., Any]:
     """The entry function of a variant's object files, on a virtual machine of its own.
 
-    No two threads may call it at the same time.
+    `devices`: the one that tensors are on first, the CPU last. No two threads may call it at the same time.
     """
     import tvm_ffi_orcjit
 
@@ -88,7 +106,7 @@ def load_main(objects: Sequence[bytes]) -> Callable[..., Any]:
     session = tvm_ffi_orcjit.default_session()
     module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
     machine = module["vm_load_executable"]()
-    machine["vm_initialization"](_CPU, 0, _POOLED_ALLOCATOR)
+    machine["vm_initialization"](*(number for device in devices for number in (*device, _POOLED_ALLOCATOR)))
     main: Callable[..., Any] = machine["main"]
     return main
 
@@ -120,6 +138,26 @@ def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:
     import tvm_ffi
 
     return _function("runtime.TVMTensorCreateView")(tensor, tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), 0)
+
+
+def empty_tensor(shape: Sequence[int], dtype: str, device: str) -> Any:
+    """A tensor in memory of its own on the device (`cuda:0`)."""
+    import tvm_ffi
+
+    make = _function("runtime.TVMTensorAllocWithScope")
+    return make(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), tvm_ffi.device(device), None)
+
+
+def copy_tensor(source: Any, target: Any) -> None:
+    """Copy the contents, from one device to another too. Not ended before `synchronise` where a GPU takes part."""
+    _function("runtime.TVMTensorCopyFromTo")(source, target)
+
+
+def synchronise(device: str) -> None:
+    """Wait for all that was launched on the device's default stream."""
+    import tvm_ffi
+
+    _function("runtime.Device_StreamSync")(tvm_ffi.device(device), 0)
 
 
 def aligned_bytes(size: int) -> Any:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner_client.inference.model import load
+from tuner_client.inference.model import Model
 from tuner_client.inference.tensors import TensorSpec
+from tuner_core.bundles import Bundle
 from tuner_core.errors import BadRequest
 from tuner_core.match import DEFAULT_POLICY, Policy
 
 if TYPE_CHECKING:
     from tuner_client.inference.tensors import Array
 
-_CPU_PROVIDER = "CPUExecutionProvider"
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""by the kind of device that a bundle is for"""
 _TYPES = {"float32": "float", "float64": "double"}
 """what ONNX Runtime calls otherwise"""
 
@@ -33,7 +35,7 @@ class NodeArg:
 class InferenceSession:
     """What most programs use of `onnxruntime.InferenceSession`, over `tuner_client.load`, with its options.
 
-    `providers` may name the CPU's, for programs that do; BadRequest where it is not among them.
+    `providers` may be named, for programs that do; BadRequest where the one of the bundle's device is not among them.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class InferenceSession:
         public_key: str | bytes | None = None,
         policy: Policy = DEFAULT_POLICY,
     ) -> None:
-        if providers is not None and _CPU_PROVIDER not in providers:
-            raise BadRequest(f"providers {list(providers)}: a bundle runs on the CPU; name {_CPU_PROVIDER} or nothing")
-        self.model = load(path, share=share, public_key=public_key, policy=policy)
+        bundle = Bundle(Path(path))
+        own = _PROVIDERS.get(bundle.manifest["device"]["kind"], "")
+        if providers is not None and own not in providers:
+            raise BadRequest(f"providers {list(providers)}: {bundle.name} runs by {own}; name that, or nothing")
+        self.model = Model(bundle, share=share, public_key=public_key, policy=policy)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:
         """The outputs with these names in this order, or all of them. Raises BadRequest for wrong names or inputs."""

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-_MEMORY_OF_CPUS = (1, 3)
+MEMORY_OF_CPUS = (1, 3)
 """DLPack's numbers for plain memory, and for memory that was pinned for a GPU"""
+_DEFAULT_STREAM = 1
+"""DLPack's number for the stream on which a model runs on a GPU: whoever wrote an input makes sure that it waits"""
 _KINDS_OF_DLPACK = "fiub"
 """NumPy's kinds of types that its DLPack knows; others that models have (bfloat16) go through as bytes"""
 
@@ -43,15 +45,18 @@ def specs_of(tensors: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
     return [TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in tensors]
 
 
-def as_arguments(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
+def as_arguments(
+    specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None = None
+) -> list[Any]:
     """The inputs as tensors in the order of `specs`.
 
     NumPy arrays, and anything with `__dlpack__`, are used where they lie if they are contiguous, writable and begin at
-    a multiple of 64 bytes; else they are copied. Raises BadRequest, which lists what is expected, for wrong inputs.
+    a multiple of 64 bytes; else they are copied. They may lie on the `gpu` (DLPack's numbers) too, and are not copied
+    there. Raises BadRequest, which lists what is expected, for wrong inputs.
     """
-    readable = {name: _readable(name, value) for name, value in inputs.items()}
+    readable = {name: _readable(name, value, gpu) for name, value in inputs.items()}
     check_inputs(specs, readable)
-    return [_tensor(readable[spec.name]) for spec in specs]
+    return [_tensor(spec.name, readable[spec.name]) for spec in specs]
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
@@ -75,7 +80,7 @@ def _is(spec: TensorSpec, value: Any) -> bool:
     return bool(value.dtype == dtype) and tuple(value.shape) == spec.shape
 
 
-def _readable(name: str, value: Any) -> Any:
+def _readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
     """The value as a NumPy array, or as a tensor over the memory of something with `__dlpack__`."""
     import numpy as np
     import tvm_ffi
@@ -85,7 +90,10 @@ def _readable(name: str, value: Any) -> Any:
     if not hasattr(value, "__dlpack__"):
         raise BadRequest(f"input '{name}' is a {type(value).__name__}; give a NumPy array, or what has __dlpack__")
     try:
-        if int(value.__dlpack_device__()[0]) not in _MEMORY_OF_CPUS:
+        device = device_of(value)
+        if device == gpu:
+            return tvm_ffi.from_dlpack(value.__dlpack__(stream=_DEFAULT_STREAM))
+        if device[0] not in MEMORY_OF_CPUS:
             raise BadRequest(f"input '{name}' lies on another device; copy it to the CPU first")
         return tvm_ffi.from_dlpack(value)
     except (AttributeError, TypeError, ValueError, BufferError, RuntimeError) as error:
@@ -93,7 +101,13 @@ def _readable(name: str, value: Any) -> Any:
         raise BadRequest(f"input '{name}' cannot be read by DLPack ({message}); give a NumPy array") from error
 
 
-def _tensor(value: Any) -> Any:
+def device_of(value: Any) -> tuple[int, int]:
+    """Kind and number of the device that something with `__dlpack__` lies on, by DLPack's numbers."""
+    kind, number = value.__dlpack_device__()
+    return int(kind), int(number)
+
+
+def _tensor(name: str, value: Any) -> Any:
     import numpy as np
     import tvm_ffi
 
@@ -105,7 +119,11 @@ def _tensor(value: Any) -> Any:
         return viewed(tvm_ffi.from_dlpack(_bare(fitting)), value.shape, str(value.dtype))
     if value.is_contiguous() and value.data_ptr() % ALIGNMENT_BYTES == 0:
         return value
-    return _tensor(_aligned_copy(as_array(value)))
+    if device_of(value)[0] not in MEMORY_OF_CPUS:
+        raise BadRequest(
+            f"input '{name}' is no whole array on the GPU, or begins at an odd place; make a copy of it there"
+        )
+    return _tensor(name, _aligned_copy(as_array(value)))
 
 
 def _aligned_copy(array: Array) -> Array:
@@ -130,6 +148,13 @@ def as_array(tensor: Any) -> Array:
         return np.from_dlpack(tensor)
     size = math.prod(tensor.shape) * dtype.itemsize
     return np.from_dlpack(viewed(tensor, (size,), "uint8")).view(dtype).reshape(tuple(tensor.shape))
+
+
+def empty_array(like: Any) -> tuple[Array, Any]:
+    """An array for what a tensor holds, and a tensor over the array's memory."""
+    dtype, shape = numpy_dtype(str(like.dtype)), tuple(like.shape)
+    array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    return array, _tensor("output", array)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from tuner_core.errors import FractuneError
 from workers.children.artifacts import load_objects, read_trace
 from workers.children.cuda_building import packed_imports, scheduled_by_default, source_compiler
 from workers.children.cuda_target import compiler_for
+from workers.children.passes import is_scheduled
 from workers.children.processor import Processor
 from workers.children.timing import difference, random_args
 from workers.children.weights import unpack_weights
@@ -41,9 +42,10 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Any, str]) -> dict[st
         entry = database.commit_workload(workload.mod)
         record = ms.database.TuningRecord(read_trace(trace, entry).trace, entry, [1.0], target, None)
         database.commit_tuning_record(record)
+    scheduled_before = _scheduled(mod)
     with target, database, tvm.transform.PassContext(opt_level=3):
         mod = relax.transform.MetaScheduleApplyDatabase()(mod)
-        _check_applied(mod, len(schedules))
+        _check_applied(_scheduled(mod) - scheduled_before, len(schedules))
         if for_gpu:
             mod = scheduled_by_default(mod, target)
         passes = pipeline.dataflow_lower_passes(target) + pipeline.finalize_passes(target)
@@ -51,8 +53,12 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Any, str]) -> dict[st
     return _export(library, _packer(target) if for_gpu else None)
 
 
-def _check_applied(mod: Any, expected: int) -> None:
-    scheduled = sum(bool(f.attrs and f.attrs.get("tirx.is_scheduled", False)) for f in mod.functions.values())
+def _scheduled(mod: Any) -> int:
+    """How many functions of the module have their schedule."""
+    return sum(map(is_scheduled, mod.functions.values()))
+
+
+def _check_applied(scheduled: int, expected: int) -> None:
     if scheduled < expected:
         raise FractuneError(f"only {scheduled} of {expected} schedules found their operator in the compiled model")
 

@@ -24,7 +24,8 @@ from workers.children.surrogate import Surrogate
 from workers.children.tensor_cores import space_for
 from workers.children.transfer import seeds
 
-_SAMPLING_TRIES = 4
+_BARREN_DRAWS = 4
+"""draws in a row without anything new, after which a space counts as exhausted"""
 _MEASURED_PART = 0.2
 """of the population: the fastest schedules so far, as in MetaSchedule"""
 _RANDOM_PART = 1 / 16
@@ -104,10 +105,7 @@ class OperatorSearch:
         self._borrowed = []
         if len(fresh) < count and len(self._surrogate) >= self._evolution.sampled:
             fresh += self._evolved(count - len(fresh))
-        for _ in range(_SAMPLING_TRIES):
-            if len(fresh) >= count:
-                break
-            fresh += self._unseen(_sample(self._strategy, count - len(fresh)), count - len(fresh))
+        fresh += self._drawn(count - len(fresh))
         return [self._hand_out(sch, name) for sch in fresh]
 
     def learn(self, results: Iterable[tuple[str, str, float]], shares: int) -> None:
@@ -136,10 +134,24 @@ class OperatorSearch:
         """Try the schedules of other operators first, adapted to this one."""
         self._borrowed = seeds(traces, self._workload.mod, self.spaces, self.postprocs)
 
+    def _drawn(self, count: int) -> list[Any]:
+        """Up to `count` random ones; fewer when the space holds no more."""
+        fresh: list[Any] = []
+        size, barren = count, 0
+        while len(fresh) < count and barren < _BARREN_DRAWS:
+            found = self._unseen(_sample(self._strategy, size), count - len(fresh))
+            fresh += found
+            barren = 0 if found else barren + 1
+            # For a GPU the postprocs refuse most samples, nine of ten and more: few of a small draw would be left.
+            size = max(size, min(2 * size, self._evolution.population))
+        return fresh
+
     def _evolved(self, count: int) -> list[Any]:
         """The best of an evolution by the surrogate, and a few of its random beginnings."""
         known = self._fastest.schedules()
         drawn = list(_sample(self._strategy, self._evolution.population - len(known)))
+        if not known and not drawn:
+            return []
         random = int(count * _RANDOM_PART)
         # What is known comes back among the best, if it never did: ask for as many more.
         again = sum(digest not in self._returned for digest in map(_digest, known))

@@ -43,6 +43,9 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """
     passes = tvm.transform.Sequential(
         [
+            # Sorting, prefix sums and sampling have no other way into TIR; for a GPU these become kernels of TVM's own.
+            relax.backend.DispatchSampling(),
+            relax.backend.DispatchSortScan(),
             relax.transform.LegalizeOps(enable_warning=False),
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
@@ -61,10 +64,12 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
     """The operators of a prepared module; equal ones are one operator with their weights added.
 
-    Raises BadModel when there is nothing to tune.
+    A kernel that TVM has scheduled already is none. Raises BadModel when there is nothing to tune.
     """
     operators: dict[str, Operator] = {}
     for task in ms.relax_integration.extract_tasks(mod, target):
+        if is_scheduled(task.dispatched[0]["main"]):
+            continue
         operator = _operator(str(task.task_name), int(task.weight), task.dispatched[0])
         known = operators.get(operator.workload_hash)
         weight = operator.weight + (known.weight if known else 0)
@@ -72,6 +77,11 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
     if not operators:
         raise BadModel("the model has nothing to tune: no operator of it became a TIR function")
     return list(operators.values())
+
+
+def is_scheduled(function: Any) -> bool:
+    """Whether a TIR function says of itself that it has its schedule."""
+    return bool(function.attrs and function.attrs.get("tirx.is_scheduled", False))
 
 
 def workload_hash(mod: tvm.IRModule) -> str:

@@ -26,7 +26,7 @@ from tuner_core.wire import (
 from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from workers.station import Station
 
-_LONGEST_S = 10
+_LONGEST_S, _LONGEST_FINAL_S = 10, 60
 _TIMES_ANY, _SHORTEST_ANY_S = 8, 2
 _TIMES_OWN, _SHORTEST_OWN_S = 4, 1
 _KNOWN = 4
@@ -122,8 +122,9 @@ class Builder:
         return artifact, base64.b64decode(answer["object"])
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
-        # A contestant of a final was built in time before: what is usual by now must not cost a winner its place.
-        return _LONGEST_S if work["kind"] == Kind.FINAL else self._deadline.limit_cpu_s(work["workload_hash"])
+        # A contestant of a final was built in time before: what is usual by now must not cost a winner its place. The
+        # untuned default was not, and without it nothing is published: a GPU's may be unrolled far.
+        return _LONGEST_FINAL_S if work["kind"] == Kind.FINAL else self._deadline.limit_cpu_s(work["workload_hash"])
 
     def _workload(self, workload_hash: str) -> list[Any]:
         """Make sure that the present child knows the workload; its argument descriptions."""

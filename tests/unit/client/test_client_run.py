@@ -58,7 +58,7 @@ def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
     ("changes", "says"),
     [
         ({"device": {**DEVICE.to_json(), "isa": "zx81"}}, "is for the CPU 'zx81', this one is '"),
-        ({"device": {**DEVICE.to_json(), "kind": "cuda"}}, "for a cuda device"),
+        ({"device": {**DEVICE.to_json(), "kind": "abacus"}}, "for a 'abacus' device, of which this version knows"),
         ({"format": 99}, "newer format (99"),
         ({"outputs": None}, "'outputs' is missing"),
     ],
@@ -103,14 +103,14 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
     for says in (
         "variant:   cpu:1 (tuned at 1 core",
-        "on 1 core(s)",
+        "on 1 core,",
         "speed-up:",
         "share:     cpu:1 as asked for, of ",
     ):
         assert says in ended.stdout
     assert np.load(tmp_path / "out.npz")["output0"].shape == (1, 10)
     report: dict[str, Any] = json.loads(run_cli(*args, "--json").stdout)
-    assert (report["variant"], report["how"], report["exact"], report["cores"]) == ("cpu:1", "exact", True, 1)
+    assert (report["variant"], report["how"], report["exact"], report["units"]) == ("cpu:1", "exact", True, 1)
     assert report["regret"] is None
     assert report["max_rel_difference"] == 0.0
 

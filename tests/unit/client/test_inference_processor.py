@@ -41,7 +41,6 @@ def test_a_processor_that_has_all_that_the_code_needs(tmp_path: Path) -> None:
         (a_bundle("avx2", "avx512f", "sha"), "may use avx512f, sha, which this machine lacks; tune the model here"),
         (a_bundle("a-feature-of-tomorrow"), "may use a-feature-of-tomorrow"),
         (a_bundle(isa="zx81"), "is for the CPU 'zx81', this one is 'rocketlake'"),
-        (a_bundle(kind="cuda", isa="sm_90"), "is for a cuda device; this version runs bundles for CPUs only"),
         (a_bundle(architecture="m68k"), "is for the architecture 'm68k'"),
     ],
 )

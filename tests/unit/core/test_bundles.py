@@ -41,7 +41,7 @@ def test_what_was_written_is_read() -> None:
     assert bundle.objects("untuned") == [b"no code"]
     assert bundle.records() == []
     assert bundle.signature is None
-    assert bundle.measured == {}
+    assert bundle.measured("cpu") == {}
 
 
 def test_records_are_lines_of_json() -> None:
@@ -66,7 +66,8 @@ def test_a_large_entry_is_read_piece_by_piece_into_a_buffer_of_its_size() -> Non
 
 def test_measured_times_are_by_units_and_variant() -> None:
     bundle = Bundle(bundle_bytes(measured={"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}, "cpu:1": {"untuned": 0.0}}))
-    assert bundle.measured == {4: {"cpu:4": 1e-3, "untuned": 2e-3}}
+    assert bundle.measured("cpu") == {4: {"cpu:4": 1e-3, "untuned": 2e-3}}
+    assert bundle.measured("mps") == {}
 
 
 def test_the_same_contents_make_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def test_another_format_says_what_to_do(number: int | None, do: str) -> None:
     ("changes", "says"),
     [
         ({"device": None}, "'device' is missing"),
-        ({"device": {"kind": "cpu"}}, "'device' is not an object with kind and isa"),
+        ({"device": {"kind": "cpu"}}, "'device' is not an object with kind, isa, units, memory_gib and l2_kib"),
         ({"inputs": {"x": 1}}, "'inputs' is not a list of name, dtype and shape"),
         ({"inputs": [{"name": "x", "dtype": "float32", "shape": [-1]}]}, "'inputs' is not"),
         ({"outputs": [{"name": "y", "dtype": "float32", "shape": "3"}]}, "'outputs' is not"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tuner_core.errors import BadRequest
 from tuner_core.jobs import JobSpec
 
 
@@ -19,3 +20,10 @@ from tuner_core.jobs import JobSpec
 def test_only_names_operators_by_one_or_several_texts(only: str, wanted: list[str]) -> None:
     spec = JobSpec(model="a" * 64, model_name="m.onnx", shares=("cpu:1",), only=only)
     assert [name for name in ("conv2d", "conv2d1_relu", "dense") if spec.wants(name)] == wanted
+
+
+def test_a_job_is_for_shares_of_one_processor() -> None:
+    mixed = JobSpec(model="a" * 64, model_name="m.onnx", shares=("mps:25", "cpu:1", "full"))
+    with pytest.raises(BadRequest, match=r"'cpu:1' is of a CPU, 'full' of a GPU, .* make a job for each"):
+        mixed.check()
+    JobSpec(model="a" * 64, model_name="m.onnx", shares=("mps:25", "green:32", "full")).check()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.samples import DEVICE, TARGET_KEY, final, granted
+from tuner_core.devices import Device
 from tuner_core.finals import Finals
 from tuner_core.match import How
 from tuner_core.records import UNTUNED
+from tuner_core.shares import GrantedShare
 from tuner_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 
 PLACE = Place(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
+GPU = Device("cuda", "sm_90", 132, 140, 51200)
 
 
 def operator(times: dict[str, tuple[float, float]], weight: int = 1) -> OperatorFinals:
@@ -61,3 +66,30 @@ def test_a_variant_is_absent_where_its_schedule_was_not_measured() -> None:
         "cpu:1": {"cpu:1": 1.0, "robust": 9.0, "untuned": 9.0},
         "cpu:2": {"cpu:2": 1.0, "robust": 9.0, "untuned": 9.0},
     }
+
+
+def test_one_variant_for_shares_of_several_mechanisms() -> None:
+    place = Place(GPU.key, TARGET_KEY, {share: on_gpu(share) for share in ("mps:25", "mps:50", "full")})
+    times = {UNTUNED: (9.0, 9.0, 9.0), "part": (1.0, 2.0, 2.0), "whole": (2.0, 1.0, 1.0), "both": (1.1, 1.2, 1.2)}
+    records = [
+        replace(final(trace, 1, secs), device=GPU, share=share, granted=on_gpu(share))
+        for trace, row in times.items()
+        for share, secs in zip(place.granted, row, strict=True)
+    ]
+    found = OperatorFinals("f" * 16, 1, Finals(tuple(records)))
+    variants = variants_for(place, [found], robust_only=False)
+    assert traces(variants) == {
+        "mps:25": {"f" * 16: "part"},
+        "mps:50": {"f" * 16: "whole"},
+        "full": {"f" * 16: "whole"},
+        "robust": {"f" * 16: "both"},
+        "untuned": {},
+    }
+    robust = variants[3].matches["f" * 16]
+    assert robust.regret == pytest.approx(0.2)
+    assert robust.reason == "the model loses at most 20.0% at mps:25, mps:50, full"
+
+
+def on_gpu(share: str) -> GrantedShare:
+    units = {"mps:25": 32, "mps:50": 66, "full": 132}[share]
+    return GrantedShare(share, units, GPU.units, "sm", 140 << 30, reserved=False)

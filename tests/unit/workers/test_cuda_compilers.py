@@ -8,9 +8,9 @@ import pytest
 
 from tests.cubins import cubin_arch
 from tuner_core.errors import FractuneError
+from tuner_core.toolkit import Toolkit, find_toolkits
 from workers.cuda_compilers import CompileFailed, CudaCompiler, Nvcc, Nvrtc, compilers
 from workers.nvrtc_headers import small_headers
-from workers.toolkit import Toolkit, find_toolkits
 
 HEADERS = """
 #ifdef __CUDACC_RTC__

@@ -17,8 +17,8 @@ from tvm.script import relax as R  # noqa: N812
 from tvm.script import tirx as T  # noqa: N812
 
 from tuner_core.errors import BadModel
-from workers.children.passes import extract, prepare, workload_hash
-from workers.children.target import default_target
+from workers.children.passes import extract, is_scheduled, prepare, workload_hash
+from workers.children.target import default_target, parse_target
 from workers.children.weights import lift_weights
 
 TARGET = default_target(1)
@@ -86,6 +86,29 @@ def test_the_workload_is_metaschedules_own() -> None:
     workload = ms.database.Workload.from_json(json.loads(operator.workload_json))
     assert workload_hash(workload.mod) == operator.workload_hash
     assert operator.flops >= 2 * 16 * 32
+
+
+@pytest.mark.parametrize("target", ["", "cuda:sm_90"])
+def test_sorting_and_prefix_sums_become_functions_and_tvm_s_own_kernels_are_not_tuned(target: str) -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((4, 64), "float32")) -> R.Tensor((4, 64), "float32"):  # noqa: N805
+            with R.dataflow():
+                sums = R.cumsum(x, axis=1)
+                ordered = R.sort(sums, axis=1)
+                out = R.nn.relu(ordered)
+                R.output(out)
+            return out
+
+    parsed = parse_target(target, 1)
+    prepared = prepare(Module, parsed)
+    assert not [op for op in ("R.cumsum", "R.sort") if op in prepared["main"].script()]
+    names = [operator.name for operator in extract(prepared, parsed)]
+    assert any("relu" in name for name in names)
+    assert any(map(is_scheduled, prepared.functions.values())) is (parsed.kind.name == "cuda")
+    scheduled = [v.name_hint for v, function in prepared.functions.items() if is_scheduled(function)]
+    assert not set(scheduled) & set(names)
 
 
 def test_a_model_without_operators_has_nothing_to_tune() -> None:

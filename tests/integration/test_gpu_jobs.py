@@ -1,0 +1,181 @@
+"""Jobs with shares of a GPU through the command line: server, tuner, builder and compiler are real and make machine
+code for it; only what measures is simulated, since there need be no GPU here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli_process import error_line, events, fractune, start_fractune, stopped_at_end, write_model
+from tests.cubins import cubin_arch, cubins_in
+from tests.redis_process import running_redis, wait_until
+from tests.simulated_cuda import Staged
+from tests.simulated_gpu import MODELS, SimulatedGpu
+from tests.simulated_gpu_measurer import DEVICE, SECRET, SMS, simulated_gpu_measurers
+from tests.simulated_libcuda import SimulatedLibcuda
+from tuner_client.client import Client
+from tuner_client.inference.choosing import choose_variant
+from tuner_client.inference.cuda_driver import NoDriver, ask_gpu, look_at_gpu
+from tuner_client.inference.gpu_share import PERCENTAGE, check_gpu, gpu_share_here
+from tuner_core.bundles import Bundle
+from tuner_core.devices import Device
+from tuner_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
+from tuner_core.match import How
+from workers.cuda_compilers import find_compiler
+
+pytestmark = [
+    pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
+    pytest.mark.timeout(300),
+]
+
+SHARES = ("mps:25", "mps:50", "full")
+TRIALS = 6
+
+
+@dataclass(frozen=True)
+class Fleet:
+    address: str
+    folder: Path
+    model: Path
+
+    def tune(self, shares: str, *more: str) -> subprocess.CompletedProcess[str]:
+        asked = ("--shares", shares, "--trials", str(TRIALS), "--only", "relu")
+        return fractune(
+            "tune", str(self.model), *asked, "--server", self.address, "--out", str(self.folder), "--json", *more
+        )
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("gpu-fleet")
+    ready = folder / "ready"
+    with ExitStack() as running:
+        url = running.enter_context(running_redis())
+        running.enter_context(simulated_gpu_measurers(url, *SHARES))
+
+        def start(*args: str) -> None:
+            env = {"FRACTUNE_SECRET": SECRET.decode()}
+            running.enter_context(stopped_at_end(start_fractune(*args, "--redis", url, env=env)))
+
+        start("server", "--listen", "127.0.0.1:0", "--state", str(folder / "state"), "--ready-file", str(ready))
+        for role in ("compile", "tune", "build"):
+            start("worker", "--role", role, "--gate", str(folder / "gate"))
+        wait_until(ready.exists, 60)
+        with Client(ready.read_text()) as client:
+            wait_until(lambda: registered(client) == 3 + len(SHARES), 120)
+            yield Fleet(client.address, folder, write_model(folder / "small.onnx"))
+
+
+def registered(client: Client) -> int:
+    try:
+        return len(client.workers())
+    except ServerUnreachable:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def result(fleet: Fleet) -> dict[str, Any]:
+    """What a job came to."""
+    found: dict[str, Any] = events(fleet.tune(",".join(SHARES)))[-1]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bundle(result: dict[str, Any]) -> Bundle:
+    return Bundle(Path(result["bundle"]))
+
+
+def test_every_candidate_is_built_once_and_measured_at_each_share(fleet: Fleet, result: dict[str, Any]) -> None:
+    assert result["trials"] == dict.fromkeys(SHARES, TRIALS)
+    assert [(each["share"], each["granted"]["units"]) for each in result["shares"]] == [
+        (share, SMS[share]) for share in SHARES
+    ]
+    assert all(set(operator["best_s"]) == set(SHARES) for operator in result["operators"])
+    out = fleet.folder / "records.jsonl"
+    done = fractune("log", "export", str(out), "--format", "jsonl", "--server", fleet.address)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    records = [line["record"] for line in lines if "record" in line]
+    assert {Device.from_json(record["device"]).key for record in records} == {DEVICE.key}
+    assert {record["share"] for record in records} == set(SHARES)
+    assert {json.loads(record["target"])["arch"] for record in records} == {"sm_90"}
+    assert {tuple(record["versions"]) for record in records} == {("compiler",)}
+
+
+def test_the_bundle_holds_machine_code_for_the_gpu_in_each_variant(bundle: Bundle) -> None:
+    names = [variant["name"] for variant in bundle.variants]
+    assert [name for name in names if name != "robust"] == [*SHARES, "untuned"]
+    for name in names:
+        (cubin,) = [cubin for each in bundle.objects(name) for cubin in cubins_in(each)]
+        assert cubin_arch(cubin) == "sm_90"
+    manifest = bundle.manifest
+    assert Device.from_json(manifest["device"]).key == DEVICE.key
+    assert {share: granted["units"] for share, granted in manifest["shares"].items()} == {n: SMS[n] for n in SHARES}
+    assert json.loads(manifest["target"])["arch"] == "sm_90"
+    for share in SHARES:
+        row = manifest["measured"][share]
+        assert row[share] == min(row.values()) < row["untuned"]
+    bundle.verify()
+
+
+def test_at_inference_the_variant_of_the_share_is_found(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PERCENTAGE, "25")
+    gpu = ask_gpu(SimulatedLibcuda(SimulatedGpu(MODELS["H200"]), Staged(mps=True)))
+    check_gpu(bundle, gpu)
+    here = gpu_share_here(gpu, bundle.manifest["device"]["units"], (0,))
+    choice = choose_variant(bundle, here.units, mechanism=here.mechanism)
+    assert (choice.variant, choice.how) == ("mps:25", How.EXACT)
+    with pytest.raises(BadBundle, match="does not run on sm_80"):
+        check_gpu(bundle, ask_gpu(SimulatedLibcuda(SimulatedGpu(MODELS["A100-40"]))))
+
+
+def test_the_log_knows_which_record_fits(fleet: Fleet, result: dict[str, Any]) -> None:
+    assert result["bundle"]
+    asked = ("match", str(fleet.model), "--share", "mps:50", "--server", fleet.address, "--json")
+    found = [each for each in events(fractune(*asked)) if "relu" in json.dumps(each)]
+    assert found
+    assert all('"exact"' in json.dumps(each) for each in found)
+
+
+def test_a_second_job_measures_nothing_new(fleet: Fleet, result: dict[str, Any]) -> None:
+    again = events(fleet.tune(",".join(SHARES)))[-1]
+    assert again["trials"] == dict.fromkeys(SHARES, 0)
+    assert Path(again["bundle"]) == Path(result["bundle"])
+
+
+@pytest.mark.parametrize(
+    ("shares", "options", "error", "says"),
+    [
+        ("mps:25,cpu:1", (), BadRequest, "share 'cpu:1' is of a CPU, 'mps:25' of a GPU"),
+        ("mps:75", (), ShareUnavailable, "no worker offers mps:75; offered: full, mps:25, mps:50 on cuda-sm_90-132u"),
+        ("full", ("--target", "cuda:sm_80"), BadRequest, "code for sm_80 does not run on this GPU (sm_90)"),
+        ("full", ("--target", "native"), BadRequest, "is for a CPU, and the shares of this job are of a GPU"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    fleet: Fleet, shares: str, options: tuple[str, ...], error: type[FractuneError], says: str
+) -> None:
+    ended = fleet.tune(shares, *options)
+    assert ended.returncode == error.exit_code
+    assert says in error_line(ended)
+
+
+def test_a_machine_without_a_gpu_reads_the_bundle_and_does_not_run_it(bundle: Bundle, result: dict[str, Any]) -> None:
+    assert bundle.records()
+    try:
+        look_at_gpu()
+    except NoDriver:
+        pass
+    else:
+        pytest.skip("there is an NVIDIA driver here")
+    ended = fractune("run", result["bundle"])
+    assert ended.returncode == BadBundle.exit_code
+    assert "small.fractune is for a GPU (sm_90): this machine has no NVIDIA driver" in error_line(ended)

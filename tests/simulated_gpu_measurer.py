@@ -1,0 +1,95 @@
+"""A measurer of a share of a GPU that does not exist. It opens what real builders and compilers made, as a real one
+would; what that takes is made up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tests.cubins import cubin_arch, cubins_in
+from tests.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record
+from tuner_core import wire
+from tuner_core.blobs import get_blob
+from tuner_core.bundles import UNTUNED_VARIANT, Bundle
+from tuner_core.devices import Device
+from tuner_core.records import UNTUNED, Status, TuningRecord, record_id
+from tuner_core.shares import GrantedShare
+from tuner_core.signing import open_signed
+from workers.children.archives import unpack
+
+SECRET = b"a secret for tests"
+DEVICE = Device("cuda", "sm_90", 132, 140, 51_200, "a simulated H200")
+SMS = {"mps:25": 33, "mps:50": 66, "green:32": 32, "full": 132}
+
+
+class SimulatedGpuMeasurer(SimulatedWorker):
+    device = DEVICE
+    target = json.dumps({"kind": "cuda", "arch": DEVICE.isa})
+
+    def granted(self) -> GrantedShare:
+        return GrantedShare(self.share, SMS[self.share], DEVICE.units, "sm", 140 << 30, reserved=False)
+
+    def _measure(self, work: dict[str, Any]) -> None:
+        for item in work["artifacts"]:
+            event = {"event": "measured", "job": work["job"], "lease": work["lease"]}
+            self._send(work["reply"], {**event, "record": self._record(work, item).to_json()})
+
+    def _time_model(self, work: dict[str, Any]) -> None:
+        bundle = Bundle(open_signed(SECRET, get_blob(self.redis, work["bundle"])))
+        names = [variant["name"] for variant in bundle.variants]
+        for name in names:
+            _check_cubins(*bundle.objects(name))
+        event: dict[str, Any] = {"event": "model_timed", "job": work["job"], "share": work["share"]}
+        event["granted"] = self.granted().to_json()
+        event["run_secs"] = {name: [2e-3] * 3 if name == UNTUNED_VARIANT else [1e-3] * 3 for name in names}
+        event["max_error"] = dict.fromkeys(names, 0.0)
+        self._send(wire.SERVER_STREAM, event)
+
+    def _record(self, work: dict[str, Any], item: dict[str, Any]) -> TuningRecord:
+        status = Status(item["status"])
+        secs = self._secs(work, item) if status is Status.OK else 0.0
+        made_up = made_up_record({**work, "share": "cpu:1"}, item["candidate"], item["trace"], status, self.name)
+        return replace(
+            made_up,
+            record_id=record_id(work["lease"], item["candidate"], self.share),
+            cause=item["cause"],
+            device=DEVICE,
+            share=self.share,
+            granted=self.granted(),
+            run_secs=(secs,) * 3 if secs else (),
+            measured_at=time.time(),
+            versions=item["versions"],
+        )
+
+    def _secs(self, work: dict[str, Any], item: dict[str, Any]) -> float:
+        """Seconds that follow from the machine code and the share; the untuned default is slow."""
+        archive = open_signed(SECRET, get_blob(self.redis, wire.artifact_blob(work["lease"], item["candidate"])))
+        code = unpack(archive)["device.o"]
+        _check_cubins(code)
+        draw = hashlib.sha256(code + self.share.encode()).digest()[0] / 255
+        return (9e-3 if item["trace"] == UNTUNED else 1e-3 + 2e-3 * draw) / SMS[self.share]
+
+
+def _check_cubins(*objects: bytes) -> None:
+    archs = {cubin_arch(cubin) for each in objects for cubin in cubins_in(each)}
+    if archs != {DEVICE.isa}:
+        raise AssertionError(f"machine code for {archs or 'no GPU'}, not for {DEVICE.isa}")
+
+
+@contextmanager
+def simulated_gpu_measurers(url: str, *shares: str) -> Iterator[SimulatedFleet]:
+    """One for each share, in threads of this process."""
+    fleet = SimulatedFleet(url)
+    try:
+        for share in shares:
+            name = f"simulated-{share}".replace(":", "-")
+            fleet.workers[name] = SimulatedGpuMeasurer(url, "measure", name, share).start()
+        yield fleet
+    finally:
+        fleet.stop()
