@@ -84,13 +84,13 @@ class Bench:
         self._confinement = confinement_for(share, cores)
         self._confinement.probe()
         units = ",".join(str(core) for core in cores)
-        self._child = Child(
-            _CHILD,
-            [str(share), units],
-            env=self._confinement.environment(),
-            before_kill=self._confinement.before_kill,
-        )
-        self._fate = fate_of(self._child, self._confinement, meeting_place or default_gate_dir())
+        environment = self._confinement.environment()
+        self._child = Child(_CHILD, [str(share), units], env=environment, before_kill=self._confinement.before_kill)
+        try:
+            self._fate = fate_of(self._child, self._confinement, meeting_place or default_gate_dir())
+        except FractuneError:
+            self._confinement.leave()  # nobody else will: a daemon that it started would stay
+            raise
         self._greeted = 0
         self._prepared: tuple[int, Batch | None] = (0, None)
         self._checked: set[str] = set()
@@ -103,8 +103,10 @@ class Bench:
         self._fate.get_ready(self._setup())
 
     def stop(self) -> None:
-        self._fate.stop()
-        self._confinement.leave()
+        try:
+            self._fate.stop()
+        finally:
+            self._confinement.leave()
 
     @property
     def generation(self) -> int:
