@@ -1,7 +1,6 @@
 """What this machine is ready for, what is missing for the rest, and how to get it.
 
-Packages are looked for among the installed distributions and not imported, but for the two small ones that ask a GPU's
-driver: a look must not take seconds.
+Packages are looked for among the installed distributions and not imported: a look must not take seconds.
 """
 
 from __future__ import annotations

@@ -84,8 +84,12 @@ class Bench:
         self._confinement = confinement_for(share, cores)
         self._confinement.probe()
         units = ",".join(str(core) for core in cores)
-        environment = self._confinement.environment()
-        self._child = Child(_CHILD, [str(share), units], env=environment, before_kill=self._confinement.before_kill)
+        self._child = Child(
+            _CHILD,
+            [str(share), units],
+            env=self._confinement.environment(),
+            before_kill=self._confinement.before_kill,
+        )
         try:
             self._fate = fate_of(self._child, self._confinement, meeting_place or default_gate_dir())
         except FractuneError:
