@@ -16,8 +16,9 @@ _CANDIDATES = ((400.0, 120), (0.0, 60))
 def run(given: Slice) -> Finding:
     count = next(candidates for seconds, candidates in _CANDIDATES if given.budget_s >= seconds)
     out = given.private / "storm.json"
-    python(given, "-m", "benchmarks.gpu.storm", "--candidates", str(count), "--out", str(out)).check("the storm")
-    told = json.loads(out.read_text(encoding="utf-8"))
+    ended = python(given, "-m", "benchmarks.gpu.storm", "--candidates", str(count), "--out", str(out))
+    ended.check("the storm")
+    told = {**json.loads(out.read_text(encoding="utf-8")), "last_words": ended.last_words}
     return Finding(line_of(told["verdict"]), told, tuple(told["verdict"]["wrong"]))
 
 

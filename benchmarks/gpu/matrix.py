@@ -21,6 +21,7 @@ _OPERATORS = 4
 _PERCENTAGES = (25, 50, 100)
 _SEARCH = 0.35
 """of a cell's time; the rest is for what begins and ends it"""
+_SHORTEST_SEARCH_S = 10.0
 _MOST_TRIALS = 512
 
 
@@ -56,7 +57,7 @@ def _cell(
     """The table of one model and mechanism. Raises PartFailed."""
     state = given.private / f"{model.name}-{mechanism}"
     common = [str(model.path), "--shares", ",".join(shares), "--only", only, *model.options, "--state", str(state)]
-    minutes = f"{seconds * _SEARCH / 60:.2f}"
+    minutes = f"{max(seconds * _SEARCH, _SHORTEST_SEARCH_S) / 60:.2f}"
     search = ["--minutes", minutes, "--trials", str(_MOST_TRIALS), "--out", str(given.private)]
     tuned = fractune(given, "tune", *common, *search, seconds=2 * seconds)[-1]
     drawn = given.out / f"matrix_{model.name}_{mechanism}"

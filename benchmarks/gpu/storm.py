@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import os
 import queue
 import random
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HANG
+from tuner_core.errors import FractuneError
 from tuner_core.records import Status
 from tuner_core.shares import Share
 from workers.bench import Batch, Bench, Outcome
@@ -139,16 +142,15 @@ def _race_all(share: Share, measurers: int, codes: Mapping[str, bytes]) -> dict[
         waiting.put({name: codes[name] for name in names[first : first + _BATCH]})
 
     def measure(_number: int) -> list[tuple[str, Outcome]]:
-        bench, found = Bench(share, []), []
+        found: list[tuple[str, Outcome]] = []
         try:
-            bench.greet()
-            while (batch := _next(waiting)) is not None:
-                found += bench.trials(Batch(ARGS_INFO, 0, batch)).items()
-                bad = [str(outcome.status) for _, outcome in found[-len(batch) :] if outcome.status is not Status.OK]
-                print(f"{len(found)} candidates timed by this measurer {' '.join(bad)}", flush=True)
-            return found
-        finally:
-            bench.stop()
+            with _open_bench(share) as bench:
+                while (batch := _next(waiting)) is not None:
+                    found += bench.trials(Batch(ARGS_INFO, 0, batch)).items()
+                    print(f"{len(found)} candidates timed by this measurer", flush=True)
+        except FractuneError as error:  # what it had in hand stays without an outcome, and is told of
+            print(f"a measurer gave up: {error}", file=sys.stderr, flush=True)
+        return found
 
     outcomes: dict[str, list[Outcome]] = {}
     with ThreadPoolExecutor(measurers) as pool:
@@ -158,17 +160,23 @@ def _race_all(share: Share, measurers: int, codes: Mapping[str, bytes]) -> dict[
     return outcomes
 
 
+@contextlib.contextmanager
+def _open_bench(share: Share) -> Iterator[Bench]:
+    bench = Bench(share, [])
+    try:
+        bench.greet()
+        yield bench
+    finally:
+        bench.stop()
+
+
 def _final(share: Share, kinds: Mapping[str, str], codes: Mapping[str, bytes]) -> dict[str, Outcome]:
     """Outcomes of one final: the candidates that corrupt memory against some good ones."""
     good, *others = [name for name, kind in kinds.items() if kind == GOOD][: _FINAL_GOOD + 1]
     corrupting = [name for name, kind in kinds.items() if kind == CORRUPT]
     contestants = {_UNTUNED: codes[good], **{name: codes[name] for name in (*others, *corrupting)}}
-    bench = Bench(share, [])
-    try:
-        bench.greet()
+    with _open_bench(share) as bench:
         return bench.final(Batch(ARGS_INFO, 0, contestants), _UNTUNED)
-    finally:
-        bench.stop()
 
 
 def judged(kinds: Mapping[str, str], trials: Mapping[str, Sequence[Outcome]], finals: Mapping[str, Outcome]) -> Verdict:
