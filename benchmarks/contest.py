@@ -57,9 +57,10 @@ def contest_secs(
 
 
 def open_bench(share: str) -> tuple[Bench, list[int]]:
-    """A confined child for `share`, and its cores."""
-    cores = CpuConfinement(Share.parse(share)).cores
-    return Bench(Share.parse(share), cores), cores
+    """A confined child for `share`, and its cores; a share of a GPU has none."""
+    wanted = Share.parse(share)
+    cores = CpuConfinement(wanted).cores if wanted.mechanism == "cpu" else []
+    return Bench(wanted, cores), cores
 
 
 def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Batch:

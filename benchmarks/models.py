@@ -94,12 +94,15 @@ def find_model(name: str) -> Model:
     return MODELS[name].model(name)
 
 
-def operators_of(model: Model) -> list[Operator]:
-    """All operators, found by a compiler's child just as a job finds them."""
+def operators_of(model: Model, target: str = "") -> list[Operator]:
+    """All operators, found by a compiler's child just as a job finds them. `target`: as of `fractune tune`, for a GPU
+    `cuda:sm_90`; empty for this host's processor.
+    """
     child = Child("workers.children.compiling")
+    isa = target.removeprefix("cuda:")
     try:
         found: dict[str, Any] = child.call(
-            "ingest", _INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target="", isa=""
+            "ingest", _INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target=target, isa=isa
         )
     finally:
         child.stop()

@@ -3,8 +3,11 @@
 Nothing is turned but what a comparison needs: the tasks, the trials, the size of a round, the threads of the search,
 and a builder that imports TVM's intrinsics before its clock starts. Runner, search, cost model and task scheduler are
 TVM's defaults. Only the import of the model is ours, so that both sides begin with the same workloads. Run as a
-process of its own: python -m benchmarks.stock MODEL --out FILE [--only A,B] [--share cpu:2] [--trials 384]
-[--round 64] [--seed 1]. It knows no --quick: benchmarks.vs_stock runs it.
+process of its own: python -m benchmarks.stock MODEL --out FILE [--only A,B] [--share cpu:2] [--target cuda:sm_90]
+[--trials 384] [--round 64] [--seed 1]. It knows no --quick: benchmarks.vs_stock runs it.
+
+On a GPU it builds on all cores, and its kernels run in the share that its environment holds it to: all of the GPU, a
+MIG instance, or a share of MPS. A green context it cannot have, because it launches on CUDA's default stream.
 
 A round's results come together, when all of it is measured; that moment is what their times say.
 """
@@ -12,13 +15,16 @@ A round's results come together, when all of it is measured; that moment is what
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +34,41 @@ from benchmarks.runs import Run
 from benchmarks.trajectory import Trial
 from tuner_core.jobs import JobSpec
 from tuner_core.shares import Share
+from workers.confinement import confinement_for
 
 
-def tune(model: Model, share: str, only: str, trials: int, round_size: int, seed: int) -> Run:
-    """Tune in a fresh process, to its end."""
+def tune(model: Model, share: str, only: str, trials: int, round_size: int, seed: int, target: str = "") -> Run:
+    """Tune in a fresh process, to its end. `target`: as of `fractune tune`; empty for this host's processor."""
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         out = Path(folder) / "stock.json"
         command = [sys.executable, "-m", "benchmarks.stock", model.name, "--share", share, "--only", only]
         command += ["--trials", str(trials), "--round", str(round_size), "--seed", str(seed), "--out", str(out)]
-        # As many threads as the share has cores: the kernels are timed by a process that TVM starts.
-        ended = run_timed(command, env={"TVM_NUM_THREADS": str(Share.parse(share).cores)})
+        command += ["--target", target] if target else []
+        with _held_to(Share.parse(share)) as environment:
+            ended = run_timed(command, env=environment)
         told = json.loads(out.read_text())
     found = [Trial(at, name, math.inf if secs is None else secs, trace) for at, name, secs, trace in told["trials"]]
     return Run(ended, told["tuning_began"], told["weights"], found, told["failures"])
+
+
+@contextlib.contextmanager
+def _held_to(share: Share) -> Iterator[dict[str, str]]:
+    """The environment that holds stock TVM to the share; what it needs stays as long as the block.
+
+    Raises SystemExit for a share that no environment can hold a process to.
+    """
+    if share.mechanism == "cpu":
+        # As many threads as the share has cores: the kernels are timed by a process that TVM starts.
+        yield {"TVM_NUM_THREADS": str(share.cores)}
+        return
+    if share.mechanism == "green":
+        raise SystemExit(f"benchmarks: stock TVM cannot be held to {share}; take full, mps:PERCENT or mig:PROFILE")
+    confinement = confinement_for(share)
+    confinement.probe()
+    try:
+        yield confinement.environment()
+    finally:
+        confinement.leave()
 
 
 def main() -> None:
@@ -48,29 +76,31 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--only", default="", help="operators, as `fractune tune --only` takes them")
     parser.add_argument("--share", default="cpu:2")
+    parser.add_argument("--target", default="", help="as `fractune tune --target` takes it; needed for a GPU")
     parser.add_argument("--trials", type=int, default=384, help="over all operators")
     parser.add_argument("--round", type=int, default=64, help="candidates a round")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="write the JSON here")
     args = parser.parse_args()
     model = find_model(args.model)
-    cores = Share.parse(args.share).cores
-    tasks = _tasks(model, args.only, cores)
+    share = Share.parse(args.share)
+    cores = share.cores if share.mechanism == "cpu" else len(os.sched_getaffinity(0))
+    tasks = _tasks(model, args.only, cores, args.target)
     with tempfile.TemporaryDirectory(prefix="stock-tvm-") as work_dir:
         told = _search(tasks, cores, work_dir, args.trials, args.round, args.seed)
     args.out.write_text(json.dumps(told))
 
 
-def _tasks(model: Model, only: str, cores: int) -> list[Any]:
-    """MetaSchedule's own tasks of the model as we import it, for this host's own target."""
+def _tasks(model: Model, only: str, cores: int, target_text: str) -> list[Any]:
+    """MetaSchedule's own tasks of the model as we import it, for the target named, or this host's own."""
     from tvm.s_tir import meta_schedule as ms
 
     from workers.children.ingest import load_model
     from workers.children.passes import prepare
-    from workers.children.target import default_target
+    from workers.children.target import default_target, parse_target
 
     spec = JobSpec(model="", model_name=model.name, shares=(), only=only)
-    target = default_target(cores)
+    target = parse_target(target_text, cores) if target_text else default_target(cores)
     module = prepare(load_model(model.path, model.inputs), target)
     return [task for task in ms.relax_integration.extract_tasks(module, target) if spec.wants(str(task.task_name))]
 

@@ -9,14 +9,18 @@ quality: when a side first held the latency (sum of weight x time) that stock en
 clock that starts with the process. Where ours does not get there with as many trials, its command is given again for
 as many more, at most twice; the clock runs on from one command to the next.
 
+On a GPU both sides tune for the same share and target with the same cores: ours with as many measurers as `fractune
+noise` advises (--advice names the state folder that it saved its advice in), stock with the one that it has.
+
 Usage: python -m benchmarks.vs_stock [--quick] [--out FILE] [--models A,B] [--trials N] [--round N] [--tasks N]
-[--pairs N] [--patience N] [--share cpu:N]. With the defaults it takes hours.
+[--pairs N] [--patience N] [--share SHARE] [--target TEXT] [--advice FOLDER]. With the defaults it takes hours.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,7 +34,12 @@ from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, Operator, find_model, heavy, operators_of
 from benchmarks.runs import Run, finite
 from benchmarks.trajectory import Trial, best, first_held, geometric_mean, held_curve, incumbents
-from tuner_core.records import TuningRecord
+from tuner_client.noise_file import NOISE_FILE
+from tuner_core.errors import ShareUnavailable
+from tuner_core.records import Kind, TuningRecord
+from tuner_core.shares import Share
+from workers.gpu.nvml import open_nvml
+from workers.gpu.visible import visible_gpu
 
 TIME_BAR = 0.2
 RATE_BAR = 5.0
@@ -50,6 +59,10 @@ class Settings:
     pairs: int = 3
     patience: int = 2
     """how often ours may be given again to get where stock ends"""
+    target: str = ""
+    """as `fractune tune --target` takes it; empty = of the processor here, the first GPU for a share of a GPU"""
+    advice: str = ""
+    """state folder with the advice of `fractune noise`; empty = none"""
 
 
 QUICK = Settings(models=("squeezenet",), trials=8, round_size=8, tasks=1, pairs=1, patience=1)
@@ -78,7 +91,7 @@ def main() -> None:
     lines: list[Ratios] = []
     for name in settings.models:
         model = find_model(name)
-        operators = heavy(operators_of(model), model.kinds, settings.tasks)
+        operators = heavy(operators_of(model, settings.target), model.kinds, settings.tasks)
         pairs = []
         for number in range(settings.pairs):
             ratios, told = _pair(model, operators, settings, number)
@@ -102,9 +115,22 @@ def _parse() -> tuple[Settings, argparse.Namespace]:
     parser.add_argument("--tasks", type=int, help="operators of each model, at most")
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--patience", type=int, help="commands of ours at most after the first")
+    parser.add_argument("--target", help="what code is made for (the processor here)")
+    parser.add_argument("--advice", help="state folder that `fractune noise` saved its advice in")
     args = parser.parse_args()
     given = {f.name: getattr(args, f.name) for f in fields(Settings) if getattr(args, f.name) is not None}
-    return replace(QUICK if args.quick else Settings(), **given), args
+    settings = replace(QUICK if args.quick else Settings(), **given)
+    if not settings.target and Share.parse(settings.share).device_kind == "cuda":
+        settings = replace(settings, target=_target_of_gpu())
+    return settings, args
+
+
+def _target_of_gpu() -> str:
+    """Raises SystemExit where there is none."""
+    try:
+        return f"cuda:{visible_gpu(open_nvml().gpus()).arch}"
+    except ShareUnavailable as error:
+        raise SystemExit(f"vs_stock: {error}") from error
 
 
 class _Ours:
@@ -113,10 +139,18 @@ class _Ours:
     def __init__(self, model: Model, only: str, settings: Settings, seed: int, folder: Path) -> None:
         self._model, self._settings, self._folder = model, settings, folder
         self._options = ["--round", str(settings.round_size), "--only", only, "--seed", str(seed)]
+        self._options += ["--target", settings.target] if settings.target else []
+        self._take_advice()
         self._clock_s = 0.0
         self.records: list[TuningRecord] = []
         self.trials: list[Trial] = []
         """of all commands, on a clock that starts with the first and stands still between them"""
+
+    def _take_advice(self) -> None:
+        """Every run begins with a state folder that knows nothing but what the noise experiment found."""
+        if self._settings.advice:
+            (self._folder / "state").mkdir(mode=0o700)
+            shutil.copy(Path(self._settings.advice) / NOISE_FILE, self._folder / "state" / NOISE_FILE)
 
     def tune(self, budget: str) -> Run:
         """Give the command, with as many trials under the option `budget`."""
@@ -160,6 +194,7 @@ def _pair(
         "stock": peer.to_json(),
         "ours": mine.to_json(),
         "commands_of_ours": commands,
+        "measurers_of_ours": len({record.worker for record in side.records if record.kind is Kind.TRIAL}),
         "time_to_quality_s": {goal: {k: finite(v) for k, v in sides.items()} for goal, sides in reached.items()},
         "measured_again_s": {op.name: {k: finite(v) for k, v in times[op.workload_hash].items()} for op in operators},
         "left_out": [op.name for op in operators if not _comparable(times[op.workload_hash], "ours")],
@@ -188,7 +223,8 @@ def _reached(
 
 def _run_stock(model: Model, settings: Settings, only: str, number: int) -> Run:
     print(f"{model.name}: stock TVM ...", flush=True)
-    return stock.tune(model, settings.share, only, settings.trials, settings.round_size, seed=number + 1)
+    seed, target = number + 1, settings.target
+    return stock.tune(model, settings.share, only, settings.trials, settings.round_size, seed, target)
 
 
 def _check_same(side: str, run: Run, operators: Sequence[Operator]) -> None:
@@ -283,6 +319,7 @@ def _print_pair(model: str, number: int, ratios: Ratios, told: dict[str, Any]) -
         reached = told["time_to_quality_s"][goal]
         _print_row(f"time to {goal}, s", reached["stock"], reached["ours"], ratio)
     print(f"{'  commands of ours for that':<36}{told['commands_of_ours']:>12}")
+    print(f"{'measurers of ours':<36}{told['measurers_of_ours']:>12}")
     print(f"{'final latency, measured again: geomean':<46}{ratios.latency:>12.3f}")
     print(f"{'  sum over operators':<46}{ratios.model_latency:>12.3f}")
     if told["left_out"]:

@@ -29,6 +29,8 @@ class PoisonDevice:
         """while it is there, the device does not come back"""
         self.rough = folder / "rough"
         """while it is there, no client can be released before it is killed"""
+        self.dead = folder / "dead"
+        """what serves the device has died, until it is revived"""
 
     def enter(self, pid: int) -> IO[bytes]:
         """The lock to hold for as long as the client lives."""
@@ -46,6 +48,8 @@ class PoisonDevice:
             mark.unlink()
 
     def is_active(self) -> bool:
+        if self.dead.exists():
+            raise ShareUnavailable("what serves the device has died")
         with (self.folder / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             clients = [path for path in self.folder.glob("client-*") if self._lives(path)]
@@ -101,6 +105,10 @@ class PoisonConfinement:
 
     def is_active(self) -> bool:
         return self.device.is_active()
+
+    def revive(self) -> None:
+        self.device.note("revivals", str(os.getpid()))
+        self.device.dead.unlink(missing_ok=True)
 
     def before_kill(self, pid: int) -> bool:
         return self.device.release(pid)

@@ -68,6 +68,7 @@ def cuda_uses(here: Any) -> list[Use]:
         _driver(here),
         Finding("CUDA runtime", here.cudart, "libcudart.so.13: pip install 'fractune[cuda]', or install CUDA 13"),
         Finding("NVML", "libnvidia-ml.so.1" if here.nvml else "", f"comes with the driver: {_DRIVER_HINT}"),
+        *map(_library, here.libraries),
         Finding(
             "MPS control", here.mps_control, "only shares mps:N, mps-sm:N need it: the driver has it", optional=True
         ),
@@ -124,6 +125,12 @@ def _compiler(here: Any) -> Finding:
     others = sorted({each.name for each in here.compilers} - {first.name})
     also = f"; there is also {', '.join(others)}" if others else ""
     return Finding("CUDA compiler", f"{first.name}, for sm_{first.archs[0]} to sm_{first.archs[-1]}{also}", how)
+
+
+def _library(library: Any) -> Finding:
+    """A package that asks the driver or NVML. `library`: workers.gpu.libraries.LibraryHere."""
+    how = f"pip install 'fractune[cuda]' ({library.fault})"
+    return Finding(f"package {library.package}", "" if library.fault else library.version, how)
 
 
 def _driver(here: Any) -> Finding:

@@ -100,7 +100,11 @@ class Bench:
             # A CPU share confines its process itself; that of a GPU launches its kernels from these cores.
             cores=cores if share.device_kind == "cuda" else (),
         )
-        self._fate = fate_of(self._child, self._confinement, meeting_place or default_gate_dir())
+        try:
+            self._fate = fate_of(self._child, self._confinement, meeting_place or default_gate_dir())
+        except FractuneError:
+            self._confinement.leave()  # nobody else will: a daemon that it started would stay
+            raise
         self._greeted = 0
         self._prepared: tuple[int, Batch | None] = (0, None)
         self._checked: set[str] = set()
@@ -113,8 +117,10 @@ class Bench:
         self._fate.get_ready(self._setup())
 
     def stop(self) -> None:
-        self._fate.stop()
-        self._confinement.leave()
+        try:
+            self._fate.stop()
+        finally:
+            self._confinement.leave()
 
     @property
     def gpu_uuid(self) -> str | None:

@@ -12,6 +12,11 @@ from pathlib import Path
 from tuner_core.errors import FractuneError
 from tuner_core.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from workers.cuda_compilers import Nvcc, compilers
+<<<<<<< HEAD
+=======
+from workers.gpu.libraries import LibraryHere, libraries
+from workers.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
+>>>>>>> gpu-suite
 
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 _MPS_CONTROL = "nvidia-cuda-mps-control"
@@ -45,6 +50,9 @@ class CudaHere:
     gpus: Sequence[str]
     """product names"""
     nvml: bool
+    """NVML's own library, which comes with the driver"""
+    libraries: Sequence[LibraryHere]
+    """the packages that ask the driver and NVML"""
     mps_control: str
     """path of MPS's control program"""
 
@@ -58,6 +66,7 @@ def look_for_cuda() -> CudaHere:
         driver_cuda=_driver_cuda(),
         gpus=gpu_names(_PROC),
         nvml=_loads(_NVML),
+        libraries=libraries(),
         mps_control=shutil.which(_MPS_CONTROL) or "",
     )
 

@@ -188,6 +188,7 @@ class SharedFate:
     def _reopened(self) -> bool:
         number = self._device.look().number
         if not self._is_active():
+            self._confinement.revive()
             return False
         self._device.change(lambda epoch: (epoch.reopen(number), None))
         return True

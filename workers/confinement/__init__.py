@@ -67,6 +67,10 @@ class Confinement(Protocol):
         """Whether the device takes clients, now. Takes seconds at most."""
         ...
 
+    def revive(self) -> None:
+        """Bring back what serves the device, where it is ours and has died. Called once every client has left."""
+        ...
+
     def before_kill(self, pid: int) -> bool:
         """Have the device let go of the confined process `pid`, which does not answer and is killed next.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from workers.gpu.driver import CudaDriver
 from workers.gpu.mps_control import PIPE_VARIABLE
 from workers.gpu.process import GpuProcess
 
@@ -14,7 +15,7 @@ _DEFAULT_PIPE_DIR = "/tmp/nvidia-mps"  # noqa: S108  CUDA's own
 class BesideMps:
     """To inherit from: CUDA makes every process a client of the daemon that it finds, whoever started that."""
 
-    _process: GpuProcess
+    _process: GpuProcess[CudaDriver]
 
     @property
     def shared_fate(self) -> str | None:
@@ -26,6 +27,9 @@ class BesideMps:
 
     def is_active(self) -> bool:
         return True
+
+    def revive(self) -> None:
+        """A daemon that may be here is somebody else's."""
 
     def before_kill(self, pid: int) -> bool:  # noqa: ARG002  nobody to ask to let go of it
         return not _daemon_may_be_here()

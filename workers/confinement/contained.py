@@ -13,5 +13,8 @@ class Contained:
     def is_active(self) -> bool:
         return True
 
+    def revive(self) -> None:
+        """Nothing here serves the device."""
+
     def before_kill(self, pid: int) -> bool:  # noqa: ARG002  what others need to know
         return True

@@ -5,9 +5,8 @@ fractune makes no instances unasked: that needs root and ends what runs on the G
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tuner_core.shares import GrantedShare, Share
 from workers.confinement.contained import Contained
 from workers.gate import default_gate_dir
 from workers.gpu.driver import CudaDriver, open_driver
+from workers.gpu.locks import FolderLocks, Held
 from workers.gpu.nvml import MigInstance, Nvml, open_nvml
 from workers.gpu.process import GpuProcess
 from workers.gpu.visible import VISIBLE
@@ -38,7 +38,7 @@ class MigConfinement(Contained):
         self.share = share
         self._process = GpuProcess(share, nvml, driver)
         self._claims = claims or default_gate_dir()
-        self._claimed: tuple[MigInstance, int] | None = None
+        self._claimed: tuple[MigInstance, Held] | None = None
 
     def probe(self) -> None:
         if not self._fitting:
@@ -51,7 +51,7 @@ class MigConfinement(Contained):
     def environment(self) -> dict[str, str]:
         if self._claimed is None:
             self.probe()
-            self._claimed = next(self._unclaimed(), None)
+            self._claimed = self._claim()
         if self._claimed is None:
             count = len(self._fitting)
             raise ShareUnavailable(
@@ -73,7 +73,7 @@ class MigConfinement(Contained):
 
     def leave(self) -> None:
         if self._claimed is not None:
-            os.close(self._claimed[1])
+            self._claimed[1].close()
             self._claimed = None
 
     @cached_property
@@ -95,17 +95,15 @@ class MigConfinement(Contained):
             "the environment of its confinement"
         )
 
-    def _unclaimed(self) -> Iterator[tuple[MigInstance, int]]:
-        """Instances that nobody else holds, locked. The kernel frees those of a process that dies."""
+    def _claim(self) -> tuple[MigInstance, Held] | None:
+        """An instance that nobody else holds, and the lock that makes it this worker's; None when there is none."""
         self._claims.mkdir(parents=True, exist_ok=True)
+        locks = FolderLocks(self._claims)
         for instance in self._fitting:
-            lock = os.open(self._claims / instance.uuid, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-            else:
-                yield instance, lock
+            held = locks.take(instance.uuid)
+            if held is not None:
+                return instance, held
+        return None
 
     def _why_none(self) -> str:
         gpu = self._process.gpu

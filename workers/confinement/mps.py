@@ -27,9 +27,8 @@ class MpsConfinement(UnderMps):
 
     def verify(self) -> GrantedShare:
         """The SMs that CUDA shows this process, once a kernel has met no others."""
-        shown = self._driver.sm_count()
+        shown, met = self._seen_sms()
         self._agree(shown)
-        met = self._met_sms()
         if not shown - _STEP_SMS <= met <= shown:
             raise ShareUnavailable(
                 f"share '{self.share}' cannot be verified: CUDA shows {shown} SMs, and a kernel ran on {met}; end what "

@@ -22,7 +22,7 @@ class MpsSmConfinement(UnderMps):
 
     def verify(self) -> GrantedShare:
         """The SMs of the partition: as the daemon lists them, as CUDA shows them, and as a kernel met them."""
-        shown, met = self._driver.sm_count(), self._met_sms()
+        shown, met = self._seen_sms()
         partition = self._partition()
         if not partition.sms == shown == met or not partition.in_use:
             raise ShareUnavailable(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable
 from typing import ClassVar
 
 from tuner_core.errors import ShareUnavailable
@@ -14,12 +13,11 @@ from tuner_core.shares import GrantedShare, Share
 from workers.gpu.driver import Driver, open_driver
 from workers.gpu.mps_control import PIPE_VARIABLE
 from workers.gpu.mps_daemon import MpsDaemon, mps_daemon
-from workers.gpu.nvml import Gpu, Nvml, open_nvml
-from workers.gpu.visible import VISIBLE, visible_gpu
+from workers.gpu.nvml import Nvml, open_nvml
+from workers.gpu.process import GpuProcess
+from workers.gpu.visible import VISIBLE
 
 _MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-_COUNTS = 3
-"""runs of the counting kernel: beside busy neighbours one run may miss an SM"""
 _MIB = 1 << 20
 _UNITS = {"G": 1 << 30, "M": _MIB}
 # Limits are told for each device that a client sees; it sees one, number 0.
@@ -47,9 +45,10 @@ class UnderMps(ABC):
         memory_limit_bytes: int | None = None,
     ) -> None:
         self.share = share
-        self.gpu = _gpu_for(share, nvml())
+        self._process = GpuProcess(share, nvml, driver)
+        self._process.refuse_mig()
+        self.gpu = self._process.gpu
         self.daemon = daemon or mps_daemon(self.gpu.uuid, static=self.static)
-        self._open_driver = driver
         self._memory_option_bytes = memory_limit_bytes
 
     @property
@@ -64,6 +63,9 @@ class UnderMps(ABC):
     def is_active(self) -> bool:
         """Whether the MPS server takes clients, now. Raises MpsFailed when its daemon does not say."""
         return self.daemon.is_active()
+
+    def revive(self) -> None:
+        self.daemon.revive()
 
     def before_kill(self, pid: int) -> bool:
         """True once the MPS server has let go of the client `pid`. Raises MpsFailed: a kill may harm others then."""
@@ -86,8 +88,8 @@ class UnderMps(ABC):
 
         CUDA reads the variables when it starts, and starts when TVM is loaded.
         """
-        self._check_environment(self._client_needs())
-        self._check_environment(self._share_needs())
+        self._process.check_start(self._client_needs())
+        self._process.check_start(self._share_needs())
         self.daemon.wait_until_active()
 
     def leave(self) -> None:
@@ -103,18 +105,9 @@ class UnderMps(ABC):
             needs[_MEMORY_VARIABLE] = f"0={max(1, self._memory_limit_bytes // _MIB)}M"
         return needs
 
-    def _check_environment(self, needs: Mapping[str, str]) -> None:
-        for name, value in needs.items():
-            if os.environ.get(name) != value:
-                raise ShareUnavailable(
-                    f"share '{self.share}': this process has {name}='{os.environ.get(name, '')}', and the share needs "
-                    f"'{value}' from the start; start it with the environment of its confinement"
-                )
-
-    @cached_property
-    def _driver(self) -> Driver:
-        """CUDA in this process, proved to be a client of MPS on the right GPU."""
-        driver = self._open_driver()
+    def _seen_sms(self) -> tuple[int, int]:
+        """SMs that CUDA shows this client, and SMs that a kernel ran on. It must be a client, and on the right GPU."""
+        driver = self._process.driver
         if not driver.is_mps_client():
             raise ShareUnavailable(
                 f"share '{self.share}' is not in force: CUDA did not reach an MPS daemon at {self.daemon.pipe_dir}, "
@@ -125,29 +118,18 @@ class UnderMps(ABC):
                 f"share '{self.share}': CUDA uses {driver.device_uuid()}, not {self.gpu.uuid}; {PIPE_VARIABLE} names "
                 "the MPS daemon of another GPU"
             )
-        return driver
-
-    def _met_sms(self) -> int:
-        """SMs that a kernel ran on."""
-        return max(self._driver.count_sms() for _ in range(_COUNTS))
+        return driver.sm_count(), self._process.met_sms()
 
     def _granted(self, sms: int, *, reserved: bool) -> GrantedShare:
         """The grant of `sms` SMs, with the memory that this client may use."""
-        memory_bytes = self._driver.memory_bytes()
+        granted = self._process.granted(sms, reserved=reserved)
         limit_bytes = self._memory_limit_bytes
-        if limit_bytes is not None and memory_bytes > limit_bytes:
+        if limit_bytes is not None and granted.memory_bytes > limit_bytes:
             raise ShareUnavailable(
                 f"share '{self.share}': the memory limit of {limit_bytes // _MIB} MiB is not in force, "
-                f"{memory_bytes // _MIB} MiB can be used; drop the limit, or look into the daemon's control.log"
+                f"{granted.memory_bytes // _MIB} MiB can be used; drop the limit, or look into the daemon's control.log"
             )
-        return GrantedShare(
-            share=str(self.share),
-            units=sms,
-            units_total=self.gpu.sms,
-            unit="sm",
-            memory_bytes=memory_bytes,
-            reserved=reserved,
-        )
+        return granted
 
     @property
     def _memory_limit_bytes(self) -> int | None:
@@ -160,14 +142,3 @@ class UnderMps(ABC):
                 raise ShareUnavailable(f"{_MEMORY_VARIABLE}='{text}' sets no limit for device 0; write 0=8G or 0=512M")
             limits.append(int(match[1]) * _UNITS[match[2]])
         return min(limits, default=None)
-
-
-def _gpu_for(share: Share, nvml: Nvml) -> Gpu:
-    gpu = visible_gpu(nvml.gpus())
-    if gpu.mig:
-        raise ShareUnavailable(
-            f"share '{share}': {gpu.uuid} is in MIG mode; ask for one of its instances, as in mig:1g.18gb"
-        )
-    if gpu.sms == 0:
-        raise ShareUnavailable(f"share '{share}': NVML does not tell how many SMs {gpu.uuid} has; use a newer driver")
-    return gpu

@@ -7,6 +7,7 @@ One daemon for each GPU: a fault stops every client of a server, and a server of
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ _QUIT_TIMEOUT_S = 20.0
 _LOOK_EVERY_S = 0.1
 _LONGEST_SOCKET_PATH = 107
 """bytes of a Unix socket's path on Linux; beyond it the daemon starts, and nobody can reach it"""
+
+_log = logging.getLogger(__name__)
 
 
 class MpsDaemon:
@@ -84,6 +87,9 @@ class MpsDaemon:
                 f"MPS: {told or 'no server'} after {timeout_s:g} s; a fault is over when every client of its time has "
                 f"left, and there are still: {', '.join(left) or 'none'}"
             )
+
+    def revive(self) -> None:
+        """Start the daemon again if it has died and is ours; called once every client has left. Raises MpsFailed."""
 
     def end_client(self, pid: int) -> bool:
         """End the contexts of the client process `pid`, so that it can be killed: killing a busy client leaves its
@@ -162,6 +168,18 @@ class OwnMpsDaemon(MpsDaemon):
             if self._locks.is_free("users"):
                 self._end()
 
+    def revive(self) -> None:
+        with self._locks.door():
+            if self._user is None or self._is_running():
+                return
+            if self._static:
+                raise MpsFailed(
+                    f"MPS: the control daemon of {self._gpu_uuid} has died, and its partitions with it; look into "
+                    f"{self._logs}, and start the workers of mps-sm shares again"
+                )
+            _log.warning("the MPS control daemon at %s has died and is started again", self.pipe_dir)
+            self._start()
+
     def take_partition(self, chunks: int) -> str:
         """A partition that no other worker has. Raises ShareUnavailable."""
         self.hold()
@@ -186,6 +204,10 @@ class OwnMpsDaemon(MpsDaemon):
         return self._mode_file.exists()
 
     @property
+    def _logs(self) -> Path:
+        return self._folder / "log"
+
+    @property
     def _mode_file(self) -> Path:
         """Exists while the daemon is one that was started for static partitions."""
         return self._folder / "static"
@@ -202,7 +224,7 @@ class OwnMpsDaemon(MpsDaemon):
 
     def _start(self) -> None:
         shutil.rmtree(self.pipe_dir, ignore_errors=True)  # the sockets of a daemon that died
-        logs = self._folder / "log"
+        logs = self._logs
         for folder in (self.pipe_dir, logs):
             folder.mkdir(exist_ok=True)
         self._mode_file.unlink(missing_ok=True)

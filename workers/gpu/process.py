@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Generic, TypeVar
 
 from tuner_core.errors import ShareUnavailable
 from tuner_core.shares import GrantedShare, Share
-from workers.gpu.driver import CudaDriver
+from workers.gpu.driver import Driver
 from workers.gpu.nvml import Gpu, Nvml
 from workers.gpu.visible import VISIBLE, visible_gpu
 
@@ -17,11 +18,13 @@ _COUNTS = 3
 _PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _PARTITION = "CUDA_MPS_SM_PARTITION"
 
+_Driver = TypeVar("_Driver", bound=Driver)
 
-class GpuProcess:
-    """What every share of a GPU without an MPS share of its own needs. Every method raises ShareUnavailable."""
 
-    def __init__(self, share: Share, nvml: Callable[[], Nvml], driver: Callable[[], CudaDriver]) -> None:
+class GpuProcess(Generic[_Driver]):
+    """What every share of a GPU needs, whatever confines to it. Every method raises ShareUnavailable."""
+
+    def __init__(self, share: Share, nvml: Callable[[], Nvml], driver: Callable[[], _Driver]) -> None:
         self._share = share
         self._nvml = nvml
         self._open_driver = driver
@@ -35,7 +38,7 @@ class GpuProcess:
         return gpu
 
     @cached_property
-    def driver(self) -> CudaDriver:
+    def driver(self) -> _Driver:
         """CUDA in this process. Never to be asked for before the share was entered."""
         return self._open_driver()
 
@@ -86,7 +89,7 @@ class GpuProcess:
 
     def check_met(self, sms: int, stream: int = 0) -> None:
         """A kernel on `stream` must run on `sms` SMs, no more and no fewer."""
-        met = max(self.driver.count_sms(stream) for _ in range(_COUNTS))
+        met = self.met_sms(stream)
         if met > sms:
             raise self._refusal(
                 f"it is not in force: a kernel ran on {met} SMs, and {sms} were granted; look for an MPS daemon or a "
@@ -97,6 +100,10 @@ class GpuProcess:
                 f"it cannot be verified: a kernel ran on {met} of {sms} SMs only; end what else runs on this GPU, and "
                 "start the worker again"
             )
+
+    def met_sms(self, stream: int = 0) -> int:
+        """SMs that a kernel on `stream` ran on."""
+        return max(self.driver.count_sms(stream) for _ in range(_COUNTS))
 
     def granted(self, sms: int, *, reserved: bool) -> GrantedShare:
         """The grant of `sms` SMs, with the memory that this process can use."""

@@ -14,8 +14,11 @@ from tuner_client import doctor as doctor_module
 from tuner_client.cli import main
 from tuner_client.doctor import Finding, Use, cuda_uses, packages, required
 from workers.cuda_here import CompilerHere
+from workers.gpu.libraries import LibraryHere
 
 NVRTC = CompilerHere("NVRTC 13.0", (75, 90, 121))
+ML, BINDINGS = LibraryHere("nvidia-ml-py", "13.615.71"), LibraryHere("cuda-bindings", "13.5.0")
+NO_BINDINGS = LibraryHere("cuda-bindings", "", "it is not installed")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Here:
     driver_cuda: int = 13000
     gpus: Sequence[str] = ("NVIDIA H200",)
     nvml: bool = True
+    libraries: Sequence[LibraryHere] = (ML, BINDINGS)
     mps_control: str = "/usr/bin/nvidia-cuda-mps-control"
 
 
@@ -85,6 +89,7 @@ def test_a_machine_with_everything_is_ready() -> None:
         ({"driver_cuda": 12020, "driver": "535.183.01"}, "driver", "there is 535.183.01, for CUDA 12.2"),
         ({"cudart": ""}, "CUDA runtime", "libcudart.so.13: pip install 'fractune[cuda]'"),
         ({"nvml": False}, "NVML", "comes with the driver"),
+        ({"libraries": (ML, NO_BINDINGS)}, "package cuda-bindings", "fractune[cuda]' (it is not installed)"),
     ],
 )
 def test_measuring_says_what_is_missing_and_how_to_get_it(lacking: dict[str, object], what: str, words: str) -> None:

@@ -20,7 +20,7 @@ from tuner_core.records import Status
 from tuner_core.shares import Share
 from workers import bench as bench_module
 from workers import fate as fate_module
-from workers.bench import Batch, Outcome
+from workers.bench import Batch, Bench, Outcome
 from workers.child import Child
 from workers.company import Lane
 from workers.confinement.cpu import CpuConfinement
@@ -230,6 +230,27 @@ def test_a_device_that_does_not_come_back_is_told_of(benches: Benches, monkeypat
     benches.device.broken.touch()
     with pytest.raises(ShareUnavailable, match=r"down for 0\.5 s after a fault .*SIGSEGV.*: it is not active again"):
         benches.trials(0, guilty="crash")()
+
+
+def test_what_serves_the_device_is_brought_back_once_everybody_has_left(benches: Benches) -> None:
+    idle = benches.child(0).pid or 0
+    benches.device.dead.touch()
+    outcomes = benches.trials(1, bad="fail", good="good")()
+    assert (outcomes["bad"].status, outcomes["good"].status) == (Status.RUN_FAILED, Status.OK)
+    assert len(benches.device.notes("revivals")) == 1
+    assert not alive(idle)
+    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
+
+
+def test_a_bench_that_cannot_begin_gives_its_share_back(
+    device: PoisonDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PoisonConfinement, "leave", lambda each: each.device.note("left", str(each.share)))
+    meeting_place = tmp_path / "gate"
+    meeting_place.write_text("a file where a folder should be")
+    with pytest.raises(StateUnusable):
+        Bench(Share.parse("mps:25"), [0])
+    assert device.notes("left") == ["mps:25"]
 
 
 def test_a_member_that_dies_in_flight_holds_nobody_up(benches: Benches, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,19 +33,23 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Confinement]:
-    """A confinement to a share of a simulated GPU."""
+def make(tmp_path: Path) -> Iterator[Callable[..., Confinement]]:
+    """A confinement to a share of a simulated GPU. Instances of MIG are given back at the end."""
+    claimed: list[MigConfinement] = []
 
     def made(text: str, gpu: SimulatedGpu, staged: Staged = NOTHING_STAGED, **broken: int) -> Confinement:
         share = Share.parse(text)
         seams = (lambda: NvidiaMl(SimulatedNvml(gpu, broken=broken)), lambda: simulated_driver(gpu, staged))
         if share.mechanism == "mig":
-            return MigConfinement(share, *seams, claims=tmp_path)
+            claimed.append(MigConfinement(share, *seams, claims=tmp_path))
+            return claimed[-1]
         return {"full": FullConfinement, "green": GreenConfinement, "none": NoConfinement}[share.mechanism](
             share, *seams
         )
 
-    return made
+    yield made
+    for each in claimed:
+        each.leave()
 
 
 def entered(confinement: Confinement, monkeypatch: pytest.MonkeyPatch) -> GrantedShare:

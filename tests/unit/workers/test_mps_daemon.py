@@ -131,14 +131,50 @@ def test_what_a_killed_worker_left_is_taken_over_and_ended(host: Host) -> None:
 def test_a_daemon_that_was_killed_is_started_anew(host: Host) -> None:
     daemon = host.own()
     daemon.hold()
-    pid = int((host.pipe_dir / f"{PROGRAM}.pid").read_text())
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid))
+    kill_daemon(host)
     again = host.own()
     again.hold()
     assert host.is_running()
     daemon.release()
     again.release()
+
+
+def kill_daemon(host: Host) -> None:
+    pid = int((host.pipe_dir / f"{PROGRAM}.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+
+
+def test_a_daemon_that_dies_in_mid_job_is_started_again_for_those_who_hold_it(host: Host) -> None:
+    first, second, stranger = host.own(), host.own(), host.own()
+    first.hold()
+    second.hold()
+    kill_daemon(host)
+    with pytest.raises(MpsUnreachable):
+        first.is_active()
+    stranger.revive()
+    assert not host.is_running(), "who does not hold it starts nothing"
+    second.revive()
+    first.revive()
+    assert first.is_active()
+    first.release()
+    assert host.is_running()
+    second.release()
+    assert not host.is_running()
+
+
+def test_partitions_die_with_their_daemon_and_the_workers_are_told(host: Host) -> None:
+    own = host.own(static=True)
+    own.take_partition(4)
+    kill_daemon(host)
+    with pytest.raises(MpsFailed, match=r"has died, and its partitions with it; .*start the workers of mps-sm"):
+        own.revive()
+    own.release()
+
+
+def test_somebody_elses_daemon_is_not_started_again(host: Host) -> None:
+    host.joined().revive()
+    assert not host.is_running()
 
 
 def test_limits_in_the_workers_environment_do_not_become_the_daemons(

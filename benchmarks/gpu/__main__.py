@@ -1,0 +1,78 @@
+"""One command for a machine with an NVIDIA GPU: tests, shares, noise, against stock TVM, the matrix, a storm of faults.
+
+Each part fits in ten minutes, writes its JSON and pictures as soon as it is done, and is skipped the next time unless
+it is named. It needs no network, changes nothing on the machine, and ends the MPS daemons that it has started.
+Nothing else may run on the GPU meanwhile. Exit codes: 0 every part did all of its work, 1 one did not (the others
+still ran), 2 a wrong option, 4 no GPU here, 130, 143 and 129 stopped.
+
+Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.suite import Plan, run_plan
+from benchmarks.gpu.tidy import private_folder
+from benchmarks.machine import RESULTS
+from tuner_core.errors import ShareUnavailable
+from workers.gpu.nvml import open_nvml
+from workers.gpu.visible import visible_gpu
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    plan = _parse(args)
+    try:
+        gpu = visible_gpu(open_nvml().gpus())
+    except ShareUnavailable as error:
+        print(f"gpu_suite: no GPU here: {error}", file=sys.stderr)
+        return error.exit_code
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    print(f"{gpu.name}: {gpu.arch}, {gpu.sms} SMs, driver {gpu.driver}, {os.cpu_count()} cores; results in {plan.out}")
+    try:
+        with private_folder() as private:
+            return run_plan(plan, gpu, private)
+    except KeyboardInterrupt:
+        print("gpu_suite: stopped; the same command goes on with the part that was stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _parse(args: Sequence[str] | None) -> Plan:
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu_suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, help="for all parts together; with less time each does less")
+    parser.add_argument(
+        "--part",
+        action="append",
+        choices=[part.name for part in PARTS],
+        help="this part only, also if it is done; repeatable",
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu", help="folder of results (benchmarks/results/gpu)")
+    given = parser.parse_args(args)
+    if given.minutes is not None and not given.minutes > 0:
+        parser.error(f"--minutes is {given.minutes:g}; it must be above 0")
+    return Plan(
+        parts=[part for part in PARTS if not given.part or part.name in given.part],
+        again=bool(given.part),
+        total_s=None if given.minutes is None else 60 * given.minutes,
+        out=given.out.absolute(),
+    )
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    """Unwind in order, then end as if the signal had killed us."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The part `tests`: pytest on what is marked `gpu`. Other tests are not even imported: they need more packages."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.gpu.command import REPOSITORY, python
+from benchmarks.gpu.part import Finding, PartFailed, Slice
+
+_TESTS = REPOSITORY / "tests"
+_LONGEST_TEST_S = 240
+
+
+def run(given: Slice) -> Finding:
+    cases: dict[str, tuple[str, str]] = {}
+    faults = []
+    for path in marked_files(_TESTS):
+        name = str(path.relative_to(REPOSITORY))
+        try:
+            cases |= {f"{name}::{case}": found for case, found in _run_file(given, path).items()}
+        except PartFailed as error:  # the time is over, or the file cannot be imported: the others count all the same
+            faults.append(f"{name}: {error}")
+    counts = Counter(outcome for outcome, _ in cases.values())
+    line = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
+    faults += [f"{name}: {why}" for name, (outcome, why) in cases.items() if outcome == "failed"]
+    faults += [] if counts["passed"] else ["no test ran to its end"]
+    return Finding(line, {"cases": cases}, tuple(faults))
+
+
+def _run_file(given: Slice, path: Path) -> dict[str, tuple[str, str]]:
+    """Outcomes of the file's tests by name. Raises PartFailed when there are none."""
+    report = given.private / f"{path.stem}.xml"
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", f"--timeout={_LONGEST_TEST_S}"]
+    ended = python(given, "-m", "pytest", *options, str(path))
+    if not report.exists():
+        raise PartFailed(f"pytest ended with code {ended.code}: {' | '.join(ended.lines[-8:])} {ended.last_words}")
+    return read_report(report)
+
+
+def marked_files(tests: Path) -> list[Path]:
+    """The test files in which something carries the marker `gpu`."""
+    return sorted(path for path in tests.rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8"))
+
+
+def read_report(path: Path) -> dict[str, tuple[str, str]]:
+    """By test: `passed`, `failed` or `skipped`, and why."""
+    found = {}
+    for case in ET.parse(path).iter("testcase"):  # noqa: S314  our own pytest has just written it
+        outcome, why = "passed", ""
+        for tag, meaning in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
+            said = case.find(tag)
+            if said is not None:
+                outcome, why = meaning, " ".join((said.get("message") or "").split())[:300]
+        found[str(case.get("name"))] = (outcome, why)
+    return found

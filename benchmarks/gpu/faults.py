@@ -1,0 +1,31 @@
+"""The part `faults`: a storm of faults (`benchmarks.gpu.storm`) over four measurers, each on a quarter of the GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.gpu.command import python
+from benchmarks.gpu.part import Finding, Slice
+
+_CANDIDATES = ((400.0, 120), (0.0, 60))
+"""how many, from so many seconds on; a candidate that hangs takes more than a minute: it is given its time twice"""
+
+
+def run(given: Slice) -> Finding:
+    count = next(candidates for seconds, candidates in _CANDIDATES if given.budget_s >= seconds)
+    out = given.private / "storm.json"
+    ended = python(given, "-m", "benchmarks.gpu.storm", "--candidates", str(count), "--out", str(out))
+    ended.check("the storm")
+    told = {**json.loads(out.read_text(encoding="utf-8")), "last_words": ended.last_words}
+    return Finding(line_of(told["verdict"]), told, tuple(told["verdict"]["wrong"]))
+
+
+def line_of(verdict: Mapping[str, Any]) -> str:
+    accounted = verdict["accounted"] / verdict["candidates"]
+    return (
+        f"{accounted:.0%} of {verdict['candidates']} candidates accounted for (bar 100%), "
+        f"{verdict['guilty_named']} of {verdict['guilty']} guilty ones named, "
+        f"{verdict['innocent_blamed']} of the others blamed"
+    )

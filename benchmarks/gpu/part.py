@@ -1,0 +1,61 @@
+"""A part of the suite: what it is given, and what it gives back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.gpu.nvml import Gpu
+
+
+class PartFailed(Exception):
+    """A part could not do what it is for; the message says why. The other parts still run."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The time and the places of one part."""
+
+    budget_s: float
+    """what the part plans its work by"""
+    deadline: float
+    """on the clock of time.monotonic(): what still runs then is ended"""
+    gpu: Gpu
+    out: Path
+    """folder for JSON and pictures, shared by all parts"""
+    private: Path
+    """folder for everything else, which goes with the suite; the TMPDIR of what the parts start"""
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    @property
+    def advice(self) -> Path:
+        """State folder that `fractune noise` saves its advice in, and later parts take it from."""
+        return self.out / "advice"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a part has found."""
+
+    line: str
+    """for people: the ratios against their bars"""
+    data: dict[str, Any]
+    """for its JSON"""
+    faults: tuple[str, ...] = ()
+    """what did not go well; empty for a part that did all of its work"""
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    question: str
+    full_s: float
+    """seconds for all of its work, below 10 minutes; with less it does less, and says so"""
+    run: Callable[[Slice], Finding]
+    """Raises PartFailed."""
