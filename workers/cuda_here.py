@@ -12,11 +12,7 @@ from pathlib import Path
 from tuner_core.errors import FractuneError
 from tuner_core.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from workers.cuda_compilers import Nvcc, compilers
-<<<<<<< HEAD
-=======
 from workers.gpu.libraries import LibraryHere, libraries
-from workers.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
->>>>>>> gpu-suite
 
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 _MPS_CONTROL = "nvidia-cuda-mps-control"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tuner_core.errors import ShareUnavailable
 from tuner_core.records import TimingPolicy
 from tuner_core.shares import Share
+from tuner_core.toolkit import RUNTIME_SONAME, load_cudart
 from workers.confinement import Confinement, confinement_for, stream_of
-from workers.toolkit import RUNTIME_SONAME, load_cudart
 
 if TYPE_CHECKING:
     from workers.children.rig import Rig

@@ -13,6 +13,7 @@ from tvm.s_tir import Schedule
 
 from tuner_core.devices import Device
 from tuner_core.errors import ShareUnavailable
+from tuner_core.toolkit import runtime_version
 from workers.children.artifacts import build_object, load_objects
 from workers.children.cuda_target import gpu_target
 from workers.children.processor import Processor, cpu_processor
@@ -23,7 +24,6 @@ from workers.gpu.driver import CudaDriver, open_driver
 from workers.gpu.identity import gpu_device
 from workers.gpu.nvml import Nvml, open_nvml
 from workers.gpu.visible import visible_gpu
-from workers.toolkit import runtime_version
 
 _POOL_LOOP = 64
 

@@ -21,6 +21,7 @@ from tuner_core.errors import ShareUnavailable
 from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY
 from tuner_core.shares import Share
 from tuner_core.targets import target_key
+from tuner_core.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
 from workers.child import ChildDied
 from workers.children import cuda_target, measuring, timing
 from workers.children.artifacts import build_object
@@ -31,7 +32,6 @@ from workers.confinement import stream_of
 from workers.confinement.green import GreenConfinement
 from workers.gpu.driver import CudaDriver
 from workers.gpu.nvml import NvidiaMl
-from workers.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
