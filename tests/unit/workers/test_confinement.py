@@ -70,9 +70,11 @@ def test_cores_that_do_not_fit_the_share() -> None:
         CpuConfinement(Share.parse("cpu:1"), [ALLOWED[0], 9999]).probe()
 
 
-def test_a_cpu_is_never_measured_as_a_share_of_a_gpu() -> None:
-    with pytest.raises(ShareUnavailable, match=r"share 'green:32': .*cannot measure on one yet"):
-        open_child(["green:32", str(ALLOWED[0])])
+@pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
+@pytest.mark.parametrize("share", ["green:32", "mps:25", "full", "none"])
+def test_a_cpu_is_never_measured_as_a_share_of_a_gpu(share: str) -> None:
+    with pytest.raises(ShareUnavailable, match=r"NVIDIA|CUDA"):
+        open_child([share, str(ALLOWED[0])])
 
 
 @pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("50000 100000", 0.5)])
