@@ -25,7 +25,7 @@ _OPERATOR_TIMEOUT_S = 600.0
 _SEARCH_TIMEOUT_S = 300.0
 _LEARN_TIMEOUT_S = 30.0
 _BUILD_TIMEOUT_S = 60.0
-"""For a child that is stuck: the limit of a build itself is one of CPU time, so that a busy machine costs no candidate"""
+"""For a child that is stuck: a build itself has a limit of CPU time, so that a busy machine costs no candidate"""
 _ROUNDS = 12
 """How often more candidates are asked for: some cannot be built, and for a GPU most samples are refused before that"""
 _THREADS_AT_MOST = 8
