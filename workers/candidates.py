@@ -24,9 +24,10 @@ from workers.owner import Owner
 _OPERATOR_TIMEOUT_S = 600.0
 _SEARCH_TIMEOUT_S = 300.0
 _LEARN_TIMEOUT_S = 30.0
-_BUILD_TIMEOUT_S = 10.0
-_ROUNDS = 4
-"""How often more candidates are asked for when some could not be built"""
+_BUILD_TIMEOUT_S = 60.0
+"""For a child that is stuck: a build itself has a limit of CPU time, so that a busy machine costs no candidate"""
+_ROUNDS = 12
+"""How often more candidates are asked for: some cannot be built, and for a GPU most samples are refused before that"""
 _THREADS_AT_MOST = 8
 _CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout)
 
@@ -164,7 +165,7 @@ def sample(operator: Operator, count: int, seed: int, place: Workplace, builder:
                 with place.busy(builder.child), contextlib.suppress(*_CHILD_ERRORS):
                     codes[item["candidate"]] = builder.build(item["trace"]).result()
                     traces.append(item["trace"])
-            if len(codes) == count:
+            if len(codes) == count or not proposed:
                 break
     if len(codes) < FEWEST_CANDIDATES:
         raise FractuneError(

@@ -69,8 +69,8 @@ def measure_noise(options: NoiseOptions, tell: Tell) -> dict[str, Any]:
     gate = Gate(default_gate_dir())
     measurers = sorted({1, *options.measurers})
     with contextlib.ExitStack() as held:
-        tell(f"starting measurers at {options.share}")
         company = gather(options.share, measurers, cores, held)
+        tell(f"measurers at {options.share}: {len(company.lanes)}")
         place = Workplace(gate, cores)
         operator = _operator(options, company, place)
         tell(f"operator {operator.name}: building {options.candidates} candidates")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.simulated_bench import SimulatedBench, SimulatedGpuMachine
 from tuner_core.records import TimingPolicy
@@ -37,7 +38,8 @@ def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
     monkeypatch.setattr(company, "Bench", machine.bench)
     monkeypatch.setattr(noise, "default_gate_dir", lambda: tmp_path)
     told: list[str] = []
-    options = NoiseOptions(Share.parse("mps:25"), (1, 4, 8), candidates=CANDIDATES)
+    model = write_model(tmp_path / "m.onnx")  # the built-in convolution takes seconds to compile
+    options = NoiseOptions(Share.parse("mps:25"), (1, 4, 8), candidates=CANDIDATES, model=model, only="conv")
     report: dict[str, Any] = measure_noise(options, told.append)
     assert {cubin_arch(found) for code in measured.values() for found in archived_cubins(code)} == {"sm_90"}
     assert len(measured) == CANDIDATES
