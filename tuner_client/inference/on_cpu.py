@@ -24,9 +24,9 @@ class OnCpu:
     """See `Backend`. Raises BadBundle, FractuneError, BadRequest for a share that is none of a CPU."""
 
     def __init__(self, bundle: Bundle, share: Share | None) -> None:
+        self._cores = share.cores if share else None
         check_processor(bundle)
         load_runtime()
-        self._cores = share.cores if share else None
         self._weights = load_weights(bundle)
 
     def look(self) -> ShareHere:
