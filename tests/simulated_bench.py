@@ -17,13 +17,11 @@ from tuner_core.records import Status, TimingPolicy
 from tuner_core.shares import GrantedShare, Share
 from tuner_core.targets import target_key
 from workers.bench import Batch, Outcome
-from workers.gpu.driver import KernelLimits
-from workers.gpu.identity import gpu_target
+from workers.children.cuda_target import gpu_target
 
 SMS = 132
 MEMORY_BYTES = 80 << 30
-LIMITS = KernelLimits(shared_memory_bytes=48 << 10, threads=1024, registers=64 << 10, warp_threads=32)
-TARGET = target_key(json.dumps(gpu_target("sm_90", LIMITS)))
+TARGET = target_key(json.dumps(gpu_target("sm_90")))
 
 
 @dataclass

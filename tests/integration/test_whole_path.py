@@ -160,7 +160,7 @@ def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dic
         elif match["how"] == "exact":
             assert (match["record"]["kind"], match["record"]["share"]) == ("final", "cpu:1")
         else:
-            assert "the untuned default is the fastest known" in match["reason"]
+            assert "the untuned default is the best known" in match["reason"]
 
 
 @pytest.mark.usefixtures("tuned")
