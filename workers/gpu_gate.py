@@ -28,7 +28,7 @@ class Turn:
     """A measurement's turn."""
 
     neighbours: int
-    """other measurements beside it: on the CPU when it began, on a GPU the most at one time, so far"""
+    """other measurements beside it when it began; on a GPU, once it is over, the most that there were at one time"""
 
 
 class GpuGate:
@@ -49,7 +49,7 @@ class GpuGate:
                     time.sleep(_LOOK_EVERY_S)
                 own = self._put_down(claim, held)
                 _note_company([own, *others], len(others))
-            turn = Turn(_most_company(own))
+            turn = Turn(len(others))
             try:
                 yield turn
             finally:
