@@ -27,11 +27,12 @@ $(STAMP): requirements.lock pyproject.toml scripts/setup
 demo: setup
 	$(BIN)/python examples/demo.py
 
-test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# The unit tests share the cores; the others start whole stacks, and measure, one at a time.
+test: unit
+	$(BIN)/python -m pytest --ignore tests/unit $(PYTEST_ARGS)
 
 unit: setup
-	$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 tests/unit $(PYTEST_ARGS)
 
 lint: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lint

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tuner_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from tuner_core.convert import record_from_proto
-from tuner_core.losses import Loss, loss
+from tuner_core.losses import Loss, loss, ratio
 from tuner_core.pb import fractune_pb2 as pb
 
 
@@ -38,9 +38,13 @@ class CrossTable:
     cells: Mapping[str, Mapping[str, Cell]]
 
     def fastest(self, share: str) -> str | None:
-        """The variant with the smallest median at a share."""
-        held = {variant: row[share].median_s for variant, row in self.cells.items() if share in row}
-        return min(held, key=lambda variant: held[variant], default=None)
+        """The variant that loses least at a share to whichever other is best against it, compared as `loss` does.
+
+        Medians alone may name another one: what was timed in turn is compared in pairs.
+        """
+        held = {variant: row[share] for variant, row in self.cells.items() if share in row}
+        worst = {variant: max(_ratio(cell, other) for other in held.values()) for variant, cell in held.items()}
+        return min(worst, key=lambda variant: (worst[variant], held[variant].median_s), default=None)
 
     def loss(self, variant: str, share: str) -> Loss | None:
         """Against the fastest at this share; None where it was not measured."""
@@ -76,6 +80,10 @@ class CrossTable:
             return None
         variant = min(worst, key=lambda name: (worst[name][1].median, name))
         return variant, *worst[variant]
+
+
+def _ratio(cell: Cell, other: Cell) -> float:
+    return ratio(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest)
 
 
 def model_table(job: pb.Job) -> CrossTable:

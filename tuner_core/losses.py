@@ -46,13 +46,18 @@ def loss(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool
     would find.
     """
     pairs = in_turn and len(run_secs) == len(best_secs)
-    median = _ratio(run_secs, best_secs, pairs=pairs) - 1.0
+    median = ratio(run_secs, best_secs, in_turn=in_turn) - 1.0
     if min(len(run_secs), len(best_secs)) < 3:
         return Loss(median, math.nan, math.nan)
     rng = random.Random(_SEED)
     ratios = sorted(_resampled(rng, run_secs, best_secs, pairs=pairs) for _ in range(_RESAMPLES))
     tail = (1.0 - _LEVEL) / 2
     return Loss(median, ratios[int(tail * _RESAMPLES)] - 1.0, ratios[int((1.0 - tail) * _RESAMPLES) - 1] - 1.0)
+
+
+def ratio(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool) -> float:
+    """How many times as long `run_secs` are: what `loss` tells, without its interval."""
+    return _ratio(run_secs, best_secs, pairs=in_turn and len(run_secs) == len(best_secs))
 
 
 def _resampled(rng: random.Random, run_secs: Sequence[float], best_secs: Sequence[float], *, pairs: bool) -> float:

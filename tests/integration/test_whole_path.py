@@ -323,7 +323,7 @@ def test_the_matrix_measures_winners_only_and_says_what_it_means(
     }
     for share in SHARES:
         column = [cell for cell in model["cells"] if cell["run_at"] == share]
-        assert min(cell["loss"] for cell in column) == 0.0
+        assert 0.0 in [cell["loss"] for cell in column]
         assert all(len(cell["run_secs"]) >= 3 for cell in column)
     assert len(model["sentences"]) == 3
     assert len(operators) == 2
