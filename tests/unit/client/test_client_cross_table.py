@@ -49,7 +49,7 @@ def test_one_schedule_that_is_the_fastest_under_two_names_ties_with_nobody() -> 
 
 
 def test_what_was_timed_in_turn_is_compared_in_pairs_and_nobody_beats_the_fastest() -> None:
-    """The machine slowed down after three turns: by its median `cpu:1` is the faster one, next to each other it is not."""
+    """The machine slowed down after three turns: by its median `cpu:1` is faster, next to each other it is not."""
     slower, faster = Cell([1.0, 1.0, 1.0, 3.0, 3.0], "j1"), Cell([0.9, 1.1, 1.1, 2.7, 2.7], "j1")
     table = CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": slower}, "robust": {"cpu:1": faster}})
     assert slower.median_s < faster.median_s
