@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tuner_core.side_by_side import Claim
 from workers.gpu_gate import GpuGate, Turn
+from workers.locked import is_locked
 
 QUIET_BELOW_CORES = 4
 """On a host with fewer cores than this, a measurement has the whole host to itself: a build on the one core
@@ -75,7 +76,7 @@ class Gate:
 
     def is_measurement_waiting(self) -> bool:
         """Whether a measurement stands in the turnstile, or is just passing it."""
-        return self._is_held("turnstile")
+        return is_locked(self.directory / "turnstile")
 
     def take(self, held: contextlib.ExitStack, cores: Iterable[int], how: int) -> None:
         """Lock `cores`, one after the other; `held` unlocks them."""
@@ -86,16 +87,8 @@ class Gate:
         self.waited_s += time.perf_counter() - start
 
     def _neighbours(self) -> int:
-        marks = [path.name for path in self.directory.glob("measuring-*") if path.name != self._mark]
-        return sum(self._is_held(mark) for mark in marks)
-
-    def _is_held(self, name: str) -> bool:
-        with (self.directory / name).open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
+        marks = [path for path in self.directory.glob("measuring-*") if path.name != self._mark]
+        return sum(map(is_locked, marks))
 
     @contextlib.contextmanager
     def _lock(self, name: str, how: int) -> Iterator[None]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tuner_core.side_by_side import Claim
+from workers.locked import is_locked
 
 _LOOK_EVERY_S = 0.005
 """how soon the first in the queue sees that a claim has ended; those behind it sleep in the kernel"""
@@ -69,14 +70,14 @@ class GpuGate:
     def _claims(self) -> dict[Path, Claim]:
         """Those that are held."""
         claims = {}
-        for path in filter(_is_locked, self._files()):
+        for path in filter(is_locked, self._files()):
             with contextlib.suppress(FileNotFoundError):  # it has just ended
                 claims[path] = Claim(**json.loads(path.read_text().partition("\n")[0]))
         return claims
 
     def _bury_the_dead(self) -> None:
         for path in self._files():
-            if not _is_locked(path):
+            if not is_locked(path):
                 path.unlink(missing_ok=True)
 
     def _files(self) -> Iterator[Path]:
@@ -93,14 +94,3 @@ def _note_company(paths: Iterable[Path], others: int) -> None:
 
 def _most_company(own: Path) -> int:
     return max(int(line) for line in own.read_text().splitlines()[1:])
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False

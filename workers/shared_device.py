@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from tuner_core.errors import StateUnusable
 from workers.epoch import Epoch
+from workers.locked import is_locked
 
 _T = TypeVar("_T")
 
@@ -49,23 +50,13 @@ class SharedDevice:
         with self._told(), (self._directory / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before = self._read()
-            dead = [member for member in before.members if not self._is_alive(member)]
+            dead = [member for member in before.members if not is_locked(_presence(self._directory, member))]
             after, answer = transition(before.bury(dead))
             if after != before:
                 self._write(after)
             for member in dead:
                 _presence(self._directory, member).unlink(missing_ok=True)
             return answer
-
-    def _is_alive(self, member: str) -> bool:
-        try:
-            with _presence(self._directory, member).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
-        return False
 
     def _read(self) -> Epoch:
         path = self._directory / "epoch.json"

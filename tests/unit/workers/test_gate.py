@@ -11,6 +11,7 @@ import pytest
 
 from tests.redis_process import wait_until
 from workers.gate import Gate
+from workers.locked import is_locked
 
 _HOLD = """
 import sys
@@ -81,9 +82,7 @@ def test_other_cores_are_free_and_neighbours_are_counted(tmp_path: Path) -> None
 def test_on_a_small_host_a_measurement_has_all_cores(tmp_path: Path, host: int, *, free: bool) -> None:
     measuring = Holder("measuring", tmp_path, "0", host)
     assert measuring.enter() == "in 0"
-    gate = Gate(tmp_path, host)
-    held = gate._is_held("core-1")
-    assert held is not free
+    assert is_locked(tmp_path / "core-1") is not free
     measuring.leave()
 
 
