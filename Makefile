@@ -27,12 +27,15 @@ $(STAMP): requirements.lock pyproject.toml scripts/setup
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# The unit tests share the cores; the others start whole stacks, and measure, one at a time.
-test: unit
-	$(BIN)/python -m pytest --ignore tests/unit $(PYTEST_ARGS)
+# Most tests share the cores; those of tests/integration start whole stacks, which measure, one at a time.
+SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile
+
+test: setup
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
 
 unit: setup
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 tests/unit $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(PYTEST_ARGS)
 
 lint: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lint
