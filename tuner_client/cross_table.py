@@ -38,13 +38,14 @@ class CrossTable:
     cells: Mapping[str, Mapping[str, Cell]]
 
     def fastest(self, share: str) -> str | None:
-        """The variant that loses least at a share to whichever other is best against it, compared as `loss` does.
+        """The variant with the smallest median at a share; not one that another beats beyond the noise.
 
-        Medians alone may name another one: what was timed in turn is compared in pairs.
+        What was timed in turn is compared in pairs, which may say another thing than medians do.
         """
         held = {variant: row[share] for variant, row in self.cells.items() if share in row}
-        worst = {variant: max(_ratio(cell, other) for other in held.values()) for variant, cell in held.items()}
-        return min(worst, key=lambda variant: (worst[variant], held[variant].median_s), default=None)
+        order = sorted(held, key=lambda variant: held[variant].median_s)
+        unbeaten = (each for each in order if not any(_is_beaten(held[each], other) for other in held.values()))
+        return next(unbeaten, order[0] if order else None)
 
     def loss(self, variant: str, share: str) -> Loss | None:
         """Against the fastest at this share; None where it was not measured."""
@@ -56,7 +57,7 @@ class CrossTable:
         mine, theirs = self.cells.get(variant, {}).get(share), self.cells.get(other, {}).get(share)
         if mine is None or theirs is None:
             return None
-        return loss(mine.run_secs, theirs.run_secs, in_turn=mine.contest == theirs.contest)
+        return _loss(mine, theirs)
 
     def all(self) -> Iterator[tuple[str, str, Cell, Loss]]:
         """Every cell that was measured: variant, share, cell, loss against the fastest there."""
@@ -82,8 +83,14 @@ class CrossTable:
         return variant, *worst[variant]
 
 
-def _ratio(cell: Cell, other: Cell) -> float:
-    return ratio(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest)
+def _loss(cell: Cell, other: Cell) -> Loss:
+    return loss(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest)
+
+
+def _is_beaten(cell: Cell, other: Cell) -> bool:
+    """Beyond the noise. The interval is worked out only where there is a difference to judge."""
+    is_slower = ratio(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest) > 1.0
+    return is_slower and not _loss(cell, other).is_tie
 
 
 def model_table(job: pb.Job) -> CrossTable:

@@ -48,13 +48,19 @@ def test_one_schedule_that_is_the_fastest_under_two_names_ties_with_nobody() -> 
     assert told == ["1.00 ms  fastest", "1.00 ms  fastest", "1.00 ms  tie"]
 
 
-def test_what_was_timed_in_turn_is_compared_in_pairs_and_nobody_beats_the_fastest() -> None:
-    """The machine slowed down after three turns: by its median `cpu:1` is faster, next to each other it is not."""
-    slower, faster = Cell([1.0, 1.0, 1.0, 3.0, 3.0], "j1"), Cell([0.9, 1.1, 1.1, 2.7, 2.7], "j1")
+def test_what_another_beats_in_pairs_is_not_the_fastest() -> None:
+    """The machine slowed down after four turns: by its median `cpu:1` is faster, next to each other it is not."""
+    slower, faster = Cell([1.0] * 4 + [3.0] * 3, "j1"), Cell([0.9] * 3 + [1.05] + [2.7] * 3, "j1")
     table = CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": slower}, "robust": {"cpu:1": faster}})
     assert slower.median_s < faster.median_s
     assert table.fastest("cpu:1") == "robust"
     assert [lost.median for *_, lost in table.all()] == [pytest.approx(1 / 0.9 - 1), 0.0]
+
+
+def test_what_ties_with_the_smallest_median_leaves_it_the_fastest() -> None:
+    smaller, pairwise = Cell([1.0, 1.0, 1.0, 3.0, 3.0], "j1"), Cell([0.9, 1.1, 1.1, 2.7, 2.7], "j1")
+    table = CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": smaller}, "robust": {"cpu:1": pairwise}})
+    assert [cell_text(table, name, "cpu:1") for name in table.cells] == ["1.00 s  fastest", "1.10 s  tie"]
 
 
 def test_the_table_in_words() -> None:
