@@ -28,7 +28,7 @@ from benchmarks.models import Model, find_model, operators_of
 from benchmarks.reference import differences
 from benchmarks.trajectory import geometric_mean
 from tuner_core.bundles import UNTUNED_VARIANT, Bundle
-from tuner_core.losses import Loss, loss
+from tuner_core.losses import Loss, loss, ratio
 
 SHARES = ("cpu:1", "cpu:2")
 BOTH = ",".join(SHARES)
@@ -192,7 +192,7 @@ def _told(name: str, losses: Sequence[Loss]) -> dict[str, Any]:
 
 
 def _regret(name: str, secs: Mapping[str, Sequence[float]]) -> float:
-    return max(loss(secs[name], found, in_turn=True).median for found in secs.values())
+    return max(ratio(secs[name], found, in_turn=True) for found in secs.values()) - 1.0
 
 
 def _other(share: str) -> str:
