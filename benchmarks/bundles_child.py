@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tuner_core.bundles import Bundle
-from tuner_core.shares import Share
-from workers.confinement import confinement_for
+from fractune_core.bundles import Bundle
+from fractune_core.shares import Share
+from fractune_workers.confinement import confinement_for
 
 _TURN_MS = 50
 """One turn calls the model until this long has passed"""
@@ -40,9 +40,9 @@ def _secs(call: Callable[[], float]) -> float:
 
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
-    from workers.children.models import load_variant, weights_of
-    from workers.children.processor import cpu_processor
-    from workers.children.timing import random_args
+    from fractune_workers.children.models import load_variant, weights_of
+    from fractune_workers.children.processor import cpu_processor
+    from fractune_workers.children.timing import random_args
 
     bundle, processor = Bundle(path), cpu_processor()
     machine = load_variant(bundle, variant, processor)

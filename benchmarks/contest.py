@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import Operator
-from tuner_core.records import UNTUNED
-from tuner_core.shares import Share
-from workers.bench import Batch, Bench
-from workers.child import Child
-from workers.confinement import confinement_for
-from workers.confinement.cpu import CpuConfinement
-from workers.gate import Gate, default_gate_dir
+from fractune_core.records import UNTUNED
+from fractune_core.shares import Share
+from fractune_workers.bench import Batch, Bench
+from fractune_workers.child import Child
+from fractune_workers.confinement import confinement_for
+from fractune_workers.confinement.cpu import CpuConfinement
+from fractune_workers.gate import Gate, default_gate_dir
 
 CONTESTS = 3
 """contests of each operator; each times every contestant as often as a final does (7 times, slow ones 3 times)"""
@@ -64,7 +64,7 @@ def open_bench(share: str) -> tuple[Bench, list[int]]:
 
 
 def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Batch:
-    child = Child("workers.children.building")
+    child = Child("fractune_workers.children.building")
     workload: dict[str, Any] = {"workload_hash": operator.workload_hash}
     try:
         args_info = child.call("learn_workload", _BUILD_TIMEOUT_S, **workload, workload=operator.workload)

@@ -23,11 +23,11 @@ import tvm
 from benchmarks.machine import arguments, write_result
 from benchmarks.trajectory import geometric_mean
 from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
-from tuner_core.records import candidate_id
-from tuner_server.scheduler.rounds import round_of
-from workers.children.artifacts import read_workload
-from workers.children.operator_search import OperatorSearch
-from workers.children.passes import Operator
+from fractune_core.records import candidate_id
+from fractune_server.scheduler.rounds import round_of
+from fractune_workers.children.artifacts import read_workload
+from fractune_workers.children.operator_search import OperatorSearch
+from fractune_workers.children.passes import Operator
 
 SHARES = ("cpu:1", "cpu:2")
 ROUND = 64

@@ -1,6 +1,6 @@
 """From a bundle to its first inference in a fresh process, and the memory that a loaded model takes.
 
-Seconds: in each fresh process, with Python itself started and nothing imported, from `tuner_client.load` to the first
+Seconds: in each fresh process, with Python itself started and nothing imported, from `fractune.load` to the first
 output; making the random input in between is not counted. The imports (NumPy, TVM's runtime) are timed in processes of
 their own, in turn with the others. A later inference is the code's own time.
 
@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model
-from workers.child import Child
+from fractune_workers.child import Child
 
 FIRST_OUTPUT_BAR_S = 0.3
 MEMORY_BAR = 1.2
@@ -71,7 +71,7 @@ def main() -> None:
 
 def _untuned(model: Model, out: Path) -> Path:
     """A bundle that nobody tuned, by the compiler's child just as a job makes one."""
-    child = Child("workers.children.compiling")
+    child = Child("fractune_workers.children.compiling")
     try:
         device = child.call("device", _COMPILE_TIMEOUT_S)
         manifest = {

@@ -23,9 +23,9 @@ _SHAPE = re.compile(r"shapetuple\[(\d+)\]")
 def seconds(bundle: str) -> dict[str, Any]:
     """From `load` to the first output when nothing is imported, and the inference alone once it is warm."""
     start = time.perf_counter()
-    import tuner_client
+    import fractune
 
-    model = tuner_client.load(bundle)
+    model = fractune.load(bundle)
     loaded = time.perf_counter()
     inputs = model.random_inputs()
     given = time.perf_counter()
@@ -47,9 +47,9 @@ def memory(bundle: str) -> dict[str, Any]:
     import numpy as np  # noqa: F401  imported here to be timed, as are the next ones
     import tvm_ffi_orcjit
 
-    import tuner_client
-    from tuner_client.inference import runner, runtime, tensors
-    from tuner_core.bundles import Bundle
+    import fractune
+    from fractune.inference import runner, runtime, tensors
+    from fractune_core.bundles import Bundle
 
     runtime.load_runtime()
     tvm_ffi_orcjit.default_session()
@@ -57,7 +57,7 @@ def memory(bundle: str) -> dict[str, Any]:
     inputs = tensors.random_inputs(tensors.specs_of(Bundle(Path(bundle)).manifest["inputs"]))
     before = _private_bytes()
     begun = time.perf_counter()
-    model = tuner_client.load(bundle)
+    model = fractune.load(bundle)
     loaded = time.perf_counter()
     for _ in range(_RUNS):
         model.run(inputs)

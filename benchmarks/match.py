@@ -26,13 +26,13 @@ import redis
 
 from benchmarks import match_log
 from benchmarks.machine import arguments, write_result
+from fractune_core.match import How, Policy
+from fractune_server.blob_store import BlobStore
+from fractune_server.deps import Changes, Deps
+from fractune_server.matching import Asked, Matcher
+from fractune_server.phases.ingesting import LooseIngests
+from fractune_server.store.store import Store, sqlite_url
 from tests.redis_process import running_redis
-from tuner_core.match import How, Policy
-from tuner_server.blob_store import BlobStore
-from tuner_server.deps import Changes, Deps
-from tuner_server.matching import Asked, Matcher
-from tuner_server.phases.ingesting import LooseIngests
-from tuner_server.store.store import Store, sqlite_url
 
 WARM_BAR_S = 0.1
 COLD_BAR_S = 2.0

@@ -16,15 +16,15 @@ from typing import Any
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from benchmarks.queue_cost import TRACE
+from fractune_core.devices import Device
+from fractune_core.jobs import OperatorTask
+from fractune_core.records import UNTUNED, TuningRecord, candidate_id, record_id
+from fractune_core.shares import GrantedShare
+from fractune_server.store.models import IngestedModel, IngestKey
+from fractune_server.store.rows import record_to_row
+from fractune_server.store.store import Store
+from fractune_server.store.tables import records
 from tests.fleet_simulated import TARGET, TARGET_KEY, made_up_record, workload_hash
-from tuner_core.devices import Device
-from tuner_core.jobs import OperatorTask
-from tuner_core.records import UNTUNED, TuningRecord, candidate_id, record_id
-from tuner_core.shares import GrantedShare
-from tuner_server.store.models import IngestedModel, IngestKey
-from tuner_server.store.rows import record_to_row
-from tuner_server.store.store import Store
-from tuner_server.store.tables import records
 
 DEVICE = Device("cpu", "made-up", 16, 64, 512, "a made-up processor")
 SHARES = ("cpu:4", "cpu:8", "cpu:6", "cpu:12")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workers.child import Child
+from fractune_workers.child import Child
 
 _INGEST_TIMEOUT_S = 300.0
 
@@ -98,7 +98,7 @@ def operators_of(model: Model, target: str = "") -> list[Operator]:
     """All operators, found by a compiler's child just as a job finds them. `target`: as of `fractune tune`, for a GPU
     `cuda:sm_90`; empty for this host's processor.
     """
-    child = Child("workers.children.compiling")
+    child = Child("fractune_workers.children.compiling")
     isa = target.removeprefix("cuda:")
     try:
         found: dict[str, Any] = child.call(

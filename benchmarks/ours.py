@@ -14,9 +14,9 @@ from benchmarks.models import Model
 from benchmarks.processes import Ended, run_timed
 from benchmarks.runs import Run
 from benchmarks.trajectory import Trial
-from tuner_core.records import Kind, Status, TuningRecord
+from fractune_core.records import Kind, Status, TuningRecord
 
-_COMMAND = [sys.executable, "-m", "tuner_client.cli"]
+_COMMAND = [sys.executable, "-m", "fractune.cli"]
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from benchmarks.machine import arguments, write_result
+from fractune_core.wire import BUILD_QUEUE, HANDLER, SERVER_STREAM
+from fractune_workers import entry
+from fractune_workers.gate import Gate
+from fractune_workers.roles.tune import BATCH
+from fractune_workers.station import Station
 from tests.redis_process import running_redis
-from tuner_core.wire import BUILD_QUEUE, HANDLER, SERVER_STREAM
-from workers import entry
-from workers.gate import Gate
-from workers.roles.tune import BATCH
-from workers.station import Station
 
 TRACE = "x" * 3500
 """as long as the trace of a convolution"""

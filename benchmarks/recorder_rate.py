@@ -11,13 +11,13 @@ from pathlib import Path
 import redis
 
 from benchmarks.queue_cost import TRACE
+from fractune_core.records import candidate_id
+from fractune_core.wire import EVENT_FIELD, STREAMS, tuner_stream
+from fractune_server.recorder import Recorder
+from fractune_server.store.filters import RecordFilter
+from fractune_server.store.store import Store, sqlite_url
 from tests.fleet_simulated import TARGET, TARGET_KEY, made_up_record, workload_hash
 from tests.redis_process import running_redis
-from tuner_core.records import candidate_id
-from tuner_core.wire import EVENT_FIELD, STREAMS, tuner_stream
-from tuner_server.recorder import Recorder
-from tuner_server.store.filters import RecordFilter
-from tuner_server.store.store import Store, sqlite_url
 
 _OPERATORS = 20
 _PART = 500

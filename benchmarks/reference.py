@@ -10,7 +10,7 @@ import numpy as np
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-import tuner_client
+import fractune
 
 
 class GlobalMaxPool(OpRun):
@@ -45,7 +45,7 @@ def differences(model: Path, bundle: Path) -> dict[str, float]:
 
     Of inputs between 0.1 and 1, integers 0 or 1. Raises SystemExit where an output is constant: it would prove nothing.
     """
-    loaded = tuner_client.load(bundle)
+    loaded = fractune.load(bundle)
     inputs = loaded.random_inputs()
     expected = expected_outputs(model, inputs)
     for spec, wanted in zip(loaded.outputs, expected, strict=True):

@@ -18,20 +18,20 @@ from pathlib import Path
 
 import redis
 
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.records import Status, TuningRecord
+from fractune_core.wire import WorkerInfo
+from fractune_server.blob_store import BlobStore
+from fractune_server.deps import Changes, Deps
+from fractune_server.fleet import Fleet
+from fractune_server.job_run import JobRun
+from fractune_server.phases.tuning import Instance, TuningPhase
+from fractune_server.queues import WorkQueues
+from fractune_server.scheduler.rounds import OperatorPlan, next_round
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import StoredJob, StoredOperator
 from tests.fleet_simulated import DEVICE, SECRET, TARGET, TARGET_KEY, granted, made_up_record, workload_hash
 from tests.redis_process import running_redis
-from tuner_core.jobs import JobSpec, JobState
-from tuner_core.records import Status, TuningRecord
-from tuner_core.wire import WorkerInfo
-from tuner_server.blob_store import BlobStore
-from tuner_server.deps import Changes, Deps
-from tuner_server.fleet import Fleet
-from tuner_server.job_run import JobRun
-from tuner_server.phases.tuning import Instance, TuningPhase
-from tuner_server.queues import WorkQueues
-from tuner_server.scheduler.rounds import OperatorPlan, next_round
-from tuner_server.store.store import Store, sqlite_url
-from tuner_server.store.stored_job import StoredJob, StoredOperator
 
 SHARE = "cpu:1"
 _TRIALS_BEHIND = 8

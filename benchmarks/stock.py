@@ -32,9 +32,9 @@ from benchmarks.models import Model, find_model
 from benchmarks.processes import run_timed
 from benchmarks.runs import Run
 from benchmarks.trajectory import Trial
-from tuner_core.jobs import JobSpec
-from tuner_core.shares import Share
-from workers.confinement import confinement_for
+from fractune_core.jobs import JobSpec
+from fractune_core.shares import Share
+from fractune_workers.confinement import confinement_for
 
 
 def tune(model: Model, share: str, only: str, trials: int, round_size: int, seed: int, target: str = "") -> Run:
@@ -95,9 +95,9 @@ def _tasks(model: Model, only: str, cores: int, target_text: str) -> list[Any]:
     """MetaSchedule's own tasks of the model as we import it, for the target named, or this host's own."""
     from tvm.s_tir import meta_schedule as ms
 
-    from workers.children.ingest import load_model
-    from workers.children.passes import prepare
-    from workers.children.target import default_target, parse_target
+    from fractune_workers.children.ingest import load_model
+    from fractune_workers.children.passes import prepare
+    from fractune_workers.children.target import default_target, parse_target
 
     spec = JobSpec(model="", model_name=model.name, shares=(), only=only)
     target = parse_target(target_text, cores) if target_text else default_target(cores)
@@ -109,7 +109,7 @@ def _search(tasks: list[Any], cores: int, work_dir: str, trials: int, round_size
     """Tune the tasks; when tuning began, the weights by workload hash, every trial, and failures by their cause."""
     from tvm.s_tir import meta_schedule as ms
 
-    from workers.children.passes import workload_hash
+    from fractune_workers.children.passes import workload_hash
 
     names = [workload_hash(task.dispatched[0]) for task in tasks]
     weights: Counter[str] = Counter()
@@ -149,7 +149,7 @@ def _watch(names: list[str], measured: list[Any], failures: Counter[str]) -> Any
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 
-    from workers.children.artifacts import write_trace
+    from fractune_workers.children.artifacts import write_trace
 
     @derived_object
     class Watch(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]

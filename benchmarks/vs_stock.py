@@ -34,12 +34,12 @@ from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, Operator, find_model, heavy, operators_of
 from benchmarks.runs import Run, finite
 from benchmarks.trajectory import Trial, best, first_held, geometric_mean, held_curve, incumbents
-from tuner_client.noise_file import NOISE_FILE
-from tuner_core.errors import ShareUnavailable
-from tuner_core.records import Kind, TuningRecord
-from tuner_core.shares import Share
-from workers.gpu.nvml import open_nvml
-from workers.gpu.visible import visible_gpu
+from fractune.noise_file import NOISE_FILE
+from fractune_core.errors import ShareUnavailable
+from fractune_core.records import Kind, TuningRecord
+from fractune_core.shares import Share
+from fractune_workers.gpu.nvml import open_nvml
+from fractune_workers.gpu.visible import visible_gpu
 
 TIME_BAR = 0.2
 RATE_BAR = 5.0

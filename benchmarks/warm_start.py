@@ -24,7 +24,7 @@ from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model, operators_of, resized
 from benchmarks.runs import Run, finite
 from benchmarks.trajectory import geometric_mean
-from tuner_core.records import TuningRecord
+from fractune_core.records import TuningRecord
 
 SAME_TRIALS_BAR = 0
 SAME_WALL_BAR_S = 10.0

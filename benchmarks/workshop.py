@@ -15,15 +15,15 @@ from pathlib import Path
 
 import tvm
 
-from tuner_core.records import FIRST_POLICY
-from tuner_core.shares import Share
-from tuner_core.targets import with_cores
-from workers.bench import Batch, Bench
-from workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from workers.children.artifacts import args_of, read_workload
-from workers.children.ingest import load_model
-from workers.children.intrinsics import keep_out_gpu_intrinsics
-from workers.children.passes import Operator, extract, prepare
+from fractune_core.records import FIRST_POLICY
+from fractune_core.shares import Share
+from fractune_core.targets import with_cores
+from fractune_workers.bench import Batch, Bench
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.children.artifacts import args_of, read_workload
+from fractune_workers.children.ingest import load_model
+from fractune_workers.children.intrinsics import keep_out_gpu_intrinsics
+from fractune_workers.children.passes import Operator, extract, prepare
 
 CORES = 2
 MODEL = files("onnx") / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
@@ -110,7 +110,7 @@ class Builders:
 
     def _child(self) -> Child:
         if not hasattr(self._local, "child"):
-            self._local.child = Child("workers.children.building")
+            self._local.child = Child("fractune_workers.children.building")
             with self._lock:
                 self._children.append(self._local.child)
         found: Child = self._local.child

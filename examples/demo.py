@@ -68,7 +68,7 @@ def run_at(bundle: Path, share: str) -> float:
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "tuner_client.cli", *args]
+    return [sys.executable, "-m", "fractune.cli", *args]
 
 
 if __name__ == "__main__":

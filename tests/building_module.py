@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from workers.children import building
+from fractune_workers.children import building
 
 
 def _obey(trace: str, _target: Any) -> bytes:

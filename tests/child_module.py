@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tuner_core.errors import ShareUnavailable
-from workers.child import ChildDied
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.child import ChildDied
 
 
 def echo(value: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-_COMMAND = [sys.executable, "-m", "tuner_client.cli"]
+_COMMAND = [sys.executable, "-m", "fractune.cli"]
 _ENV = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
 
@@ -46,7 +46,7 @@ def write_model(path: Path, channels: int = 8) -> Path:
     return path
 
 
-def fractune(
+def run_fractune(
     *args: str, timeout_s: float = 240.0, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""

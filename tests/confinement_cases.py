@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+from fractune_workers.confinement import Confinement, confinement_for
+from fractune_workers.confinement.full import FullConfinement
+from fractune_workers.confinement.green import GreenConfinement
+from fractune_workers.confinement.mig import MigConfinement
+from fractune_workers.confinement.mps import MpsConfinement
+from fractune_workers.confinement.mps_sm import MpsSmConfinement
+from fractune_workers.gpu.mps_control import PROGRAM
+from fractune_workers.gpu.nvml import NvidiaMl, open_nvml
 from tests.simulated_cuda import simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.simulated_mps import OneGpu, installed_program, open_simulated_driver
 from tests.simulated_nvml import SimulatedNvml
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import Share
-from workers.confinement import Confinement, confinement_for
-from workers.confinement.full import FullConfinement
-from workers.confinement.green import GreenConfinement
-from workers.confinement.mig import MigConfinement
-from workers.confinement.mps import MpsConfinement
-from workers.confinement.mps_sm import MpsSmConfinement
-from workers.gpu.mps_control import PROGRAM
-from workers.gpu.nvml import NvidiaMl, open_nvml
 
 Machine = Callable[[], AbstractContextManager[dict[str, str]]]
 """Sets up what a case needs, and gives environment variables for its processes"""

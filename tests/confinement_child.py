@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fractune_core.shares import Share
 from tests.confinement_cases import ALL_CASES
-from tuner_core.shares import Share
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

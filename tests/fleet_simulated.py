@@ -1,6 +1,6 @@
 """A simulated fleet: real RQ workers on a real Redis that answer work with made-up, repeatable results.
 
-It stands in for workers/ and TVM, so that the server is tested by itself. A "model" is JSON text:
+It stands in for workers/fractune_workers/ and TVM, so that the server is tested by itself. A "model" is JSON text:
 `{"operators": [{"name": ..., "weight": ..., "space": N}]}`; `space` bounds the candidates of an operator.
 `python -m tests.fleet_simulated URL ROLE NAME [SHARE]` runs one worker as a process of its own, to be killed.
 """
@@ -26,12 +26,12 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 
-from tuner_core import wire
-from tuner_core.blobs import get_blob, put_blob
-from tuner_core.devices import Device
-from tuner_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, candidate_id, record_id
-from tuner_core.shares import GrantedShare
-from tuner_core.signing import open_signed, sign
+from fractune_core import wire
+from fractune_core.blobs import get_blob, put_blob
+from fractune_core.devices import Device
+from fractune_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, candidate_id, record_id
+from fractune_core.shares import GrantedShare
+from fractune_core.signing import open_signed, sign
 
 SECRET = b"a secret of tests"
 DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import GrantedShare, Share
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import GrantedShare, Share
 
 FOLDER = "POISON_DEVICE"
 """the environment variable that names the folder"""

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fractune_core.devices import Device
+from fractune_core.shares import Share
 from tests.poison import PoisonConfinement
-from tuner_core.devices import Device
-from tuner_core.shares import Share
 
 _LOOK_EVERY_S = 0.002
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fractune_core.shares import GrantedShare
 from tests.cli_process import write_model
-from tuner_core.shares import GrantedShare
 
 
 def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:
@@ -22,8 +22,8 @@ def compile_model(
     model: Path, out: Path, target: str = "", tuned: Sequence[str] = ("cpu:1", "cpu:2"), **changes: Any
 ) -> Path:
     """A bundle with the variants `tuned`, none of which is, and untuned."""
-    from workers.children.compiling import compile_bundle
-    from workers.children.target import host_device
+    from fractune_workers.children.compiling import compile_bundle
+    from fractune_workers.children.target import host_device
 
     shares = {f"cpu:{n}": GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False) for n in (1, 2)}
     manifest = {

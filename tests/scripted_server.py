@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from tuner_core.errors import FractuneError, NotFound
-from tuner_core.pb import fractune_pb2 as pb
-from tuner_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.errors import FractuneError, NotFound
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
 
 
 def abort(context: grpc.ServicerContext, error: FractuneError) -> NoReturn:

@@ -16,12 +16,12 @@ from typing import Any, Self
 
 import grpc
 
+from fractune_core.errors import FractuneError
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_server.main import ServerOptions, run_server
 from tests.fleet_simulated import SECRET
 from tests.redis_process import wait_until
-from tuner_core.errors import FractuneError
-from tuner_core.pb import fractune_pb2 as pb
-from tuner_core.pb import fractune_pb2_grpc as rpc
-from tuner_server.main import ServerOptions, run_server
 
 
 class Client:

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+from fractune_workers.gpu.driver import CudaDriver
 from tests.simulated_gpu import SimulatedGpu
-from workers.gpu.driver import CudaDriver
 
 
 class CUresult(IntEnum):

@@ -12,16 +12,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from fractune_core import wire
+from fractune_core.blobs import get_blob
+from fractune_core.bundles import UNTUNED_VARIANT, Bundle
+from fractune_core.devices import Device
+from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
+from fractune_core.shares import GrantedShare
+from fractune_core.signing import open_signed
+from fractune_workers.children.archives import unpack
 from tests.cubins import cubin_arch, cubins_in
 from tests.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record
-from tuner_core import wire
-from tuner_core.blobs import get_blob
-from tuner_core.bundles import UNTUNED_VARIANT, Bundle
-from tuner_core.devices import Device
-from tuner_core.records import UNTUNED, Status, TuningRecord, record_id
-from tuner_core.shares import GrantedShare
-from tuner_core.signing import open_signed
-from workers.children.archives import unpack
 
 SECRET = b"a secret for tests"
 DEVICE = Device("cuda", "sm_90", 132, 140, 51_200, "a simulated H200")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from fractune.inference.cuda_driver import Attribute
 from tests.simulated_cuda import CUdevice_attribute, SimulatedCuda, Staged
 from tests.simulated_gpu import SimulatedGpu
-from tuner_client.inference.cuda_driver import Attribute
 
 _SHOWN = {
     Attribute.MULTIPROCESSOR_COUNT: CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+from fractune_workers.gpu import mps_daemon
+from fractune_workers.gpu.driver import DriverFailed
+from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl
+from fractune_workers.gpu.nvml import Gpu
 from tests import simulated_mps_control
 from tests.simulated_mps_control import SMS, tell
-from workers.gpu import mps_daemon
-from workers.gpu.driver import DriverFailed
-from workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl
-from workers.gpu.nvml import Gpu
 
 MEMORY_BYTES = 141 << 30
 H200 = Gpu(

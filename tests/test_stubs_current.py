@@ -1,4 +1,4 @@
-"""The generated code under tuner_core/pb is what scripts/stubs makes of protos/ today."""
+"""The generated code under tuner_core/fractune_core/pb is what scripts/stubs makes of protos/ today."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-GENERATED = REPOSITORY / "tuner_core" / "pb"
+GENERATED = REPOSITORY / "tuner_core" / "fractune_core" / "pb"
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
         capture_output=True,
     )
-    return out / "tuner_core" / "pb"
+    return out / "fractune_core" / "pb"
 
 
 def generated_files(folder: Path) -> dict[str, str]:
@@ -39,4 +39,4 @@ def test_the_generated_code_is_current(fresh: Path) -> None:
 def test_every_proto_stands_where_its_package_is() -> None:
     protos = [path.relative_to(REPOSITORY / "protos") for path in (REPOSITORY / "protos").rglob("*.proto")]
     assert protos
-    assert {path.parent for path in protos} == {Path("tuner_core/pb")}
+    assert {path.parent for path in protos} == {Path("fractune_core/pb")}

@@ -14,16 +14,16 @@ from typing import Any
 
 import redis
 
+from fractune_core.wire import WorkerInfo, worker_key
 from tests.redis_process import wait_until
-from tuner_core.wire import WorkerInfo, worker_key
 
 SECRET = b"a secret for tests"
 
 _MAIN = """
 import sys
 from pathlib import Path
-from tuner_core.errors import FractuneError
-from workers.main import WorkerOptions, run_worker
+from fractune_core.errors import FractuneError
+from fractune_workers.main import WorkerOptions, run_worker
 name, role, url, gate, share, cores = sys.argv[1:]
 try:
     run_worker(WorkerOptions(role, url, b"a secret for tests", share or None,
@@ -101,8 +101,8 @@ def matmul_workload(size: int) -> dict[str, Any]:
 import json, tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
-from workers.children.passes import _operator
-from workers.children.target import default_target, target_key
+from fractune_workers.children.passes import _operator
+from fractune_workers.children.target import default_target, target_key
 a = te.placeholder(({size}, {size}), name="a")
 b = te.placeholder(({size}, {size}), name="b")
 k = te.reduce_axis((0, {size}), name="k")

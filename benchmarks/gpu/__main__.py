@@ -23,9 +23,9 @@ from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.suite import Plan, run_plan
 from benchmarks.gpu.tidy import private_folder
 from benchmarks.machine import RESULTS
-from tuner_core.errors import ShareUnavailable
-from workers.gpu.nvml import open_nvml
-from workers.gpu.visible import visible_gpu
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu.nvml import open_nvml
+from fractune_workers.gpu.visible import visible_gpu
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -46,7 +46,7 @@ class Ended:
 
 def fractune(given: Slice, *args: str, seconds: float | None = None) -> list[dict[str, Any]]:
     """Run `fractune ARGS --json`; its events. Raises PartFailed."""
-    ended = python(given, "-m", "tuner_client.cli", *args, "--json", seconds=seconds)
+    ended = python(given, "-m", "fractune.cli", *args, "--json", seconds=seconds)
     ended.check(f"fractune {args[0]}")
     return ended.events
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.cuda_compilers import CudaCompiler
+from fractune_workers.cuda_compilers import CudaCompiler
 
 SIZE = 1 << 16
 """numbers in each tensor: three of them fit into one piece of memory as CUDA takes it from the GPU, so that a write
@@ -67,9 +67,9 @@ class Spoiling:
 
 def build(kind: str, number: int, target: str) -> str:
     """The archive (base64) of candidate `number` for `target` (`cuda:sm_90`): `GOOD`, or with a fault."""
-    from workers.children.cuda_building import build_archive
-    from workers.children.cuda_target import compiler_for
-    from workers.children.target import parse_target
+    from fractune_workers.children.cuda_building import build_archive
+    from fractune_workers.children.cuda_target import compiler_for
+    from fractune_workers.children.target import parse_target
 
     parsed = parse_target(target, 1)
     compiler = Spoiling(compiler_for(parsed), lambda source: spoilt(source, kind, number))
@@ -94,7 +94,7 @@ def _scheduled(number: int) -> Any:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    from workers.children.cuda_building import stay_off_gpus
+    from fractune_workers.children.cuda_building import stay_off_gpus
 
     stay_off_gpus()
     return {"build": build}

@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.gpu.command import fractune
 from benchmarks.gpu.part import Finding, PartFailed, Slice
 from benchmarks.models import Model, find_model, heavy, operators_of
-from tuner_core.bundles import UNTUNED_VARIANT
-from workers.gpu.nvml import Gpu
+from fractune_core.bundles import UNTUNED_VARIANT
+from fractune_workers.gpu.nvml import Gpu
 
 _MODELS = ("squeezenet", "resnet50")
 _OPERATORS = 4

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.gpu.nvml import Gpu
+from fractune_workers.gpu.nvml import Gpu
 
 
 class PartFailed(Exception):

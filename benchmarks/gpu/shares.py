@@ -7,12 +7,12 @@ from typing import Any
 
 from benchmarks.gpu.command import python
 from benchmarks.gpu.part import Finding, PartFailed, Slice
-from workers.offers import NOT_PROVED, PROOF_FAILED
+from fractune_workers.offers import NOT_PROVED, PROOF_FAILED
 
 
 def run(given: Slice) -> Finding:
     # Not by `fractune`: a proof that failed ends the command with 4, and what it printed counts all the same.
-    ended = python(given, "-m", "tuner_client.cli", "shares", "--prove", "--json")
+    ended = python(given, "-m", "fractune.cli", "shares", "--prove", "--json")
     devices = [event for event in ended.events if event["event"] == "device" and event["uuid"] == given.gpu.uuid]
     if not devices:
         ended.check("fractune shares --prove")

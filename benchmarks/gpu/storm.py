@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HANG
-from tuner_core.errors import FractuneError
-from tuner_core.records import Status
-from tuner_core.shares import Share
-from workers.bench import Batch, Bench, Outcome
-from workers.child import Child
-from workers.gpu.nvml import open_nvml
-from workers.gpu.visible import visible_gpu
+from fractune_core.errors import FractuneError
+from fractune_core.records import Status
+from fractune_core.shares import Share
+from fractune_workers.bench import Batch, Bench, Outcome
+from fractune_workers.child import Child
+from fractune_workers.gpu.nvml import open_nvml
+from fractune_workers.gpu.visible import visible_gpu
 
 GUILTY_ONE_IN = 20
 _BATCH = 4

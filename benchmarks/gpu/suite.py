@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.gpu.part import Finding, Part, PartFailed, Slice
 from benchmarks.machine import facts
-from workers.gpu.nvml import Gpu
+from fractune_workers.gpu.nvml import Gpu
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from workers.gpu.mps_control import PROGRAM, MpsControl, MpsFailed
+from fractune_workers.gpu.mps_control import PROGRAM, MpsControl, MpsFailed
 
 _END_TIMEOUT_S = 10.0
 _LOOK_EVERY_S = 0.1

@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from tuner_client import load
-from tuner_client.client import Client
-from tuner_client.inference.comparing import differences, time_in_turns
-from tuner_core.convert import spec_to_proto, state_from_proto
-from tuner_core.errors import FractuneError, JobFailed
-from tuner_core.jobs import JobSpec
-from tuner_core.losses import loss
-from tuner_core.names import Collection
-from tuner_core.shares import parse_shares
+from fractune import load
+from fractune.client import Client
+from fractune.inference.comparing import differences, time_in_turns
+from fractune_core.convert import spec_to_proto, state_from_proto
+from fractune_core.errors import FractuneError, JobFailed
+from fractune_core.jobs import JobSpec
+from fractune_core.losses import loss
+from fractune_core.names import Collection
+from fractune_core.shares import parse_shares
 
 TURNS = 21
 LARGEST_DIFFERENCE = 1e-3

@@ -15,8 +15,8 @@ from tests.cli_process import (
     descendants,
     error_line,
     events,
-    fractune,
     parent_of,
+    run_fractune,
     start_fractune,
     stopped_at_end,
     users_of,
@@ -67,7 +67,7 @@ def test_a_stopped_command_cancels_its_job_and_ends_everything(state: Path, numb
     assert (tuning.returncode, said) == (code, "")
     assert not any(parent_of(pid) for pid in started)
     assert users_of(state) == []
-    (job,) = events(fractune("jobs", "--state", str(state), "--json"))
+    (job,) = events(run_fractune("jobs", "--state", str(state), "--json"))
     assert job["state"] == "cancelled"
 
 
@@ -85,7 +85,7 @@ def test_redis_gone_in_mid_job_is_told_and_the_next_run_goes_on(state: Path) -> 
     assert "run the same command again" in said
     assert said.count("\n") == 1
     assert not any(parent_of(pid) for pid in started)
-    kept = events(fractune("log", "show", "--state", str(state), "--limit", "9999", "--json"))
+    kept = events(run_fractune("log", "show", "--state", str(state), "--limit", "9999", "--json"))
     assert len({record["candidate_id"] for record in kept}) >= done
     again = start_tuning(state)
     with stopped_at_end(again):
@@ -98,12 +98,12 @@ def test_a_state_folder_in_use_is_told_with_who_uses_it(state: Path) -> None:
     tuning = start_tuning(state)
     with stopped_at_end(tuning):
         await_event(tuning, event="job")
-        ended = fractune("jobs", "--state", str(state))
+        ended = run_fractune("jobs", "--state", str(state))
         assert ended.returncode == 7
         line = error_line(ended)
         assert f"another fractune stack (pid {tuning.pid}) uses {state}" in line
         address = line.partition("--server ")[2].split()[0]
-        assert len(events(fractune("jobs", "--server", address, "--json"))) == 1
+        assert len(events(run_fractune("jobs", "--server", address, "--json"))) == 1
 
 
 def test_parts_killed_in_mid_job_are_started_again_and_no_record_is_lost_or_doubled(state: Path) -> None:
@@ -114,10 +114,10 @@ def test_parts_killed_in_mid_job_are_started_again_and_no_record_is_lost_or_doub
     with stopped_at_end(tuning):
         for part in parts:
             await_event(tuning, event="progress", state="tuning")
-            os.kill(find(tuning, "tuner_client.cli", *part), signal.SIGKILL)
+            os.kill(find(tuning, "fractune.cli", *part), signal.SIGKILL)
         result = await_event(tuning, event="result")
         tuning.communicate(timeout=90)
     assert tuning.returncode == 0
     assert result["trials"] == {"cpu:1": 40}
-    trials = events(fractune("log", "show", "--kind", "trial", "--state", str(state), "--limit", "999", "--json"))
+    trials = events(run_fractune("log", "show", "--kind", "trial", "--state", str(state), "--limit", "999", "--json"))
     assert len(trials) == len({record["candidate_id"] for record in trials}) == 40

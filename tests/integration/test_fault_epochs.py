@@ -22,16 +22,16 @@ from typing import Any
 import pytest
 import redis
 
+from fractune_core.blobs import put_blob
+from fractune_core.devices import Device
+from fractune_core.records import Status, TuningRecord, candidate_id
+from fractune_core.signing import sign
+from fractune_core.wire import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
+from fractune_server.fleet import live_workers
+from fractune_server.queues import WorkQueues
+from fractune_server.reaper import ATTEMPTS, Reaper
 from tests.poison import FOLDER, PoisonDevice
 from tests.redis_process import running_redis, wait_until
-from tuner_core.blobs import put_blob
-from tuner_core.devices import Device
-from tuner_core.records import Status, TuningRecord, candidate_id
-from tuner_core.signing import sign
-from tuner_core.wire import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
-from tuner_server.fleet import live_workers
-from tuner_server.queues import WorkQueues
-from tuner_server.reaper import ATTEMPTS, Reaper
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -47,8 +47,8 @@ _MAIN = """
 import sys
 from pathlib import Path
 from tests.poison import PoisonConfinement
-from workers import bench, fate
-from workers.main import WorkerOptions, run_worker
+from fractune_workers import bench, fate
+from fractune_workers.main import WorkerOptions, run_worker
 bench.confinement_for, bench._CHILD, bench._TRIAL_TIMEOUT_S = PoisonConfinement, "tests.poison_child", 1.0
 name, url, folder, fate._REOPEN_TIMEOUT_S = *sys.argv[1:-1], float(sys.argv[-1])
 run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", None, Path(folder), name))

@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
-from tests.cli_process import error_line, events, fractune, start_fractune, stopped_at_end, write_model
+from fractune.client import Client
+from fractune.inference.choosing import choose_variant
+from fractune.inference.cuda_driver import NoDriver, ask_gpu, look_at_gpu
+from fractune.inference.gpu_share import PERCENTAGE, check_gpu, gpu_share_here
+from fractune_core.bundles import Bundle
+from fractune_core.devices import Device
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
+from fractune_core.match import How
+from fractune_workers.cuda_compilers import find_compiler
+from tests.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.redis_process import running_redis, wait_until
 from tests.simulated_cuda import Staged
 from tests.simulated_gpu import MODELS, SimulatedGpu
 from tests.simulated_gpu_measurer import DEVICE, SECRET, SMS, simulated_gpu_measurers
 from tests.simulated_libcuda import SimulatedLibcuda
-from tuner_client.client import Client
-from tuner_client.inference.choosing import choose_variant
-from tuner_client.inference.cuda_driver import NoDriver, ask_gpu, look_at_gpu
-from tuner_client.inference.gpu_share import PERCENTAGE, check_gpu, gpu_share_here
-from tuner_core.bundles import Bundle
-from tuner_core.devices import Device
-from tuner_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
-from tuner_core.match import How
-from workers.cuda_compilers import find_compiler
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
@@ -48,7 +48,7 @@ class Fleet:
 
     def tune(self, shares: str, *more: str) -> subprocess.CompletedProcess[str]:
         asked = ("--shares", shares, "--trials", str(TRIALS), "--only", "relu")
-        return fractune(
+        return run_fractune(
             "tune", str(self.model), *asked, "--server", self.address, "--out", str(self.folder), "--json", *more
         )
 
@@ -100,7 +100,7 @@ def test_every_candidate_is_built_once_and_measured_at_each_share(fleet: Fleet, 
     ]
     assert all(set(operator["best_s"]) == set(SHARES) for operator in result["operators"])
     out = fleet.folder / "records.jsonl"
-    done = fractune("log", "export", str(out), "--format", "jsonl", "--server", fleet.address)
+    done = run_fractune("log", "export", str(out), "--format", "jsonl", "--server", fleet.address)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     records = [line["record"] for line in lines if "record" in line]
@@ -140,7 +140,7 @@ def test_at_inference_the_variant_of_the_share_is_found(bundle: Bundle, monkeypa
 def test_the_log_knows_which_record_fits(fleet: Fleet, result: dict[str, Any]) -> None:
     assert result["bundle"]
     asked = ("match", str(fleet.model), "--share", "mps:50", "--server", fleet.address, "--json")
-    found = [each for each in events(fractune(*asked)) if "relu" in json.dumps(each)]
+    found = [each for each in events(run_fractune(*asked)) if "relu" in json.dumps(each)]
     assert found
     assert all('"exact"' in json.dumps(each) for each in found)
 
@@ -176,6 +176,6 @@ def test_a_machine_without_a_gpu_reads_the_bundle_and_does_not_run_it(bundle: Bu
         pass
     else:
         pytest.skip("there is an NVIDIA driver here")
-    ended = fractune("run", result["bundle"])
+    ended = run_fractune("run", result["bundle"])
     assert ended.returncode == BadBundle.exit_code
     assert "small.fractune is for a GPU (sm_90): this machine has no NVIDIA driver" in error_line(ended)

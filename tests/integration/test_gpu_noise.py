@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from fractune_core.records import TimingPolicy
+from fractune_core.shares import Share
+from fractune_workers import company, noise
+from fractune_workers.bench import Batch, Outcome
+from fractune_workers.children.archives import unpack
+from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.noise import NoiseOptions, measure_noise
 from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.simulated_bench import SimulatedBench, SimulatedGpuMachine
-from tuner_core.records import TimingPolicy
-from tuner_core.shares import Share
-from workers import company, noise
-from workers.bench import Batch, Outcome
-from workers.children.archives import unpack
-from workers.cuda_compilers import find_compiler
-from workers.noise import NoiseOptions, measure_noise
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
 

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_core.records import COLD, FINAL_POLICY, UNTUNED, WARM, Status, candidate_id, with_cache
+from fractune_core.shares import Share
+from fractune_core.targets import target_key
+from fractune_workers.bench import Batch, Bench
+from fractune_workers.child import Child
+from fractune_workers.children.target import parse_target
+from fractune_workers.confinement import confinement_for
+from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu.nvml import open_nvml
+from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.steady import steadily
 from tests.worker_processes import matmul_workload
-from tuner_core.errors import ShareUnavailable
-from tuner_core.records import COLD, FINAL_POLICY, UNTUNED, WARM, Status, candidate_id, with_cache
-from tuner_core.shares import Share
-from tuner_core.targets import target_key
-from workers.bench import Batch, Bench
-from workers.child import Child
-from workers.children.target import parse_target
-from workers.confinement import confinement_for
-from workers.cuda_compilers import find_compiler
-from workers.gpu.clocks import NOT_TOLD, GpuClock
-from workers.gpu.nvml import open_nvml
-from workers.gpu.visible import visible_gpu
-from workers.steady import steadily
 
 SIZE = 96
 CANDIDATES = 4
@@ -64,7 +64,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     share, workload = Share.parse(request.param), matmul_workload(SIZE)
     target = target_of(share, workload)
     known = {"workload_hash": workload["hash"]}
-    search, builder = Child("workers.children.searching", ["2"]), Child("workers.children.building")
+    search, builder = Child("fractune_workers.children.searching", ["2"]), Child("fractune_workers.children.building")
     opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "borrowed": []}
     search.call("open", 120, **known, target_key=target_key(target), **opened)
     proposed = search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli_process import descendants, error_line, events, fractune, start_fractune
+from fractune.noise_file import NOISE_FILE, load_noise
+from tests.cli_process import descendants, error_line, events, run_fractune, start_fractune
 from tests.worker_processes import alive
-from tuner_client.noise_file import NOISE_FILE, load_noise
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) -> None:
     state, picture = tmp_path / "state", tmp_path / "noise.svg"
     options = ["--share", "cpu:1", "--measurers", "1", "--candidates", "8", "--json", "--picture", str(picture)]
-    ended = fractune("noise", *options, "--state", str(state))
+    ended = run_fractune("noise", *options, "--state", str(state))
     (report,) = events(ended)
     assert report["event"] == "noise"
     assert report["granted"]["units"] == 1
@@ -42,7 +42,7 @@ def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("share", "says"), [("cpu:9999", "larger than this machine"), ("mps:25", "NVIDIA")])
 def test_a_share_that_cannot_be_had_is_refused(tmp_path: Path, share: str, says: str) -> None:
-    ended = fractune("noise", "--share", share, "--state", str(tmp_path))
+    ended = run_fractune("noise", "--share", share, "--state", str(tmp_path))
     assert ended.returncode == 4
     assert says in error_line(ended)
     assert not (tmp_path / NOISE_FILE).exists()
@@ -51,7 +51,7 @@ def test_a_share_that_cannot_be_had_is_refused(tmp_path: Path, share: str, says:
 def test_a_model_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(b"\x00\x01 this is no model")
-    ended = fractune("noise", "--share", "cpu:1", "--model", str(model), "--state", str(tmp_path))
+    ended = run_fractune("noise", "--share", "cpu:1", "--model", str(model), "--state", str(tmp_path))
     assert ended.returncode == 3
     assert ended.stderr.splitlines()[-1].startswith("fractune: m.onnx")
     assert "Traceback" not in ended.stderr

@@ -12,6 +12,18 @@ import pytest
 import redis
 from sqlalchemy import event
 
+from fractune_core import wire
+from fractune_core.errors import FractuneError, RedisGone, StateUnusable
+from fractune_core.jobs import JobSpec, JobState, OperatorTask
+from fractune_core.wire import tuner_stream
+from fractune_server.blob_store import BlobStore
+from fractune_server.deps import Changes, Deps
+from fractune_server.engine import Engine
+from fractune_server.phases.ingesting import ingest_key
+from fractune_server.store.filters import RecordFilter
+from fractune_server.store.models import IngestedModel
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import StoredJob
 from tests.fleet_simulated import (
     DEVICE,
     SECRET,
@@ -24,18 +36,6 @@ from tests.fleet_simulated import (
 )
 from tests.redis_process import running_redis, wait_until
 from tests.unit.server.test_server_streams import BUILD, send
-from tuner_core import wire
-from tuner_core.errors import FractuneError, RedisGone, StateUnusable
-from tuner_core.jobs import JobSpec, JobState, OperatorTask
-from tuner_core.wire import tuner_stream
-from tuner_server.blob_store import BlobStore
-from tuner_server.deps import Changes, Deps
-from tuner_server.engine import Engine
-from tuner_server.phases.ingesting import ingest_key
-from tuner_server.store.filters import RecordFilter
-from tuner_server.store.models import IngestedModel
-from tuner_server.store.store import Store, sqlite_url
-from tuner_server.store.stored_job import StoredJob
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
+from fractune_core.pb import fractune_pb2 as pb
 from tests.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
 from tests.redis_process import running_redis, wait_until
 from tests.server_process import Client, ServerProcess, model_bytes, running_server
-from tuner_core.pb import fractune_pb2 as pb
 
 OPERATORS = (("conv2d_a", 4), ("conv2d_b", 2), ("dense", 1))
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli_process import events, fractune
+from fractune.noise_file import NOISE_FILE, load_noise
+from fractune_workers.cuda_compilers import find_compiler
+from tests.cli_process import events, run_fractune
 from tests.confinement_cases import real_gpu, real_mps
-from tuner_client.noise_file import NOISE_FILE, load_noise
-from workers.cuda_compilers import find_compiler
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +38,7 @@ def gpu_with_mps() -> Iterator[None]:
 
 def noise(state: Path, share: str, measurers: str) -> dict[str, Any]:
     options = ["--share", share, "--measurers", measurers, "--candidates", "8", "--json"]
-    (report,) = events(fractune("noise", *options, "--state", str(state)))
+    (report,) = events(run_fractune("noise", *options, "--state", str(state)))
     return report
 
 

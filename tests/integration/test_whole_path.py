@@ -17,14 +17,14 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-import tuner_client
+import fractune
 from benchmarks.models import find_model
 from benchmarks.reference import expected_outputs
-from tests.cli_process import error_line, events, fractune, start_fractune, stopped_at_end, write_model
+from fractune.client import Client
+from fractune_core.bundles import Bundle
+from fractune_core.errors import ServerUnreachable
+from tests.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
 from tests.redis_process import running_redis, wait_until
-from tuner_client.client import Client
-from tuner_core.bundles import Bundle
-from tuner_core.errors import ServerUnreachable
 
 ONLY = "conv2d"
 SHARES = ("cpu:1", "cpu:2")
@@ -38,7 +38,7 @@ class Fleet:
     model: Path
 
     def tune(self, *more: str) -> subprocess.CompletedProcess[str]:
-        return fractune(
+        return run_fractune(
             *("tune", str(self.model), "--shares", ",".join(SHARES), "--trials", "8", "--only", ONLY),
             *("--server", self.address, "--out", str(self.folder), "--json", *more),
         )
@@ -122,7 +122,7 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
     inputs, outputs = tmp_path / "in.npz", tmp_path / "out.npz"
     np.savez(inputs, x=np.ones((1, 4, 16, 16), "float32"))
     args = ["--share", share, "--repeats", "3", "--inputs", str(inputs), "--save-outputs", str(outputs)]
-    (report,) = events(fractune("run", tuned[-1]["bundle"], *args, "--json"))
+    (report,) = events(run_fractune("run", tuned[-1]["bundle"], *args, "--json"))
     assert (report["variant"], report["exact"], report["units"]) == (share, True, int(share[-1]))
     assert report["max_rel_difference"] < 1e-3
     assert len(report["tuned_run_secs"]) == len(report["untuned_run_secs"]) == 3
@@ -132,8 +132,10 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
 def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: Fleet, tmp_path: Path) -> None:
     model = find_model("magika")
     args = ["--shares", ",".join(SHARES), "--trials", "8", "--only", "conv2d", *model.options]
-    told = events(fractune("tune", str(model.path), *args, "--server", fleet.address, "--out", str(tmp_path), "--json"))
-    loaded = tuner_client.load(told[-1]["bundle"])
+    told = events(
+        run_fractune("tune", str(model.path), *args, "--server", fleet.address, "--out", str(tmp_path), "--json")
+    )
+    loaded = fractune.load(told[-1]["bundle"])
     inputs = {"bytes": np.random.default_rng(1).integers(0, 256, model.inputs["bytes"]).astype(np.int32)}
     (expected,) = expected_outputs(model.path, inputs)
     names = [variant["name"] for variant in loaded.bundle.variants]
@@ -145,13 +147,13 @@ def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: F
 
 def test_wrong_inputs_of_a_bundle_are_told(tuned: list[dict[str, Any]], tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", x=np.ones((1, 3), "float32"))
-    ended = fractune("run", tuned[-1]["bundle"], "--inputs", str(tmp_path / "in.npz"))
+    ended = run_fractune("run", tuned[-1]["bundle"], "--inputs", str(tmp_path / "in.npz"))
     assert ended.returncode == 2
     assert "the model takes x float32[1, 4, 16, 16]; given: x float32[1, 3]" in error_line(ended)
 
 
 def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dict[str, Any]]) -> None:
-    matches = events(fractune("match", str(fleet.model), "--share", "cpu:1", "--server", fleet.address, "--json"))
+    matches = events(run_fractune("match", str(fleet.model), "--share", "cpu:1", "--server", fleet.address, "--json"))
     names = {operator["name"] for operator in tuned[-1]["operators"]}
     assert names < {match["operator"] for match in matches}
     for match in matches:
@@ -166,20 +168,20 @@ def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dic
 @pytest.mark.usefixtures("tuned")
 def test_the_log_goes_out_and_comes_back(fleet: Fleet, tmp_path: Path) -> None:
     at = ("--server", fleet.address)
-    shown = events(fractune("log", "show", "--share", "cpu:1", "--kind", "trial", "--limit", "99", "--json", *at))
+    shown = events(run_fractune("log", "show", "--share", "cpu:1", "--kind", "trial", "--limit", "99", "--json", *at))
     assert len(shown) >= 8
     assert all(record["granted"]["ids"] == [0] for record in shown)
     path = tmp_path / "log.jsonl"
-    (exported,) = events(fractune("log", "export", str(path), "--json", *at))
-    (answer,) = events(fractune("log", "import", str(path), "--json", *at))
+    (exported,) = events(run_fractune("log", "export", str(path), "--json", *at))
+    (answer,) = events(run_fractune("log", "import", str(path), "--json", *at))
     assert answer == {"added": 0, "already_there": exported["records"]}
 
 
 @pytest.mark.usefixtures("tuned")
 def test_the_log_of_one_fleet_serves_another(fleet: Fleet, tmp_path: Path) -> None:
     path, state = tmp_path / "log.jsonl", tmp_path / "state"
-    (exported,) = events(fractune("log", "export", str(path), "--json", "--server", fleet.address))
-    (answer,) = events(fractune("log", "import", str(path), "--json", "--state", str(state)))
+    (exported,) = events(run_fractune("log", "export", str(path), "--json", "--server", fleet.address))
+    (answer,) = events(run_fractune("log", "import", str(path), "--json", "--state", str(state)))
     assert answer == {"added": exported["records"], "already_there": 0}
 
 
@@ -207,20 +209,20 @@ ms.relax_integration.compile_relax(database, mod, target, params=None)
 @pytest.mark.usefixtures("tuned")
 def test_stock_tvm_uses_an_exported_jsondatabase(fleet: Fleet, tmp_path: Path) -> None:
     at, folder = ("--server", fleet.address), tmp_path / "db"
-    refused = fractune("log", "export", str(folder), "--format", "jsondatabase", *at)
+    refused = run_fractune("log", "export", str(folder), "--format", "jsondatabase", *at)
     assert (refused.returncode, "pass --share" in error_line(refused)) == (2, True)
     (exported,) = events(
-        fractune("log", "export", str(folder), "--format", "jsondatabase", "--share", "cpu:2", "--json", *at)
+        run_fractune("log", "export", str(folder), "--format", "jsondatabase", "--share", "cpu:2", "--json", *at)
     )
     assert exported["records"] > 0
     command = [sys.executable, "-I", "-c", _STOCK_TVM, str(folder), str(fleet.model)]
     stock = subprocess.run(command, capture_output=True, text=True, check=False)
     assert stock.returncode == 0, stock.stderr
     assert int(stock.stdout.split()[0]) > 0
-    assert error_line(fractune("log", "import", str(folder), *at)).endswith("--device-from-this-host")
+    assert error_line(run_fractune("log", "import", str(folder), *at)).endswith("--device-from-this-host")
     args = ("log", "import", str(folder), "--share", "cpu:2", "--device-from-this-host", "--json", *at)
-    assert events(fractune(*args)) == [{"added": exported["records"], "already_there": 0}]
-    assert events(fractune(*args)) == [{"added": 0, "already_there": exported["records"]}]
+    assert events(run_fractune(*args)) == [{"added": exported["records"], "already_there": 0}]
+    assert events(run_fractune(*args)) == [{"added": 0, "already_there": exported["records"]}]
 
 
 def test_a_cancelled_job_ends_its_watchers_with_code_six(fleet: Fleet) -> None:
@@ -229,12 +231,12 @@ def test_a_cancelled_job_ends_its_watchers_with_code_six(fleet: Fleet) -> None:
     with stopped_at_end(watcher):
         assert watcher.stdout is not None
         job = json.loads(watcher.stdout.readline())["job"]
-        (cancelled,) = events(fractune("cancel", job, "--json", *at))
+        (cancelled,) = events(run_fractune("cancel", job, "--json", *at))
         assert cancelled["state"] == "cancelled"
         _, said = watcher.communicate(timeout=30)
         assert watcher.returncode == 6
         assert said.splitlines() == [f"fractune: {said.removeprefix('fractune: ').strip()}"]
-    open_jobs = events(fractune("jobs", "--open", "--json", *at))
+    open_jobs = events(run_fractune("jobs", "--open", "--json", *at))
     assert job not in {each["job"] for each in open_jobs}
 
 
@@ -247,7 +249,7 @@ def test_ctrl_c_cancels_the_job(fleet: Fleet) -> None:
         tuning.send_signal(2)
         _, said = tuning.communicate(timeout=30)
         assert (tuning.returncode, said) == (130, "")
-    (state,) = [each["state"] for each in events(fractune("jobs", "--json", *at)) if each["job"] == job]
+    (state,) = [each["state"] for each in events(run_fractune("jobs", "--json", *at)) if each["job"] == job]
     assert state == "cancelled"
 
 
@@ -300,11 +302,11 @@ def test_a_finished_job_can_be_watched_and_its_bundle_fetched(
 ) -> None:
     job, at = tuned[-1]["job"], ("--server", fleet.address)
     began = time.monotonic()
-    watched = events(fractune("watch", job, "--json", *at))[-1]
+    watched = events(run_fractune("watch", job, "--json", *at))[-1]
     assert time.monotonic() - began < 30
     assert {**watched, "bundle": ""} == {**tuned[-1], "bundle": ""}
     path = tmp_path / "again.fractune"
-    events(fractune("bundle", job, "--out", str(path), "--json", *at))
+    events(run_fractune("bundle", job, "--out", str(path), "--json", *at))
     assert path.read_bytes() == Path(tuned[-1]["bundle"]).read_bytes()
 
 
@@ -315,7 +317,7 @@ def test_the_matrix_measures_winners_only_and_says_what_it_means(
     table, picture = tmp_path / "m.csv", tmp_path / "m.svg"
     asked = ("--shares", ",".join(SHARES), "--only", ONLY, "--server", fleet.address)
     where = ("--csv", str(table), "--picture", str(picture))
-    told = events(fractune("matrix", str(fleet.model), *asked, *where, "--operators", "--json"))
+    told = events(run_fractune("matrix", str(fleet.model), *asked, *where, "--operators", "--json"))
     assert all(event["candidates_done"] == 0 for event in told if event["event"] == "progress")
     model, *operators = told[-1]["tables"]
     assert {(cell["tuned_at"], cell["run_at"]) for cell in model["cells"]} >= {
@@ -335,10 +337,10 @@ def test_the_matrix_measures_winners_only_and_says_what_it_means(
 def test_the_knee_of_two_shares_is_a_bound(fleet: Fleet, tuned: list[dict[str, Any]]) -> None:
     assert tuned
     asked = ("--shares", ",".join(SHARES), "--only", ONLY, "--server", fleet.address, "--slack", "10%")
-    curve = events(fractune("knee", str(fleet.model), *asked, "--json"))[-1]["curves"][0]
+    curve = events(run_fractune("knee", str(fleet.model), *asked, "--json"))[-1]["curves"][0]
     assert [each["units"] for each in curve["measured"]] == [1, 2]
     assert curve["knee_units"] in (1, 2)
-    ended = fractune("knee", str(fleet.model), *asked[:-1], "a lot")
+    ended = run_fractune("knee", str(fleet.model), *asked[:-1], "a lot")
     assert ended.returncode == 2
     assert "--slack 'a lot'" in error_line(ended)
 
@@ -347,19 +349,19 @@ def test_a_bundle_for_all_shares_is_one_variant(fleet: Fleet, tuned: list[dict[s
     assert tuned
     path = tmp_path / "one.fractune"
     asked = ("--shares", ",".join(SHARES), "--policy", "robust", "--server", fleet.address, "--out", str(path))
-    told = events(fractune("bundle", str(fleet.model), *asked, "--json"))[-1]
+    told = events(run_fractune("bundle", str(fleet.model), *asked, "--json"))[-1]
     assert told["bundle"] == str(path)
     manifest = Bundle(path).manifest
     assert [variant["name"] for variant in manifest["variants"]] == ["robust", "untuned"]
     assert set(manifest["measured"]) == set(SHARES)
-    (report,) = events(fractune("run", str(path), "--share", "cpu:1", "--repeats", "3", "--json"))
+    (report,) = events(run_fractune("run", str(path), "--share", "cpu:1", "--repeats", "3", "--json"))
     assert report["variant"] == "robust"
 
 
 def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path: Path) -> None:
     stranger = write_model(tmp_path / "stranger.onnx", channels=12)
     for command in ("matrix", "bundle"):
-        ended = fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
+        ended = run_fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
         assert ended.returncode == 9
         assert "tune it first" in error_line(ended)
 

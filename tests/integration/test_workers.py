@@ -15,13 +15,11 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from tests.redis_process import running_redis, wait_until
-from tests.worker_processes import WorkerProcess, alive, matmul_workload, worker
-from tuner_core.blobs import put_blob
-from tuner_core.devices import Device
-from tuner_core.records import UNTUNED, TuningRecord, candidate_id
-from tuner_core.shares import GrantedShare
-from tuner_core.wire import (
+from fractune_core.blobs import put_blob
+from fractune_core.devices import Device
+from fractune_core.records import UNTUNED, TuningRecord, candidate_id
+from fractune_core.shares import GrantedShare
+from fractune_core.wire import (
     BUILD_QUEUE,
     EVENT_FIELD,
     HANDLER,
@@ -32,6 +30,8 @@ from tuner_core.wire import (
     tuner_stream,
     workload_blob,
 )
+from tests.redis_process import running_redis, wait_until
+from tests.worker_processes import WorkerProcess, alive, matmul_workload, worker
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.cli_process import await_event, error_line, fractune, start_fractune, stopped_at_end, write_model
+from tests.cli_process import await_event, error_line, run_fractune, start_fractune, stopped_at_end, write_model
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_model_that_cannot_be_tuned_is_one_line_and_exit_code_three(
 ) -> None:
     model = tmp_path / "m.onnx"
     write(model)
-    ended = fractune("tune", str(model), "--shares", "cpu:1", "--server", address, "--quiet", *options)
+    ended = run_fractune("tune", str(model), "--shares", "cpu:1", "--server", address, "--quiet", *options)
     assert ended.returncode == 3, ended.stderr
     assert says in error_line(ended)
     assert "Traceback" not in ended.stdout
@@ -80,14 +80,14 @@ def test_a_model_that_cannot_be_tuned_is_one_line_and_exit_code_three(
 
 def test_operators_that_nobody_has_are_told_with_those_there_are(address: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx")
-    ended = fractune("tune", str(model), "--shares", "cpu:1", "--server", address, "--quiet", "--only", "lstm")
+    ended = run_fractune("tune", str(model), "--shares", "cpu:1", "--server", address, "--quiet", "--only", "lstm")
     assert ended.returncode in {2, 3}
     assert "conv2d" in error_line(ended)
 
 
 def test_a_share_that_nobody_offers_is_told_with_those_offered(address: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx")
-    ended = fractune("tune", str(model), "--shares", "cpu:1,cpu:2", "--server", address, "--quiet")
+    ended = run_fractune("tune", str(model), "--shares", "cpu:1,cpu:2", "--server", address, "--quiet")
     assert ended.returncode == 4
     line = error_line(ended)
     assert "cpu:2" in line
@@ -97,43 +97,43 @@ def test_a_share_that_nobody_offers_is_told_with_those_offered(address: str, tmp
 @pytest.mark.parametrize("target", ["nonsense -x", "llvm -mcpu=zx81", "cuda"])
 def test_a_target_that_nobody_knows_is_told(address: str, tmp_path: Path, target: str) -> None:
     model = write_model(tmp_path / "m.onnx")
-    ended = fractune("tune", str(model), "--shares", "cpu:1", "--server", address, "--quiet", "--target", target)
+    ended = run_fractune("tune", str(model), "--shares", "cpu:1", "--server", address, "--quiet", "--target", target)
     assert ended.returncode == 2, ended.stderr
     assert target in error_line(ended)
 
 
 def test_unknown_names_have_a_code_of_their_own(address: str) -> None:
     for command in ("watch", "cancel", "bundle"):
-        ended = fractune(command, "nobody", "--server", address)
+        ended = run_fractune(command, "nobody", "--server", address)
         assert ended.returncode == 9
         assert "nobody" in error_line(ended)
 
 
 def test_a_log_that_is_none_of_ours_is_refused_whole(address: str, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"record": {"kind": "trial"}}\n')
-    ended = fractune("log", "import", str(tmp_path / "log.jsonl"), "--server", address)
+    ended = run_fractune("log", "import", str(tmp_path / "log.jsonl"), "--server", address)
     assert ended.returncode == 2
     assert "log.jsonl:1" in error_line(ended)
     (tmp_path / "db").mkdir()
     args = ("--share", "cpu:1", "--device-from-this-host", "--server", address)
-    ended = fractune("log", "import", str(tmp_path / "db"), *args)
+    ended = run_fractune("log", "import", str(tmp_path / "db"), *args)
     assert (ended.returncode, "no JSONDatabase folder" in error_line(ended)) == (2, True)
 
 
 def test_a_second_server_cannot_have_the_same_address(address: str, tmp_path: Path) -> None:
-    ended = fractune("up", "--shares", "cpu:1", "--listen", address, "--state", str(tmp_path / "state"))
+    ended = run_fractune("up", "--shares", "cpu:1", "--listen", address, "--state", str(tmp_path / "state"))
     assert ended.returncode == 2
     assert address in error_line(ended)
 
 
 def test_an_address_that_others_reach_must_be_meant(tmp_path: Path) -> None:
-    ended = fractune("up", "--shares", "cpu:1", "--listen", "0.0.0.0:0", "--state", str(tmp_path / "state"))
+    ended = run_fractune("up", "--shares", "cpu:1", "--listen", "0.0.0.0:0", "--state", str(tmp_path / "state"))
     assert ended.returncode == 2
     assert "--insecure" in error_line(ended)
 
 
 def test_a_share_larger_than_the_machine_ends_the_stack_with_the_workers_line(tmp_path: Path) -> None:
     model, share = write_model(tmp_path / "m.onnx"), f"cpu:{len(os.sched_getaffinity(0)) + 1}"
-    ended = fractune("tune", str(model), "--shares", share, "--state", str(tmp_path / "state"), "--quiet")
+    ended = run_fractune("tune", str(model), "--shares", share, "--state", str(tmp_path / "state"), "--quiet")
     assert ended.returncode == 4
     assert f"share '{share}' is larger than this machine" in error_line(ended)

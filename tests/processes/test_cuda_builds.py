@@ -20,22 +20,22 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from fractune_core.blobs import get_blob, put_blob
+from fractune_core.bundles import UNTUNED_VARIANT, Bundle
+from fractune_core.devices import Device
+from fractune_core.records import UNTUNED
+from fractune_core.shares import GrantedShare
+from fractune_core.signing import open_signed
+from fractune_core.toolkit import find_cudart, find_toolkits
+from fractune_core.wire import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
+from fractune_workers.child import Child
+from fractune_workers.children.archives import unpack
+from fractune_workers.children.target import parse_target
+from fractune_workers.cuda_compilers import find_compiler
 from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.redis_process import running_redis, wait_until
 from tests.worker_processes import SECRET, matmul_workload, worker
-from tuner_core.blobs import get_blob, put_blob
-from tuner_core.bundles import UNTUNED_VARIANT, Bundle
-from tuner_core.devices import Device
-from tuner_core.records import UNTUNED
-from tuner_core.shares import GrantedShare
-from tuner_core.signing import open_signed
-from tuner_core.toolkit import find_cudart, find_toolkits
-from tuner_core.wire import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
-from workers.child import Child
-from workers.children.archives import unpack
-from workers.children.target import parse_target
-from workers.cuda_compilers import find_compiler
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
@@ -53,7 +53,7 @@ def operators() -> list[dict[str, Any]]:
 
 
 def ingested(model: Path) -> list[dict[str, Any]]:
-    child = Child("workers.children.compiling")
+    child = Child("fractune_workers.children.compiling")
     answer = child.call("ingest", 120, path=str(model), inputs={}, target="cuda:sm_90", isa="sm_90")
     child.stop()
     return [{**operator, "target": answer["target"], "key": answer["target_key"]} for operator in answer["operators"]]
@@ -61,14 +61,14 @@ def ingested(model: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def search() -> Iterator[Child]:
-    child = Child("workers.children.searching", ["2"])
+    child = Child("fractune_workers.children.searching", ["2"])
     yield child
     child.stop()
 
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator[Child]:
-    child = Child("workers.children.building")
+    child = Child("fractune_workers.children.building")
     yield child
     child.stop()
 
@@ -187,7 +187,7 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model, untuned."""
     folder = tmp_path_factory.mktemp("small")
     model, out = write_model(folder / "small.onnx"), folder / "small.fractune"
-    child = Child("workers.children.compiling")
+    child = Child("fractune_workers.children.compiling")
     known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
     manifest = {
         "model": {"name": model.name, "sha256": hashlib.sha256(model.read_bytes()).hexdigest()},
@@ -225,9 +225,9 @@ _STUB = "".join(
 _LOAD = """
 import sys
 from pathlib import Path
-from tuner_core.toolkit import load_cudart
+from fractune_core.toolkit import load_cudart
 assert load_cudart()
-from workers.children.artifacts import load_objects
+from fractune_workers.children.artifacts import load_objects
 module = load_objects([Path(sys.argv[1]).read_bytes()])
 (device,) = module.imports
 print(device.kind, module.implements_function("main"), device.implements_function(sys.argv[2]))
@@ -235,8 +235,8 @@ print(device.kind, module.implements_function("main"), device.implements_functio
 _LOAD_BUNDLE = """
 import sys
 from pathlib import Path
-from tuner_client.inference import runtime
-from tuner_core.bundles import Bundle
+from fractune.inference import runtime
+from fractune_core.bundles import Bundle
 runtime.load_cuda_runtime()
 import tvm_ffi_orcjit
 objects = Bundle(Path(sys.argv[1])).objects("untuned")
@@ -303,10 +303,10 @@ def half_precision_model(path: Path) -> Path:
 
 _SEARCH_AND_BUILD = """
 import json, sys
-from workers.children.cuda_building import stay_off_gpus
+from fractune_workers.children.cuda_building import stay_off_gpus
 stay_off_gpus()
-from workers.children.building import BuilderChild
-from workers.children.searching import SearcherChild
+from fractune_workers.children.building import BuilderChild
+from fractune_workers.children.searching import SearcherChild
 operator, count = json.loads(sys.argv[1]), int(sys.argv[2])
 name, workload, target, key = (operator[each] for each in ("workload_hash", "workload", "target", "key"))
 search, builder = SearcherChild(2), BuilderChild()

@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HANG
-from tests.cli_process import events, fractune, write_model
+from fractune_core.errors import ShareUnavailable
+from fractune_core.records import Status
+from fractune_core.shares import Share
+from fractune_workers import bench as bench_module
+from fractune_workers.bench import Batch, Bench, Outcome
+from fractune_workers.child import Child
+from fractune_workers.children.archives import unpack
+from fractune_workers.company import Lane
+from fractune_workers.confinement import confinement_for
+from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.gpu.mps_control import PROGRAM
+from fractune_workers.gpu.mps_daemon import OwnMpsDaemon
+from fractune_workers.gpu.nvml import Gpu, open_nvml
+from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.owner import owned
+from tests.cli_process import events, run_fractune, write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.worker_processes import alive
-from tuner_core.errors import ShareUnavailable
-from tuner_core.records import Status
-from tuner_core.shares import Share
-from workers import bench as bench_module
-from workers.bench import Batch, Bench, Outcome
-from workers.child import Child
-from workers.children.archives import unpack
-from workers.company import Lane
-from workers.confinement import confinement_for
-from workers.cuda_compilers import find_compiler
-from workers.gpu.mps_control import PROGRAM
-from workers.gpu.mps_daemon import OwnMpsDaemon
-from workers.gpu.nvml import Gpu, open_nvml
-from workers.gpu.visible import visible_gpu
-from workers.owner import owned
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
@@ -180,7 +180,7 @@ def test_the_last_bench_ends_the_daemon(share: Share, gpu: Gpu, tmp_path: Path) 
 def test_a_model_is_tuned_for_a_share_of_the_gpu(share: Share, tmp_path: Path) -> None:
     model = write_model(tmp_path / "small.onnx")
     options = ["--shares", str(share), "--trials", "16", "--round", "8", "--json"]
-    ended = fractune("tune", str(model), *options, "--state", str(tmp_path / "state"), "--out", str(tmp_path))
+    ended = run_fractune("tune", str(model), *options, "--state", str(tmp_path / "state"), "--out", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     result = events(ended)[-1]
     (found,) = result["shares"]

@@ -13,11 +13,11 @@ import tvm
 from onnx import numpy_helper
 from tvm import relax
 
-from tuner_core.errors import BadModel
-from workers.children.ingest import load_model
-from workers.children.passes import extract, prepare
-from workers.children.target import default_target
-from workers.children.weights import lift_weights
+from fractune_core.errors import BadModel
+from fractune_workers.children.ingest import load_model
+from fractune_workers.children.passes import extract, prepare
+from fractune_workers.children.target import default_target
+from fractune_workers.children.weights import lift_weights
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 LIGHT_OPERATORS = {

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.gpu import against_stock, checks, faults, matrix, noise, shares, storm
 from benchmarks.gpu.faulty import ADDRESS, CORRUPT, FAULTS, GOOD, HANG, spoilt
 from benchmarks.gpu.storm import judged
+from fractune_core.records import Status
+from fractune_workers.bench import Outcome
 from tests.simulated_mps import H200
-from tuner_core.records import Status
-from workers.bench import Outcome
 
 TESTS = Path(__file__).parents[2]
 SOURCE = """

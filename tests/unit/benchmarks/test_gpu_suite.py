@@ -21,12 +21,12 @@ from benchmarks.gpu.part import Finding, Part, PartFailed, Slice
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.suite import Plan, failure_file, result_file, run_plan, time_for
 from benchmarks.gpu.tidy import end_daemons, private_folder
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu.mps_control import PROGRAM
+from fractune_workers.gpu.nvml import Gpu
 from tests.redis_process import wait_until
 from tests.simulated_mps import H200, installed_program
 from tests.worker_processes import alive
-from tuner_core.errors import ShareUnavailable
-from workers.gpu.mps_control import PROGRAM
-from workers.gpu.nvml import Gpu
 
 REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "scripts" / "gpu_suite"
@@ -250,7 +250,7 @@ with subprocess.Popen(["sleep", "600"]) as sleeper:
 # A worker that holds a daemon, and is killed before it can end it.
 LEAVE = """
 import os, signal
-from workers.gpu.mps_daemon import OwnMpsDaemon
+from fractune_workers.gpu.mps_daemon import OwnMpsDaemon
 OwnMpsDaemon("GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65").hold()
 {then}
 """

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fractune_core.manifests import _FIELDS
 from tests.client_samples import bundle_bytes
 from tests.unit.client.conftest import REPOSITORY
-from tuner_core.manifests import _FIELDS
 
 PAGE = (REPOSITORY / "docs/bundle.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]

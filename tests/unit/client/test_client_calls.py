@@ -9,12 +9,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from fractune.client import Client, job_name
+from fractune_core.convert import record_to_proto
+from fractune_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
+from fractune_core.pb import fractune_pb2 as pb
 from tests.client_samples import job_script, record
 from tests.scripted_server import ScriptedServer, abort, serving
-from tuner_client.client import Client, job_name
-from tuner_core.convert import record_to_proto
-from tuner_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
-from tuner_core.pb import fractune_pb2 as pb
 
 
 @pytest.fixture

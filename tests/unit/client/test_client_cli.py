@@ -13,17 +13,17 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from rich.console import Console
 
+from fractune.cli import main
+from fractune.cli.options import parse_inputs
+from fractune.cli.progress import job_table, time_left_s
+from fractune.cli.result import doubts
+from fractune.text import counts_text, ratio_text, span_text, time_text
+from fractune_core.bundles import Bundle
+from fractune_core.convert import record_to_proto
+from fractune_core.errors import BadRequest, JobFailed, error_kinds
+from fractune_core.pb import fractune_pb2 as pb
 from tests.client_samples import bundle_bytes, granted, job_script, record
 from tests.scripted_server import ScriptedServer, serving
-from tuner_client.cli import main
-from tuner_client.cli.options import parse_inputs
-from tuner_client.cli.progress import job_table, time_left_s
-from tuner_client.cli.result import doubts
-from tuner_client.text import counts_text, ratio_text, span_text, time_text
-from tuner_core.bundles import Bundle
-from tuner_core.convert import record_to_proto
-from tuner_core.errors import BadRequest, JobFailed, error_kinds
-from tuner_core.pb import fractune_pb2 as pb
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +189,7 @@ def test_a_cancelled_job_has_the_exit_code_of_a_failed_one(
 def test_an_unexpected_error_is_one_line_with_the_way_to_its_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner_client.cli.jobs.session", None)  # a bug: calling it is a TypeError
+    monkeypatch.setattr("fractune.cli.jobs.session", None)  # a bug: calling it is a TypeError
     assert main(["jobs"]) == 1
     line = error_line(capsys)
     assert "unexpected error: TypeError" in line

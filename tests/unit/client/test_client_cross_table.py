@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fractune.cli.tables import cell_text, rows, table_json
+from fractune.cross_table import Cell, CrossTable, model_table, operator_table, sentences
+from fractune.picture import check_picture, draw_table
+from fractune_core.convert import record_to_proto
+from fractune_core.errors import BadRequest
+from fractune_core.pb import fractune_pb2 as pb
 from tests.samples import final
-from tuner_client.cli.tables import cell_text, rows, table_json
-from tuner_client.cross_table import Cell, CrossTable, model_table, operator_table, sentences
-from tuner_client.picture import check_picture, draw_table
-from tuner_core.convert import record_to_proto
-from tuner_core.errors import BadRequest
-from tuner_core.pb import fractune_pb2 as pb
 
 SHARES = ("cpu:1", "cpu:2")
 NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005, 1.0)

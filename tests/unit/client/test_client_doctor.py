@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tuner_client import doctor as doctor_module
-from tuner_client.cli import main
-from tuner_client.doctor import Finding, Use, cuda_uses, packages, required
-from workers.cuda_here import CompilerHere
-from workers.gpu.libraries import LibraryHere
+from fractune import doctor as doctor_module
+from fractune.cli import main
+from fractune.doctor import Finding, Use, cuda_uses, packages, required
+from fractune_workers.cuda_here import CompilerHere
+from fractune_workers.gpu.libraries import LibraryHere
 
 NVRTC = CompilerHere("NVRTC 13.0", (75, 90, 121))
 ML, BINDINGS = LibraryHere("nvidia-ml-py", "13.615.71"), LibraryHere("cuda-bindings", "13.5.0")

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune.log_files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
+from fractune.output_files import check_writable, replacing
+from fractune_core.convert import record_to_proto
+from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import Status
+from fractune_core.targets import target_key
 from tests.client_samples import record
-from tuner_client.log_files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
-from tuner_client.output_files import check_writable, replacing
-from tuner_core.convert import record_to_proto
-from tuner_core.errors import BadRequest, StateUnusable
-from tuner_core.pb import fractune_pb2 as pb
-from tuner_core.records import Status
-from tuner_core.targets import target_key
 
 
 @pytest.mark.parametrize(

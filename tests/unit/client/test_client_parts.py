@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner_client.cli import main
+from fractune.cli import main
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,6 @@ def test_options_that_do_not_fit_the_role(
     options: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("tuner_client.cli.parts.become_worker", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr("fractune.cli.parts.become_worker", lambda *_, **__: pytest.fail("started"))
     assert main(["worker", "--redis", "unix:///nowhere", *options]) == 2
     assert says in capsys.readouterr().err

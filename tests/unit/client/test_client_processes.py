@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner_client import lifeline, processes
-from tuner_client.processes import Part, Running, end_in_order, tend_all
-from tuner_core.errors import FractuneError, RedisGone, ShareUnavailable
+from fractune import lifeline, processes
+from fractune.processes import Part, Running, end_in_order, tend_all
+from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fractune.inference.comparing import differences, time_in_turns
+from fractune.inference.tensors import read_inputs
+from fractune_core.errors import BadBundle, BadRequest
 from tests.client_samples import DEVICE, bundle_bytes
 from tests.unit.client.conftest import Small
-from tuner_client.inference.comparing import differences, time_in_turns
-from tuner_client.inference.tensors import read_inputs
-from tuner_core.errors import BadBundle, BadRequest
 
-_FRACTUNE = [sys.executable, "-m", "tuner_client.cli"]
+_FRACTUNE = [sys.executable, "-m", "fractune.cli"]
 
 
 def test_arrays_are_read_by_name_and_objects_never(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_onnx_runtime_beside(small: Small) -> None:
 
 
 def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
-    from tuner_client.cli.run import _print_beside
+    from fractune.cli.run import _print_beside
 
     beside = {"run_secs": [1e-3] * 3, "median_s": 1e-3, "version": "1.0", "max_rel_difference": 0.5}
     _print_beside({**beside, "outputs_agree": False}, ours_s=2e-3)
@@ -143,10 +143,10 @@ def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tuner_client
-    from tuner_client.inference.beside import OnnxRuntimeModel
-    from tuner_core.errors import FractuneError
+    import fractune
+    from fractune.inference.beside import OnnxRuntimeModel
+    from fractune_core.errors import FractuneError
 
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(FractuneError, match=r"install 'fractune\[onnxruntime\]'"):
-        OnnxRuntimeModel(small.model, tuner_client.load(small.bundle))
+        OnnxRuntimeModel(small.model, fractune.load(small.bundle))

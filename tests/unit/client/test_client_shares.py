@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import tuner_client.cli.shares as command
+import fractune.cli.shares as command
+from fractune.cli import main
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu import nvml
+from fractune_workers.offers import PROOF_FAILED
 from tests.simulated_gpu import MODELS, SimulatedGpu
 from tests.simulated_nvml import SimulatedNvml
-from tuner_client.cli import main
-from tuner_core.errors import ShareUnavailable
-from workers.gpu import nvml
-from workers.offers import PROOF_FAILED
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner_client.cli.up import default_shares
-from tuner_client.embedded import plan_cores, plan_measurers, redis_binary, work_cores
-from tuner_core.shares import Share, parse_shares
+from fractune.cli.up import default_shares
+from fractune.embedded import plan_cores, plan_measurers, redis_binary, work_cores
+from fractune_core.shares import Share, parse_shares
 
 
 @pytest.mark.parametrize(

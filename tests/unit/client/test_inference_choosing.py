@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from fractune.inference.choosing import choose_variant
+from fractune_core.bundles import Bundle
+from fractune_core.match import How, Policy
 from tests.client_samples import bundle_bytes
-from tuner_client.inference.choosing import choose_variant
-from tuner_core.bundles import Bundle
-from tuner_core.match import How, Policy
 
 MEASURED = {
     "cpu:1": {"cpu:1": 1.0, "cpu:4": 1.05, "untuned": 2.0},

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
+from fractune.inference import cuda_driver
+from fractune.inference.choosing import choose_variant
+from fractune.inference.cuda_driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
+from fractune.inference.gpu_share import PERCENTAGE, VISIBLE, check_gpu, check_held, confine_gpu, gpu_share_here
+from fractune_core.bundles import Bundle
+from fractune_core.devices import Device
+from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
+from fractune_core.match import How, Policy
+from fractune_core.shares import GrantedShare, Share
 from tests.client_samples import bundle_bytes
 from tests.simulated_cuda import Staged
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.simulated_libcuda import SimulatedLibcuda
-from tuner_client.inference import cuda_driver
-from tuner_client.inference.choosing import choose_variant
-from tuner_client.inference.cuda_driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
-from tuner_client.inference.gpu_share import PERCENTAGE, VISIBLE, check_gpu, check_held, confine_gpu, gpu_share_here
-from tuner_core.bundles import Bundle
-from tuner_core.devices import Device
-from tuner_core.errors import BadBundle, BadRequest, ShareUnavailable
-from tuner_core.match import How, Policy
-from tuner_core.shares import GrantedShare, Share
 
 H200 = Device("cuda", "sm_90", 132, 140, 51_200, "NVIDIA H200")
 WHOLE = H200.units

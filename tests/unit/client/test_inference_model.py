@@ -20,24 +20,24 @@ import numpy as np
 import pytest
 import tvm_ffi
 
-import tuner_client
+import fractune
+from fractune import Model
+from fractune.inference.processor import CPUINFO, isa_name, read_cpuinfo
+from fractune.inference.runtime import aligned_bytes
+from fractune.inference.tensors import as_arguments, as_array
+from fractune_core.bundles import Bundle, write_bundle
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
+from fractune_core.match import How
+from fractune_workers.confinement.cpu import thread_affinities
 from tests.redis_process import wait_until
 from tests.unit.client.conftest import REPOSITORY, Small
-from tuner_client import Model
-from tuner_client.inference.processor import CPUINFO, isa_name, read_cpuinfo
-from tuner_client.inference.runtime import aligned_bytes
-from tuner_client.inference.tensors import as_arguments, as_array
-from tuner_core.bundles import Bundle, write_bundle
-from tuner_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
-from tuner_core.match import How
-from workers.confinement.cpu import thread_affinities
 
 SHAPE = (1, 4, 16, 16)
 
 
 @pytest.fixture
 def model(small: Small) -> Model:
-    return tuner_client.load(small.bundle)
+    return fractune.load(small.bundle)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_share_decides_and_rematch_follows_it(small: Small, affinity: set[in
     two = sorted(affinity)[:2]
     os.sched_setaffinity(0, two)
     others = set(thread_affinities())
-    model = tuner_client.load(small.bundle)
+    model = fractune.load(small.bundle)
     assert (model.choice.variant, model.choice.how, model.share.cpus) == ("cpu:2", How.EXACT, tuple(two))
     inputs = model.random_inputs()
     (before,) = model.run(inputs)
@@ -108,19 +108,19 @@ def pool_of(others: set[int]) -> list[set[int]]:
 
 
 def test_a_share_that_is_asked_for(small: Small, affinity: set[int]) -> None:
-    model = tuner_client.load(small.bundle, share="cpu:1")
+    model = fractune.load(small.bundle, share="cpu:1")
     assert (model.choice.variant, model.share.units) == ("cpu:1", 1)
     assert os.sched_getaffinity(0) == affinity
     with pytest.raises(ShareUnavailable, match=r"share 'cpu:999' is larger"):
-        tuner_client.load(small.bundle, share="cpu:999")
+        fractune.load(small.bundle, share="cpu:999")
     with pytest.raises(BadRequest, match="not a CPU share"):
-        tuner_client.load(small.bundle, share="mps:25")
+        fractune.load(small.bundle, share="mps:25")
 
 
 def test_a_share_that_is_gone_is_told_and_the_model_goes_on(small: Small, affinity: set[int]) -> None:
     if len(affinity) < 2:
         pytest.skip("one CPU")
-    model = tuner_client.load(small.bundle, share="cpu:2")
+    model = fractune.load(small.bundle, share="cpu:2")
     os.sched_setaffinity(0, {min(affinity)})
     with pytest.raises(ShareUnavailable, match=r"share 'cpu:2' is larger"):
         model.rematch()
@@ -128,7 +128,7 @@ def test_a_share_that_is_gone_is_told_and_the_model_goes_on(small: Small, affini
 
 
 def test_many_threads_and_two_models_at_the_same_time(small: Small, model: Model) -> None:
-    other = tuner_client.load(small.bundle, share="cpu:1")
+    other = fractune.load(small.bundle, share="cpu:1")
     inputs = [model.random_inputs(seed) for seed in range(16)]
     expected = [model.run(each)[0] for each in inputs]
 
@@ -159,7 +159,7 @@ def test_a_share_that_changes_while_others_run(model: Model, affinity: set[int])
 def test_a_model_that_nobody_holds_ends_its_thread(small: Small) -> None:
     gc.collect()
     before = set(threading.enumerate())
-    model = tuner_client.load(small.bundle)
+    model = fractune.load(small.bundle)
     model.run(model.random_inputs())
     (thread,) = set(threading.enumerate()) - before
     del model
@@ -267,19 +267,19 @@ def test_weights_that_do_not_lie_where_the_manifest_says(small: Small, tmp_path:
     with path.open("wb") as file:
         write_bundle(file, manifest, {name: bundle.read(name) for name in manifest["sha256"]})
     with pytest.raises(BadBundle, match="weight"):
-        tuner_client.load(path)
+        fractune.load(path)
 
 
 IMPORTS = """
 import json, sys
 import numpy as np
-import tuner_client
-light = sorted(name for name in ("numpy", "grpc", "tvm_ffi", "tuner_core.bundles") if name in sys.modules)
+import fractune
+light = sorted(name for name in ("numpy", "grpc", "tvm_ffi", "fractune_core.bundles") if name in sys.modules)
 light.remove("numpy")
-model = tuner_client.load(sys.argv[1])
+model = fractune.load(sys.argv[1])
 model.run({"x": np.ones((1, 4, 16, 16), "float32")})
 model.rematch()
-heavy = "tvm grpc redis rq sqlalchemy google typer rich onnx torch workers tuner_server".split()
+heavy = "tvm grpc redis rq sqlalchemy google typer rich onnx torch workers fractune_server".split()
 loaded = open("/proc/self/maps").read()
 print(json.dumps([light, [name for name in heavy if name in sys.modules], "libtvm_compiler" in loaded]))
 """
@@ -293,16 +293,16 @@ def test_neither_tvm_s_package_nor_its_compiler_nor_the_server_is_loaded(small: 
 
 POOL = """
 import json, os, sys
-import tuner_client, tuner_client.share_here
-from tuner_client.share_here import ShareHere
-import numpy, tuner_client.inference.runtime as runtime
+import fractune, fractune.share_here
+from fractune.share_here import ShareHere
+import numpy, fractune.inference.runtime as runtime
 runtime.load_runtime()
 cpus = tuple(sorted(os.sched_getaffinity(0)))
 found = []
 for threads in {1, len(cpus)}:
-    tuner_client.share_here.share_here = lambda: ShareHere(threads, cpus, "made up")
+    fractune.share_here.share_here = lambda: ShareHere(threads, cpus, "made up")
     before = set(os.listdir("/proc/self/task"))
-    model = tuner_client.load(sys.argv[1])
+    model = fractune.load(sys.argv[1])
     model.run(model.random_inputs())
     pool = set(os.listdir("/proc/self/task")) - before
     found.append([threads, len(pool), all(os.sched_getaffinity(int(each)) == set(cpus) for each in pool)])
@@ -325,8 +325,8 @@ def test_the_pool_is_as_large_as_the_share_whatever_the_environment_says(
 AFTERWARDS = """
 import json, sys
 import numpy as np
-import tuner_client
-model = tuner_client.load(sys.argv[1])
+import fractune
+model = fractune.load(sys.argv[1])
 inputs = model.random_inputs()
 (before,) = model.run(inputs)
 import tvm
@@ -342,8 +342,8 @@ def test_tvm_s_package_may_come_later(small: Small) -> None:
 FORKED = """
 import json, os, sys
 import numpy as np
-import tuner_client
-model = tuner_client.load(sys.argv[1])
+import fractune
+model = fractune.load(sys.argv[1])
 inputs = model.random_inputs()
 (before,) = model.run(inputs)
 child = os.fork()
@@ -358,16 +358,16 @@ def test_a_forked_process_goes_on_with_a_thread_of_its_own(small: Small) -> None
 
 
 def test_without_tvm_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tuner_client.inference import runtime
+    from fractune.inference import runtime
 
     monkeypatch.setitem(sys.modules, "tvm_ffi_orcjit", None)
     runtime._load_libraries.cache_clear()
     with pytest.raises(FractuneError, match=r"running a bundle needs TVM .*; install 'fractune\[run\]'"):
-        tuner_client.load(small.bundle)
+        fractune.load(small.bundle)
     monkeypatch.undo()
     runtime._load_libraries.cache_clear()
 
 
 def test_names_that_are_not_there() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'lode'"):
-        tuner_client.lode  # noqa: B018
+        fractune.lode  # noqa: B018

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tuner_client
+import fractune
+from fractune.inference.cuda_driver import GpuHere, look_at_gpu
+from fractune.inference.tensors import device_of
+from fractune_core.devices import Device
+from fractune_core.errors import FractuneError
+from fractune_core.shares import GrantedShare
 from tests.unit.client.conftest import REPOSITORY, Small
-from tuner_client.inference.cuda_driver import GpuHere, look_at_gpu
-from tuner_client.inference.tensors import device_of
-from tuner_core.devices import Device
-from tuner_core.errors import FractuneError
-from tuner_core.shares import GrantedShare
 
 pytestmark = pytest.mark.gpu
 
@@ -52,7 +52,7 @@ def bundle(gpu: GpuHere, small: Small, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_it_gives_what_the_cpu_gives(small: Small, bundle: Path) -> None:
-    model, other = tuner_client.load(bundle), tuner_client.load(small.bundle)
+    model, other = fractune.load(bundle), fractune.load(small.bundle)
     assert (model.choice.variant, model.share.mechanism) == ("full", "full")
     for seed in range(3):
         inputs = model.random_inputs(seed)
@@ -61,7 +61,7 @@ def test_it_gives_what_the_cpu_gives(small: Small, bundle: Path) -> None:
 
 
 def test_inputs_and_outputs_stay_on_the_gpu(bundle: Path) -> None:
-    model = tuner_client.load(bundle)
+    model = fractune.load(bundle)
     inputs = model.random_inputs()
     (expected,) = model.run(inputs)
     placed = model.placed(inputs)

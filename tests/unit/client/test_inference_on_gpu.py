@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tuner_client
+import fractune
+from fractune.inference import backends, cuda_driver, on_gpu, runtime, tensors
+from fractune.inference.cuda_driver import ask_gpu
+from fractune_core.bundles import Bundle, write_bundle
+from fractune_core.devices import Device
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
+from fractune_core.match import How
+from fractune_core.shares import GrantedShare
 from tests.simulated_cuda import Staged
 from tests.simulated_gpu import MODELS, SimulatedGpu
 from tests.simulated_libcuda import SimulatedLibcuda
 from tests.unit.client.conftest import Small
-from tuner_client.inference import backends, cuda_driver, on_gpu, runtime, tensors
-from tuner_client.inference.cuda_driver import ask_gpu
-from tuner_core.bundles import Bundle, write_bundle
-from tuner_core.devices import Device
-from tuner_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
-from tuner_core.match import How
-from tuner_core.shares import GrantedShare
 
 _SECOND_CPU = (1, 1)
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -72,11 +72,11 @@ def bundle(small: Small, tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("staged")
 def test_a_bundle_runs_at_the_share_of_the_process(small: Small, bundle: Path) -> None:
-    model = tuner_client.load(bundle)
+    model = fractune.load(bundle)
     assert (model.choice.variant, model.choice.how) == ("mps:25", How.EXACT)
     assert (model.share.units, model.share.mechanism) == (33, "mps")
     inputs = model.random_inputs(seed=3)
-    (expected,) = tuner_client.load(small.bundle).run(inputs)
+    (expected,) = fractune.load(small.bundle).run(inputs)
     for variant in (None, "full", "untuned"):
         (output,) = model.run(inputs, variant)
         np.testing.assert_allclose(output, expected, rtol=1e-5)
@@ -94,7 +94,7 @@ def test_weights_are_put_there_once_and_inputs_have_their_room(bundle: Path, mon
         return empty_tensor(shape, dtype, device)
 
     monkeypatch.setattr(runtime, "empty_tensor", noted)
-    model = tuner_client.load(bundle)
+    model = fractune.load(bundle)
     weights = len(made)
     assert weights == len(model.bundle.manifest["weights"])
     first, second = model.random_inputs(1), model.random_inputs(2)
@@ -108,7 +108,7 @@ def test_weights_are_put_there_once_and_inputs_have_their_room(bundle: Path, mon
 def test_what_lies_there_already_is_not_copied_and_outputs_stay_there(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tuner_client.load(bundle)
+    model = fractune.load(bundle)
     inputs = model.random_inputs()
     (expected,) = model.run(inputs)
     placed = model.placed(inputs)
@@ -126,7 +126,7 @@ def test_what_lies_there_already_is_not_copied_and_outputs_stay_there(
 
 @pytest.mark.usefixtures("staged")
 def test_rematch_looks_again_and_stays_with_the_share(bundle: Path) -> None:
-    model = tuner_client.load(bundle, share="mps:25")
+    model = fractune.load(bundle, share="mps:25")
     before = model.choice
     assert model.rematch() is before
 
@@ -134,16 +134,16 @@ def test_rematch_looks_again_and_stays_with_the_share(bundle: Path) -> None:
 @pytest.mark.usefixtures("staged")
 def test_a_share_that_the_process_is_not_under_is_refused(bundle: Path) -> None:
     with pytest.raises(ShareUnavailable, match=r"share 'full' is not in force: this process has 33 of 132 SMs"):
-        tuner_client.load(bundle, share="full")
+        fractune.load(bundle, share="full")
     with pytest.raises(BadRequest, match="share 'cpu:1' is of a CPU, and the bundle is for a GPU"):
-        tuner_client.load(bundle, share="cpu:1")
+        fractune.load(bundle, share="cpu:1")
     with pytest.raises(BadRequest, match="share 'green:32'"):
-        tuner_client.load(bundle, share="green:32")
+        fractune.load(bundle, share="green:32")
 
 
 @pytest.mark.usefixtures("staged")
 def test_a_failure_there_is_told_with_what_to_do(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tuner_client.load(bundle)
+    model = fractune.load(bundle)
 
     def broken(_device: str) -> None:
         raise RuntimeError("CUDA: an illegal memory access was encountered\nand more")
@@ -158,17 +158,17 @@ def test_a_failure_there_is_told_with_what_to_do(bundle: Path, monkeypatch: pyte
 @pytest.mark.usefixtures("staged")
 def test_a_session_names_its_provider(bundle: Path) -> None:
     both = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    session = tuner_client.InferenceSession(bundle, providers=both)
+    session = fractune.InferenceSession(bundle, providers=both)
     (output,) = session.run(None, session.model.random_inputs())
     assert output.shape == (1, 10)
     with pytest.raises(BadRequest, match="runs by CUDAExecutionProvider"):
-        tuner_client.InferenceSession(bundle, providers=["CPUExecutionProvider"])
+        fractune.InferenceSession(bundle, providers=["CPUExecutionProvider"])
 
 
 def test_a_machine_without_a_driver_says_so(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "LIBRARY", "libcuda-of-nobody.so.1")
     with pytest.raises(BadBundle, match=r"gpu\.fractune is for a GPU \(sm_90\): this machine has no NVIDIA driver"):
-        tuner_client.load(bundle)
+        fractune.load(bundle)
 
 
 def test_without_tvm_s_runtime_for_gpus_the_way_to_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from fractune.inference.processor import CPUINFO, check_processor, isa_name, read_cpuinfo
+from fractune_core.bundles import Bundle
+from fractune_core.errors import BadBundle
 from tests.client_samples import DEVICE, bundle_bytes
-from tuner_client.inference.processor import CPUINFO, check_processor, isa_name, read_cpuinfo
-from tuner_core.bundles import Bundle
-from tuner_core.errors import BadBundle
 
 ROCKETLAKE = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "flags": "fpu sse2 avx2 pni avx512_vnni"}
 
@@ -82,7 +82,7 @@ def test_a_kernel_that_tells_no_numbers() -> None:
 
 LLVM_SAYS = """
 import json, tvm
-from workers.children.target import _host_features, default_target, host_cpu, needed_features
+from fractune_workers.children.target import _host_features, default_target, host_cpu, needed_features
 present, absent = _host_features()
 print(json.dumps([host_cpu(), sorted(present), sorted(absent), needed_features(default_target(1))]))
 """
@@ -90,8 +90,8 @@ print(json.dumps([host_cpu(), sorted(present), sorted(absent), needed_features(d
 
 def test_llvm_agrees_about_this_host() -> None:
     """Its name, and each instruction set that code may use, in both directions."""
-    from tuner_client.inference.processor import _FLAGS
-    from workers.children.target import _COMPUTES
+    from fractune.inference.processor import _FLAGS
+    from fractune_workers.children.target import _COMPUTES
 
     ended = subprocess.run([sys.executable, "-c", LLVM_SAYS], capture_output=True, text=True, check=True)
     name, present, absent, needed = json.loads(ended.stdout)

@@ -6,13 +6,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
-import tuner_client
+import fractune
+from fractune_core.errors import BadRequest
 from tests.unit.client.conftest import Small
-from tuner_core.errors import BadRequest
 
 
 def test_the_same_program_over_both(small: Small) -> None:
-    ours = tuner_client.InferenceSession(small.bundle, providers=["CPUExecutionProvider"])
+    ours = fractune.InferenceSession(small.bundle, providers=["CPUExecutionProvider"])
     theirs = onnxruntime.InferenceSession(str(small.model), providers=["CPUExecutionProvider"])
     for nodes, others in ((ours.get_inputs(), theirs.get_inputs()), (ours.get_outputs(), theirs.get_outputs())):
         assert [(node.name, node.shape, node.type) for node in nodes] == [
@@ -26,10 +26,10 @@ def test_the_same_program_over_both(small: Small) -> None:
 
 def test_another_provider_is_refused(small: Small) -> None:
     with pytest.raises(BadRequest, match=r"small\.fractune runs by CPUExecutionProvider; name that"):
-        tuner_client.InferenceSession(small.bundle, providers=["CUDAExecutionProvider"])
+        fractune.InferenceSession(small.bundle, providers=["CUDAExecutionProvider"])
 
 
 def test_an_output_that_is_not_there_is_told(small: Small) -> None:
-    session = tuner_client.InferenceSession(str(small.bundle), share="cpu:1")
+    session = fractune.InferenceSession(str(small.bundle), share="cpu:1")
     with pytest.raises(BadRequest, match="the model has no output 'z'; it gives y"):
         session.run(["z"], session.model.random_inputs())

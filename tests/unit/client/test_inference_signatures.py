@@ -9,11 +9,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-import tuner_client
+import fractune
+from fractune.inference.signatures import check_signature, sign_bundle
+from fractune_core.bundles import SIGNATURE, Bundle, write_archive
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
 from tests.client_samples import bundle_bytes
-from tuner_client.inference.signatures import check_signature, sign_bundle
-from tuner_core.bundles import SIGNATURE, Bundle, write_archive
-from tuner_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
 
 _PRIVATE = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 Key = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -62,7 +62,7 @@ def test_another_signer_and_no_signer_are_refused(path: Path) -> None:
 
 def test_load_refuses_before_it_runs_anything(path: Path) -> None:
     with pytest.raises(BadBundle, match="is not signed"):
-        tuner_client.load(path, public_key=PUBLIC)
+        fractune.load(path, public_key=PUBLIC)
 
 
 def test_a_manifest_changed_after_signing_is_refused(path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tuner_client.cli.knee_text import knee_json, knee_lines, knee_table, parse_slack
-from tuner_client.knee_picture import draw_knee
-from tuner_client.knee_report import KneeReport, drawn_units, knee_report
-from tuner_core.errors import BadRequest, StateUnusable
-from tuner_core.shares import units_text
+from fractune.cli.knee_text import knee_json, knee_lines, knee_table, parse_slack
+from fractune.knee_picture import draw_knee
+from fractune.knee_report import KneeReport, drawn_units, knee_report
+from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.shares import units_text
 
 Measured = dict[str, tuple[int, Sequence[float]]]
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tuner_core.errors import BadBundle
+from fractune_core.errors import BadBundle
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "pipeline" / "release.py"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner_client.share_here import confine, cpu_quota, share_here
-from tuner_core.errors import BadRequest, ShareUnavailable
-from tuner_core.shares import Share
+from fractune.share_here import confine, cpu_quota, share_here
+from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_core.shares import Share
 
 V2_MOUNT = "30 23 0:26 {part} /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1_MOUNT = "33 24 0:29 {part} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fractune_core.bundles import MANIFEST, Bundle, object_entry, write_archive, write_bundle
+from fractune_core.errors import BadBundle
 from tests.client_samples import bundle_bytes
-from tuner_core.bundles import MANIFEST, Bundle, object_entry, write_archive, write_bundle
-from tuner_core.errors import BadBundle
 
 
 def a_bundle() -> bytes:

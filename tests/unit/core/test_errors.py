@@ -5,9 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from tuner_core.errors import BadModel, FractuneError, error_kinds, revive
+from fractune_core.errors import BadModel, FractuneError, error_kinds, revive
 
-KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ == "tuner_core.errors"}
+KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ == "fractune_core.errors"}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tuner_core.errors import BadRequest
-from tuner_core.jobs import JobSpec
+from fractune_core.errors import BadRequest
+from fractune_core.jobs import JobSpec
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.finals import Finals, best_times
+from fractune_core.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
+from fractune_core.records import UNTUNED, Kind, Status, TuningRecord
+from fractune_core.robust import robust_for_model
 from tests.samples import DEVICE, TARGET_KEY, final, granted
-from tuner_core.finals import Finals, best_times
-from tuner_core.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
-from tuner_core.records import UNTUNED, Kind, Status, TuningRecord
-from tuner_core.robust import robust_for_model
 
 UNMEASURED = Policy(allow_unmeasured=True)
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.samples import final
-from tuner_core.records import (
+from fractune_core.records import (
     COLD,
     FINAL_POLICY,
     FIRST_POLICY,
@@ -21,6 +20,7 @@ from tuner_core.records import (
     record_id,
     with_cache,
 )
+from tests.samples import final
 
 
 def test_a_record_survives_json() -> None:

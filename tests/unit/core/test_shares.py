@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner_core.errors import BadRequest
-from tuner_core.shares import GrantedShare, Share, parse_shares
+from fractune_core.errors import BadRequest
+from fractune_core.shares import GrantedShare, Share, parse_shares
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tuner_core.targets import capability, runs_on, target_key, with_cores
+from fractune_core.targets import capability, runs_on, target_key, with_cores
 
 CUDA = '{"kind": "cuda", "arch": "sm_90", "keys": ["cuda", "gpu"]}'
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tuner_core.errors import FractuneError, RedisGone, error_kinds, revive
-from tuner_server.services.errors import STATUS_CODES, translate
+from fractune_core.errors import FractuneError, RedisGone, error_kinds, revive
+from fractune_server.services.errors import STATUS_CODES, translate
 
 
 @pytest.mark.parametrize("name", sorted(error_kinds()))

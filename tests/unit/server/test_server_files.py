@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.convert import record_from_proto, record_to_proto, spec_from_proto, spec_to_proto, state_to_proto
+from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.names import Collection
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import COLD, FINAL_POLICY, Status, TimingPolicy, with_cache
+from fractune_server.blob_store import BlobStore
+from fractune_server.record_check import check_record, check_workload
+from fractune_server.services.paging import page_size, read_token, write_token
 from tests.samples import final
-from tuner_core.convert import record_from_proto, record_to_proto, spec_from_proto, spec_to_proto, state_to_proto
-from tuner_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
-from tuner_core.jobs import JobSpec, JobState
-from tuner_core.names import Collection
-from tuner_core.pb import fractune_pb2 as pb
-from tuner_core.records import COLD, FINAL_POLICY, Status, TimingPolicy, with_cache
-from tuner_server.blob_store import BlobStore
-from tuner_server.record_check import check_record, check_workload
-from tuner_server.services.paging import page_size, read_token, write_token
 
 PAYLOAD = b"a model" * 1000
 DIGEST = hashlib.sha256(PAYLOAD).hexdigest()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tuner_server.scheduler.lending import LENDERS_AT_MOST, TRIALS_AT_LEAST, anchor_kind, choose_lenders
-from tuner_server.store.log import Kin
+from fractune_server.scheduler.lending import LENDERS_AT_MOST, TRIALS_AT_LEAST, anchor_kind, choose_lenders
+from fractune_server.store.log import Kin
 
 MANY = TRIALS_AT_LEAST
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.records import Status
+from fractune_server.scheduler import budget
+from fractune_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
+from fractune_server.scheduler.rounds import FIRST_ROUND, Budget, OperatorPlan, geometric_mean, joint_times, next_round
 from tests.samples import final
-from tuner_core.records import Status
-from tuner_server.scheduler import budget
-from tuner_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
-from tuner_server.scheduler.rounds import FIRST_ROUND, Budget, OperatorPlan, geometric_mean, joint_times, next_round
 
 SHARES = ("cpu/1of2core", "cpu/2of2core")
 

@@ -18,21 +18,21 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
 
+from fractune_core.errors import BadRequest, NotFound, StateUnusable
+from fractune_core.jobs import JobSpec, JobState, OperatorTask
+from fractune_core.records import Kind, Status, TuningRecord
+from fractune_server.store import database
+from fractune_server.store.filters import RecordFilter
+from fractune_server.store.finals import FinalsCache
+from fractune_server.store.folder import StateFolder
+from fractune_server.store.log import Kin, LogKey, Page
+from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
+from fractune_server.store.rounds import Round
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.store.tables import metadata
 from tests.redis_process import wait_until
 from tests.samples import DEVICE, TARGET_KEY, final, granted
-from tuner_core.errors import BadRequest, NotFound, StateUnusable
-from tuner_core.jobs import JobSpec, JobState, OperatorTask
-from tuner_core.records import Kind, Status, TuningRecord
-from tuner_server.store import database
-from tuner_server.store.filters import RecordFilter
-from tuner_server.store.finals import FinalsCache
-from tuner_server.store.folder import StateFolder
-from tuner_server.store.log import Kin, LogKey, Page
-from tuner_server.store.models import IngestedModel, IngestKey, StoredModel
-from tuner_server.store.rounds import Round
-from tuner_server.store.store import Store, sqlite_url
-from tuner_server.store.stored_job import StoredJob, StoredOperator
-from tuner_server.store.tables import metadata
 
 KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
 EVERYTHING = RecordFilter()
@@ -411,7 +411,7 @@ class TestSqliteStore(StoreContract):
         writer = (
             "import sys, pathlib\n"
             "from tests.unit.server.test_server_store import trial\n"
-            "from tuner_server.store.store import Store, sqlite_url\n"
+            "from fractune_server.store.store import Store, sqlite_url\n"
             "store = Store(sqlite_url(pathlib.Path(sys.argv[1])))\n"
             "for i in range(10**6):\n"
             "    store.log.add([trial(f't{i}', 1, 1.0)])\n"
@@ -443,7 +443,7 @@ class TestStateFolder:
         StateFolder(tmp_path / "state").close()
 
     def test_a_killed_server_leaves_no_lock(self, tmp_path: Path) -> None:
-        holder = "import sys, pathlib, time\nfrom tuner_server.store.folder import StateFolder\n"
+        holder = "import sys, pathlib, time\nfrom fractune_server.store.folder import StateFolder\n"
         holder += "f = StateFolder(pathlib.Path(sys.argv[1]))\ntime.sleep(600)\n"
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
         with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "state")], env=env) as process:

@@ -12,21 +12,21 @@ import redis
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
+from fractune_core import wire
+from fractune_core.jobs import JobSpec
+from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.shares import GrantedShare
+from fractune_server.fleet import Fleet
+from fractune_server.losses import report_loss
+from fractune_server.queues import WorkQueues
+from fractune_server.reaper import ATTEMPTS, Reaper
+from fractune_server.recorder import Recorder
+from fractune_server.store.filters import RecordFilter
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import StoredJob
+from fractune_server.trimmer import trim
 from tests.fleet_simulated import DEVICE, made_up_record
 from tests.redis_process import running_redis, wait_until
-from tuner_core import wire
-from tuner_core.jobs import JobSpec
-from tuner_core.records import Kind, Status, TuningRecord
-from tuner_core.shares import GrantedShare
-from tuner_server.fleet import Fleet
-from tuner_server.losses import report_loss
-from tuner_server.queues import WorkQueues
-from tuner_server.reaper import ATTEMPTS, Reaper
-from tuner_server.recorder import Recorder
-from tuner_server.store.filters import RecordFilter
-from tuner_server.store.store import Store, sqlite_url
-from tuner_server.store.stored_job import StoredJob
-from tuner_server.trimmer import trim
 
 STREAM = wire.tuner_stream("tune-1")
 BUILD: wire.BuildWork = {
@@ -255,7 +255,7 @@ def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) 
 
 
 def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner_server.reaper._STUCK_S", 0.2)
+    monkeypatch.setattr("fractune_server.reaper._STUCK_S", 0.2)
     queues = WorkQueues(connection)
     queues.enqueue(wire.BUILD_QUEUE, BUILD)
     take(connection, "w1", start=False)

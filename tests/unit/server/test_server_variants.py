@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from fractune_core.devices import Device
+from fractune_core.finals import Finals
+from fractune_core.match import How
+from fractune_core.records import UNTUNED
+from fractune_core.shares import GrantedShare
+from fractune_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 from tests.samples import DEVICE, TARGET_KEY, final, granted
-from tuner_core.devices import Device
-from tuner_core.finals import Finals
-from tuner_core.match import How
-from tuner_core.records import UNTUNED
-from tuner_core.shares import GrantedShare
-from tuner_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 
 PLACE = Place(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
 GPU = Device("cuda", "sm_90", 132, 140, 51200)

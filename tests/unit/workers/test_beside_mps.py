@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+from fractune_workers.confinement.beside_mps import BesideMps
+from fractune_workers.confinement.full import FullConfinement
+from fractune_workers.confinement.none import NoConfinement
+from fractune_workers.gpu.mps_control import PIPE_VARIABLE
+from fractune_workers.gpu.nvml import NoNvidiaDriver, Nvml
 from tests.confinement_cases import full_confinement, green_confinement
 from tests.simulated_gpu import MODELS, SimulatedGpu
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import Share
-from workers.confinement.beside_mps import BesideMps
-from workers.confinement.full import FullConfinement
-from workers.confinement.none import NoConfinement
-from workers.gpu.mps_control import PIPE_VARIABLE
-from workers.gpu.nvml import NoNvidiaDriver, Nvml
 
 
 def no_nvml() -> Nvml:

@@ -12,10 +12,10 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-from tuner_core.errors import FractuneError
-from workers.children import cuda_building
-from workers.children.archives import unpack
-from workers.children.block_limits import TooLarge, shared_bytes_at_launch
+from fractune_core.errors import FractuneError
+from fractune_workers.children import cuda_building
+from fractune_workers.children.archives import unpack
+from fractune_workers.children.block_limits import TooLarge, shared_bytes_at_launch
 
 ELEMENTS = 1 << 16
 

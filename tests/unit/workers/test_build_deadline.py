@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.roles.build import Deadline
+from fractune_workers.roles.build import Deadline
 
 
 def noted(deadline: Deadline, workload: str, build_secs: float, count: int) -> int:

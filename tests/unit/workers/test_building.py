@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from fractune_workers.child import Child, ChildDied
 from tests.redis_process import wait_until
 from tests.worker_processes import alive
-from workers.child import Child, ChildDied
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from tests.redis_process import wait_until
 from tests.worker_processes import alive
-from tuner_core.errors import ShareUnavailable
-from workers.child import CallFailed, Child, ChildDied, ChildTimeout
 
 MODULE = "tests.child_module"
 

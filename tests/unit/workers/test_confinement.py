@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import Share
-from workers.children.measuring import open_child
-from workers.confinement import cpu as cpu_module
-from workers.confinement.cpu import CpuConfinement, cgroup_cores
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+from fractune_workers.children.measuring import open_child
+from fractune_workers.confinement import cpu as cpu_module
+from fractune_workers.confinement.cpu import CpuConfinement, cgroup_cores
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 
@@ -26,8 +26,8 @@ def run(code: str) -> str:
 def test_entering_confines_and_verifying_tells_what_was_granted() -> None:
     code = f"""
 import os, threading
-from tuner_core.shares import Share
-from workers.confinement.cpu import CpuConfinement
+from fractune_core.shares import Share
+from fractune_workers.confinement.cpu import CpuConfinement
 c = CpuConfinement(Share.parse("cpu:1"), [{ALLOWED[-1]}])
 c.enter()
 thread = threading.Thread(target=threading.Event().wait, daemon=True); thread.start()
@@ -43,9 +43,9 @@ print(sorted(os.sched_getaffinity(0)))
 def test_a_thread_that_strays_is_found() -> None:
     code = f"""
 import os, threading
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import Share
-from workers.confinement.cpu import CpuConfinement
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+from fractune_workers.confinement.cpu import CpuConfinement
 c = CpuConfinement(Share.parse("cpu:1"), [{ALLOWED[0]}])
 c.enter()
 ready, stay = threading.Event(), threading.Event()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import GrantedShare, Share
+from fractune_workers.child import Child
+from fractune_workers.confinement import Confinement
 from tests.confinement_cases import CASES, GPU_CASES, Case
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import GrantedShare, Share
-from workers.child import Child
-from workers.confinement import Confinement
 
 CALL_TIMEOUT_S = 30.0
 

@@ -14,11 +14,11 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tuner_core.errors import BadModel, BadRequest, FractuneError
-from workers.children import cuda_target
-from workers.children.compiling import ingest
-from workers.children.intrinsics import keep_out_gpu_intrinsics
-from workers.children.target import parse_target, target_key
+from fractune_core.errors import BadModel, BadRequest, FractuneError
+from fractune_workers.children import cuda_target
+from fractune_workers.children.compiling import ingest
+from fractune_workers.children.intrinsics import keep_out_gpu_intrinsics
+from fractune_workers.children.target import parse_target, target_key
 
 ISA = "sm_90"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner_core.errors import FractuneError
-from workers.children.device_code import with_machine_code
+from fractune_core.errors import FractuneError
+from fractune_workers.children.device_code import with_machine_code
 
 SOURCE = 'extern "C" __global__ void main_kernel() {}'
 KERNELS = b"\x01\0\0\0\0\0\0\0 whatever TVM writes of the kernels"

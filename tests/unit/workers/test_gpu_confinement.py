@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import GrantedShare, Share
+from fractune_workers.confinement import confinement_for, stream_of
+from fractune_workers.confinement.full import FullConfinement
+from fractune_workers.confinement.green import GreenConfinement
+from fractune_workers.confinement.mig import MigConfinement
+from fractune_workers.confinement.none import NoConfinement
+from fractune_workers.gpu.nvml import NvidiaMl
 from tests.simulated_cuda import Staged, simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.simulated_nvml import LIBRARY_NOT_FOUND, NOT_SUPPORTED, SimulatedNvml
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import GrantedShare, Share
-from workers.confinement import confinement_for, stream_of
-from workers.confinement.full import FullConfinement
-from workers.confinement.green import GreenConfinement
-from workers.confinement.mig import MigConfinement
-from workers.confinement.none import NoConfinement
-from workers.gpu.nvml import NvidiaMl
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"

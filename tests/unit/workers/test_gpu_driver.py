@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu import anchor, smid
+from fractune_workers.gpu import driver as driver_module
+from fractune_workers.gpu.anchor import GpuAnchor
+from fractune_workers.gpu.driver import CudaDriver, DriverFailed, open_driver
+from fractune_workers.gpu.green import GreenContext
 from tests.simulated_cuda import SimulatedCuda, Staged, simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu
-from tuner_core.errors import ShareUnavailable
-from workers.gpu import anchor, smid
-from workers.gpu import driver as driver_module
-from workers.gpu.anchor import GpuAnchor
-from workers.gpu.driver import CudaDriver, DriverFailed, open_driver
-from workers.gpu.green import GreenContext
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_workers.gpu.mig_layout import PROFILES, Profile, commands, placements, plan_layout
+from fractune_workers.gpu.nvidia_smi import apply_layout
+from fractune_workers.gpu.nvml import Gpu, NvidiaMl
 from tests.simulated_gpu import MODELS, InsufficientResources, SimulatedGpu, gpu_in_mig_mode
 from tests.simulated_nvml import SimulatedNvml
-from tuner_core.errors import BadRequest, ShareUnavailable
-from workers.gpu.mig_layout import PROFILES, Profile, commands, placements, plan_layout
-from workers.gpu.nvidia_smi import apply_layout
-from workers.gpu.nvml import Gpu, NvidiaMl
 
 PLAIN = [profile for profile in PROFILES if profile.name in {"1g", "2g", "3g", "4g", "7g"}]
 

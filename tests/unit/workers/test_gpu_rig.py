@@ -14,24 +14,24 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
+from fractune_core.errors import ShareUnavailable
+from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY
+from fractune_core.shares import Share
+from fractune_core.targets import target_key
+from fractune_core.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
+from fractune_workers.child import ChildDied
+from fractune_workers.children import cuda_target, measuring, timing
+from fractune_workers.children.artifacts import build_object
+from fractune_workers.children.measuring import MeasurerChild, open_child
+from fractune_workers.children.rig import Rig, gpu_rig
+from fractune_workers.children.target import default_target, parse_target
+from fractune_workers.confinement import stream_of
+from fractune_workers.confinement.green import GreenConfinement
+from fractune_workers.gpu.driver import CudaDriver
+from fractune_workers.gpu.nvml import NvidiaMl
 from tests.simulated_cuda import Staged, simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu
 from tests.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
-from tuner_core.errors import ShareUnavailable
-from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY
-from tuner_core.shares import Share
-from tuner_core.targets import target_key
-from tuner_core.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
-from workers.child import ChildDied
-from workers.children import cuda_target, measuring, timing
-from workers.children.artifacts import build_object
-from workers.children.measuring import MeasurerChild, open_child
-from workers.children.rig import Rig, gpu_rig
-from workers.children.target import default_target, parse_target
-from workers.confinement import stream_of
-from workers.confinement.green import GreenConfinement
-from workers.gpu.driver import CudaDriver
-from workers.gpu.nvml import NvidiaMl
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

@@ -7,8 +7,8 @@ import threading
 import pytest
 import tvm_ffi
 
-from tuner_core.errors import ShareUnavailable
-from workers.children import streams
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.children import streams
 
 CPU = "cpu:0"
 

@@ -11,10 +11,10 @@ from tvm.script import ir as I  # noqa: N812  TVM's own names in scripts
 from tvm.script import relax as R  # noqa: N812
 from tvm.script import tirx as T  # noqa: N812
 
-from tuner_core.errors import BadModel
-from workers.children.ingest import load_model
-from workers.children.passes import prepare
-from workers.children.target import default_target
+from fractune_core.errors import BadModel
+from fractune_workers.children.ingest import load_model
+from fractune_workers.children.passes import prepare
+from fractune_workers.children.target import default_target
 
 SCRIPT = """
 from tvm.script import ir as I

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tuner_core.errors import BadModel
-from workers.children.ingest import load_model
+from fractune_core.errors import BadModel
+from fractune_workers.children.ingest import load_model
 
 Dim = int | str | None
 FLOAT = TensorProto.FLOAT

@@ -16,10 +16,10 @@ from tvm.script import ir as I  # noqa: N812  TVM's own names in scripts
 from tvm.script import relax as R  # noqa: N812
 from tvm.script import tirx as T  # noqa: N812
 
-from tuner_core.errors import BadModel
-from workers.children.passes import extract, is_scheduled, prepare, workload_hash
-from workers.children.target import default_target, parse_target
-from workers.children.weights import lift_weights
+from fractune_core.errors import BadModel
+from fractune_workers.children.passes import extract, is_scheduled, prepare, workload_hash
+from fractune_workers.children.target import default_target, parse_target
+from fractune_workers.children.weights import lift_weights
 
 TARGET = default_target(1)
 

@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 import tvm
 
-from tuner_core.errors import BadModel, BadRequest
-from workers.children.compiling import ingest
-from workers.children.target import default_target, host_cpu, host_device, missing_features, parse_target, target_key
+from fractune_core.errors import BadModel, BadRequest
+from fractune_workers.children.compiling import ingest
+from fractune_workers.children.target import (
+    default_target,
+    host_cpu,
+    host_device,
+    missing_features,
+    parse_target,
+    target_key,
+)
 
 
 def test_the_default_names_this_cpu_and_nothing_that_it_lacks() -> None:

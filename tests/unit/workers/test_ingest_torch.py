@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tuner_core.errors import BadModel
-from workers.children.ingest import load_model
-from workers.children.torch_program import screen
+from fractune_core.errors import BadModel
+from fractune_workers.children.ingest import load_model
+from fractune_workers.children.torch_program import screen
 
 SPEC = '[1, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": null, "children_spec": []}]}]'
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from fractune_core.shares import Share
+from fractune_workers import bench as bench_module
+from fractune_workers.gate import Gate
+from fractune_workers.roles.measure import Measurer
+from fractune_workers.station import Station
 from tests.poison import FOLDER, PoisonConfinement
 from tests.redis_process import wait_until
-from tuner_core.shares import Share
-from workers import bench as bench_module
-from workers.gate import Gate
-from workers.roles.measure import Measurer
-from workers.station import Station
 
 
 @pytest.fixture

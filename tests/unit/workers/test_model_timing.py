@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tvm
 
-from workers.children import models
-from workers.children.processor import Processor
-from workers.children.weights import pack_weights, unpack_weights
+from fractune_workers.children import models
+from fractune_workers.children.processor import Processor
+from fractune_workers.children.weights import pack_weights, unpack_weights
 
 
 @dataclass

@@ -14,6 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+from fractune_workers.confinement import confinement_for
+from fractune_workers.confinement.mps import MpsConfinement
+from fractune_workers.confinement.mps_sm import MpsSmConfinement
+from fractune_workers.gpu.driver import Driver, DriverFailed
+from fractune_workers.gpu.mps_control import PIPE_VARIABLE, MpsFailed, MpsUnreachable
+from fractune_workers.gpu.mps_daemon import PARTITION_VARIABLE, MpsDaemon
 from tests.redis_process import wait_until
 from tests.simulated_mps import (
     H200,
@@ -26,14 +34,6 @@ from tests.simulated_mps import (
     open_simulated_driver,
 )
 from tests.simulated_mps_control import CHUNK_SMS, SMS, tell
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import Share
-from workers.confinement import confinement_for
-from workers.confinement.mps import MpsConfinement
-from workers.confinement.mps_sm import MpsSmConfinement
-from workers.gpu.driver import Driver, DriverFailed
-from workers.gpu.mps_control import PIPE_VARIABLE, MpsFailed, MpsUnreachable
-from workers.gpu.mps_daemon import PARTITION_VARIABLE, MpsDaemon
 
 PERCENT_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"

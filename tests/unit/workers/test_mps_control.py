@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.simulated_mps import Scripted, installed_program
-from workers.gpu.mps_control import (
+from fractune_workers.gpu.mps_control import (
     PROGRAM,
     Client,
     MpsControl,
@@ -22,6 +21,7 @@ from workers.gpu.mps_control import (
     PartitionRefused,
     ServerState,
 )
+from tests.simulated_mps import Scripted, installed_program
 
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
 NAME = "D/79e/DgwYMDAAAAAAAAAAAAAAAAAAAAAAAA"

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, Client, MpsControl, MpsFailed, MpsUnreachable
+from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
 from tests.redis_process import wait_until
 from tests.simulated_mps import H200, installed_program
 from tests.simulated_mps_control import tell
 from tests.worker_processes import alive
-from tuner_core.errors import ShareUnavailable
-from workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, Client, MpsControl, MpsFailed, MpsUnreachable
-from workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
 
 HOLD = """
 import sys
 from pathlib import Path
-from workers.gpu.mps_daemon import OwnMpsDaemon
+from fractune_workers.gpu.mps_daemon import OwnMpsDaemon
 uuid, folder, program, chunks = sys.argv[1:]
 daemon = OwnMpsDaemon(uuid, static=bool(int(chunks)), folder=Path(folder), program=program)
 daemon.hold()

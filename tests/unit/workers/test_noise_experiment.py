@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.errors import FractuneError, ShareUnavailable
+from fractune_core.noise import DEFAULT_MARGIN
+from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
+from fractune_core.shares import Share
+from fractune_core.side_by_side import ALONE
+from fractune_workers import company as company_module
+from fractune_workers.bench import Outcome
+from fractune_workers.candidates import Candidates, Operator
+from fractune_workers.company import gather, places
+from fractune_workers.gate import Gate
+from fractune_workers.noise import Experiment, settings
+from fractune_workers.noise_report import Pass, Setting, report
 from tests.simulated_bench import TARGET, SimulatedGpuMachine
-from tuner_core.errors import FractuneError, ShareUnavailable
-from tuner_core.noise import DEFAULT_MARGIN
-from tuner_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
-from tuner_core.shares import Share
-from tuner_core.side_by_side import ALONE
-from workers import company as company_module
-from workers.bench import Outcome
-from workers.candidates import Candidates, Operator
-from workers.company import gather, places
-from workers.gate import Gate
-from workers.noise import Experiment, settings
-from workers.noise_report import Pass, Setting, report
 
 
 @pytest.mark.parametrize(

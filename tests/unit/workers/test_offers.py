@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+from fractune_workers import offers
+from fractune_workers.confinement import Confinement, confinement_for
+from fractune_workers.confinement.full import FullConfinement
+from fractune_workers.confinement.green import GreenConfinement
+from fractune_workers.confinement.mig import MigConfinement
+from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
+from fractune_workers.offers import Offer, Offers, machine_offers
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.simulated_nvml import SimulatedNvml
-from tuner_core.errors import ShareUnavailable
-from tuner_core.shares import Share
-from workers import offers
-from workers.confinement import Confinement, confinement_for
-from workers.confinement.full import FullConfinement
-from workers.confinement.green import GreenConfinement
-from workers.confinement.mig import MigConfinement
-from workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
-from workers.offers import Offer, Offers, machine_offers
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tuner_core.errors import ShareUnavailable
-from workers.gpu.nvml import Nvml, open_nvml
-from workers.offers import NOT_PROVED, PROOF_FAILED, machine_offers
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu.nvml import Nvml, open_nvml
+from fractune_workers.offers import NOT_PROVED, PROOF_FAILED, machine_offers
 
 pytestmark = pytest.mark.gpu
 MECHANISMS = {"full", "green", "mig"}

@@ -13,10 +13,10 @@ import tvm_ffi
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner_core.errors import FractuneError
-from workers.child import ChildDied
-from workers.children.processor import Processor, cpu_processor
-from workers.children.timing import numpy_dtype, random_args
+from fractune_core.errors import FractuneError
+from fractune_workers.child import ChildDied
+from fractune_workers.children.processor import Processor, cpu_processor
+from fractune_workers.children.timing import numpy_dtype, random_args
 
 STREAM = 0x2000
 

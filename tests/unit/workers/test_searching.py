@@ -8,11 +8,11 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from workers.children.operator_search import _Fastest
-from workers.children.passes import Operator, _operator
-from workers.children.searching import SearcherChild
-from workers.children.target import parse_target
-from workers.children.transfer import adapt, sketches_of
+from fractune_workers.children.operator_search import _Fastest
+from fractune_workers.children.passes import Operator, _operator
+from fractune_workers.children.searching import SearcherChild
+from fractune_workers.children.target import parse_target
+from fractune_workers.children.transfer import adapt, sketches_of
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from workers.spool import open_spool
+from fractune_workers.spool import open_spool
 
-HOLDER = "from workers.spool import open_spool\nwith open_spool() as spool:\n    print(spool, flush=True)\n    input()"
+HOLDER = (
+    "from fractune_workers.spool import open_spool\n"
+    "with open_spool() as spool:\n    print(spool, flush=True)\n    input()"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu.nvml import Clocks, NvidiaMl
+from fractune_workers.steady import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, steadily
 from tests.simulated_gpu import MODELS, SimulatedGpu
 from tests.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
-from workers.gpu.clocks import NOT_TOLD, GpuClock
-from workers.gpu.nvml import Clocks, NvidiaMl
-from workers.steady import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, steadily
 
 REASONS = ("sw_power_cap", "sw_thermal", "hw_thermal", "hw_power_brake")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.children import surrogate
-from workers.children.surrogate import Surrogate
+from fractune_workers.children import surrogate
+from fractune_workers.children.surrogate import Surrogate
 
 Point = dict[str, float]
 

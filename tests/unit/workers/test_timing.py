@@ -11,9 +11,9 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
-from workers.children.processor import Processor
-from workers.children.timing import Anchor, time_kernel
+from fractune_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
+from fractune_workers.children.processor import Processor
+from fractune_workers.children.timing import Anchor, time_kernel
 
 GPU = Processor(tvm.cuda(0), 0x2000, flush_bytes=120 << 20)
 """Nothing is run on it."""

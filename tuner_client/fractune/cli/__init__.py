@@ -1,0 +1,128 @@
+"""The command `fractune`. Every failure is one line on standard error and a documented exit code."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from fractune.environment import DEBUG, wants_tracebacks
+from fractune_core import __version__
+from fractune_core.errors import BadRequest, FractuneError
+
+_COMMANDS = {
+    "tune": "tune",
+    "run": "run",
+    "jobs": "jobs",
+    "watch": "jobs",
+    "cancel": "jobs",
+    "bundle": "bundle",
+    "workers": "jobs",
+    "knee": "knee",
+    "matrix": "matrix",
+    "noise": "noise",
+    "shares": "shares",
+    "match": "log",
+    "log": "log",
+    "doctor": "doctor",
+    "up": "up",
+    "server": "parts",
+    "worker": "parts",
+}
+"""Module of each command. A stack starts many processes: each imports what its own command needs."""
+
+
+class Stopped(BaseException):
+    """SIGTERM or SIGHUP came: unwind in order, then end as if it had killed us."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.exit_code = 128 + signal_number
+
+
+def _stop(signal_number: int, _: FrameType | None) -> NoReturn:
+    raise Stopped(signal_number)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fractune {__version__}")
+        raise typer.Exit
+
+
+def build_app(wanted: str) -> typer.Typer:
+    """The command line with the command `wanted`, or with all of them when there is none of that name."""
+    app = typer.Typer(
+        name="fractune",
+        help="Tunes deep-learning models for the share of a processor that they will really run on.",
+        no_args_is_help=False,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback(invoke_without_command=True)(_fractune)
+    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
+        module = importlib.import_module(f"fractune.cli.{_COMMANDS[name]}")
+        if name == "log":
+            app.add_typer(module.app, name="log")
+        else:
+            app.command(name)(getattr(module, name))
+    return app
+
+
+def _fractune(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code (docs/exit-codes.md)."""
+    args = sys.argv[1:] if args is None else args
+    if wants_tracebacks():
+        logging.basicConfig(level=logging.INFO)
+    logging.getLogger("fractune").addHandler(logging.NullHandler())
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGHUP, _stop)
+    try:
+        command = typer.main.get_command(build_app(args[0] if args else ""))
+        code = command(args=args, prog_name="fractune", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except Stopped as stopped:
+        return stopped.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except typer.Abort:
+        return _fail("aborted", 1)
+    except BrokenPipeError:
+        # Whoever read our output has enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except FractuneError as error:
+        return _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        return _fail(f"{error.format_message()} Try 'fractune --help'.", BadRequest.exit_code)
+    except Exception as error:  # noqa: BLE001  - the outermost frame: nobody else would tell
+        why = f"{type(error).__name__}: {error}"
+        return _fail(f"unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)
+
+
+def _fail(message: str, code: int) -> int:
+    if wants_tracebacks():
+        traceback.print_exc()
+    print("fractune:", " ".join(message.split()), file=sys.stderr)
+    return code

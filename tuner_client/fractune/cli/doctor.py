@@ -1,0 +1,43 @@
+"""`fractune doctor`: what is there, what is missing, how to get it."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from fractune.cli import options
+from fractune.doctor import Use, examine
+
+
+class UseName(StrEnum):
+    RUN = "run"
+    TUNE = "tune"
+    CUDA_BUILDS = "cuda-builds"
+    GPU = "gpu"
+
+
+def doctor(
+    wanted: Annotated[
+        list[UseName] | None, typer.Option("--for", help="End with 1 unless this machine is ready for it; repeatable.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say what this machine is ready for, what is missing for the rest, and how to get it."""
+    names = [name.value for name in wanted or []]
+    uses = [use for use in examine() if not names or use.name in names]
+    for use in uses:
+        typer.echo(json.dumps(use.to_json()) if as_json else _text(use))
+    ready = [use.ready for use in uses]
+    if not (all(ready) if names else any(ready)):
+        raise typer.Exit(1)
+
+
+def _text(use: Use) -> str:
+    lines = [f"{use.title}: {'ready' if use.ready else 'not ready'}"]
+    for finding in use.findings:
+        mark = "+" if finding.found else ("o" if finding.optional else "-")
+        lines.append(f"  {mark} {finding.what}: {finding.found or finding.how}")
+    return "\n".join(lines)

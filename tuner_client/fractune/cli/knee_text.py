@@ -1,0 +1,114 @@
+"""Knees as tables, JSON and sentences; and the slack as people write it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from fractune.knee_report import KneeReport
+from fractune.text import percent_text, time_text
+from fractune_core.errors import BadRequest
+from fractune_core.knee import CurveKind
+from fractune_core.shares import units_text
+
+_SLACK = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
+
+
+def parse_slack(text: str) -> float:
+    """Read `10%` or `0.1`, both a tenth. Raises BadRequest for any other text, and for more than 100 %."""
+    form = _SLACK.fullmatch(text.strip())
+    if form is None:
+        raise BadRequest(f"--slack '{text}': write a percentage such as 10% or a fraction such as 0.1")
+    slack = float(form[1]) / 100 if form[2] else float(form[1])
+    if slack > 1:
+        hint = f"; write {text.strip()}% for a percentage" if not form[2] and slack <= 100 else ""
+        raise BadRequest(f"--slack '{text}': it must be from 0 to 100 % (0 to 1){hint}")
+    return slack
+
+
+def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
+    """A row for each of `reports`: the time at every measured share, the knee, and how sure it is.
+
+    All of the same device and slack.
+    """
+    table = Table(title=title, title_justify="left")
+    shares = {units: share for report in reports for units, share in report.shares.items()}
+    table.add_column("")
+    for units in sorted(shares):
+        table.add_column(f"at {shares[units]}", justify="right")
+    for column in ("knee", "there", "slower than the whole", "error"):
+        table.add_column(column, justify="right")
+    table.add_column("curve")
+    for report in reports:
+        times = (time_text(report.curve.measured.get(units)) for units in sorted(shares))
+        table.add_row(report.name, *times, *_verdict_cells(report))
+    return table
+
+
+def knee_json(report: KneeReport) -> dict[str, Any]:
+    """`report` as JSON: times in seconds, `slack`, `loss` and `error` fractions; None = not known.
+
+    `knee_units` with two shares is the most that can be needed (`curve` says `bound`).
+    """
+    knee, curve = report.knee, report.curve
+    return {
+        "name": report.name,
+        "unit": report.unit,
+        "units_total": knee.units_total,
+        "slack": knee.slack,
+        "measured": [
+            {"share": report.shares[units], "units": units, "median_s": curve.measured[units], "run_secs": list(secs)}
+            for units, secs in report.run_secs.items()
+        ],
+        "curve": curve.kind.value,
+        "fit": None if curve.fit is None else {"a": curve.fit.a, "c": curve.fit.c, "d": curve.fit.d},
+        "error": curve.error,
+        "knee_units": knee.units,
+        "knee_share": None if knee.units is None else report.shares.get(knee.units),
+        "knee_units_fewest": knee.fewest,
+        "knee_units_most": knee.most,
+        "knee_s": knee.secs,
+        "knee_is_measured": knee.is_measured,
+        "whole_s": knee.secs_whole,
+        "whole_is_measured": knee.is_whole_measured,
+        "loss": _loss(report),
+        "reason": knee.reason,
+    }
+
+
+def knee_lines(reports: Sequence[KneeReport]) -> list[str]:
+    """A sentence for each of `reports`, with what the error means where there is one."""
+    return [f"{report.name}: {report.knee.reason}{_error_note(report)}" for report in reports]
+
+
+def _verdict_cells(report: KneeReport) -> tuple[str, str, str, str, str]:
+    knee = report.knee
+    if knee.units is None:
+        return "-", "-", "-", "-", report.curve.kind.value
+    at = units_text(knee.units, report.unit)
+    there = time_text(knee.secs) if knee.is_measured else f"~{time_text(knee.secs)}"
+    if _is_open(report):
+        at = f"{knee.fewest} to {at}"
+    return at, there, percent_text(_loss(report)), percent_text(report.curve.error), report.curve.kind.value
+
+
+def _loss(report: KneeReport) -> float | None:
+    """How much slower the knee is than the whole, as a fraction."""
+    knee = report.knee
+    return knee.secs / knee.secs_whole - 1 if knee.secs and knee.secs_whole else None
+
+
+def _is_open(report: KneeReport) -> bool:
+    """Whether two shares leave more than one answer."""
+    return report.curve.kind is CurveKind.BOUND and report.knee.fewest != report.knee.most
+
+
+def _error_note(report: KneeReport) -> str:
+    error = report.curve.error
+    if error is None or not math.isfinite(error) or report.knee.is_measured or _is_open(report):
+        return ""
+    return f"; predicted times are off by about {percent_text(error)}"

@@ -1,0 +1,75 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fractune_core.errors import BadModel, BadRequest
+from fractune_core.jobs import JobSpec
+from fractune_core.shares import parse_shares
+
+DEFAULT_LISTEN = "127.0.0.1:50051"
+
+State = Annotated[
+    Path | None, typer.Option("--state", help="Folder of the one-machine stack (default: user data folder).")
+]
+Server = Annotated[
+    str | None,
+    typer.Option("--server", metavar="HOST:PORT", help="Use this server instead of a stack of our own."),
+]
+Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="HOST:PORT or unix:PATH.")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Allow an address that other machines can reach, without credentials."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open."),
+]
+Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains this; several: A,B.")]
+ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule (JSON or TVMScript) or torch.export file.")]
+Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
+
+
+def job_spec(model: Path, shares: str, *, inputs: list[str] | None, **rest: Any) -> JobSpec:
+    """What the options ask for, checked; the digest of the model is still missing. Raises BadModel or BadRequest."""
+    if not model.is_file():
+        raise no_model(model)
+    named = tuple(str(share) for share in parse_shares(shares))
+    spec = JobSpec(model="", model_name=model.name, shares=named, inputs=parse_inputs(inputs), **rest)
+    spec.check()
+    return spec
+
+
+def read_key(option: str, path: Path) -> bytes:
+    """The PEM file of a key. Raises BadRequest when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{option} {path}: cannot be read ({error.strerror})") from error
+
+
+def no_model(path: Path) -> BadModel:
+    return BadModel(f"{path}: no such model file")
+
+
+def parse_inputs(texts: list[str] | None) -> dict[str, list[int]]:
+    """Read `NAME=1,3,224,224` options. Raises BadRequest for another form or a name given twice."""
+    shapes: dict[str, list[int]] = {}
+    for text in texts or []:
+        name, equals, dims = text.rpartition("=")
+        if not equals or not name:
+            raise BadRequest(f"--input '{text}': write NAME=1,3,224,224")
+        if name in shapes:
+            raise BadRequest(f"--input '{text}': the shape of '{name}' is given twice")
+        try:
+            shapes[name] = [int(dim) for dim in dims.split(",")] if dims else []
+        except ValueError:
+            raise BadRequest(f"--input '{text}': '{dims}' is no list of whole numbers such as 1,3,224,224") from None
+        if any(dim < 1 for dim in shapes[name]):
+            raise BadRequest(f"--input '{text}': every size must be at least 1")
+    return shapes

@@ -1,0 +1,111 @@
+"""`fractune server` and `fractune worker`: the parts of a stack, one by one."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.cli import options
+from fractune.environment import fleet_secret
+from fractune.parts import Measuring, become_server, become_worker
+from fractune.state import default_state_dir
+from fractune_core.errors import BadRequest
+from fractune_core.records import COLD, WARM
+from fractune_core.shares import Share
+
+Redis = Annotated[str, typer.Option("--redis", metavar="URL", help="redis://HOST:PORT/DB or unix:///PATH.")]
+SecretFile = Annotated[
+    Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
+]
+
+
+class Role(StrEnum):
+    COMPILE = "compile"
+    TUNE = "tune"
+    BUILD = "build"
+    MEASURE = "measure"
+
+
+class Cache(StrEnum):
+    WARM = WARM
+    COLD = COLD
+
+
+def server(
+    redis: Redis,
+    listen: options.Listen = options.DEFAULT_LISTEN,
+    state: options.State = None,
+    database: Annotated[
+        str | None,
+        typer.Option("--database", metavar="URL", help="SQLAlchemy URL (default: SQLite in the state)."),
+    ] = None,
+    secret_file: SecretFile = None,
+    insecure: options.Insecure = False,
+    resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
+    ready_file: Annotated[
+        Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
+    ] = None,
+) -> None:
+    """Run the server alone."""
+    become_server(
+        listen,
+        redis,
+        state or default_state_dir(),
+        fleet_secret(secret_file),
+        database_url=database,
+        insecure=insecure,
+        resume=resume,
+        ready_file=ready_file,
+    )
+
+
+def worker(
+    role: Annotated[Role, typer.Option("--role", help="What to work on.")],
+    redis: Redis,
+    share: Annotated[str | None, typer.Option("--share", help="Measurers: the share to measure under.")] = None,
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Which cores to use.")] = None,
+    gate: Annotated[
+        Path | None, typer.Option("--gate", help="Folder of the locks that keep measurements undisturbed.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name in the fleet (default: made up).")] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option("--margin", help="Measurers: a trial this close to the fastest is timed for longer (1.25)."),
+    ] = None,
+    cache: Annotated[
+        Cache, typer.Option("--cache", help="Measurers of a GPU: what its cache holds when a call begins.")
+    ] = Cache.WARM,
+    secret_file: SecretFile = None,
+) -> None:
+    """Run one worker alone."""
+    if role is Role.MEASURE and share is None:
+        raise BadRequest("a measure worker needs a share; pass --share, such as --share cpu:1")
+    if role is not Role.MEASURE and share is not None:
+        raise BadRequest(f"--share {share}: only a measure worker has a share")
+    if share is not None:
+        Share.parse(share)
+    if margin is not None and role is not Role.MEASURE:
+        raise BadRequest(f"--margin {margin}: only a measure worker races candidates")
+    if margin is not None and not margin >= 1:
+        raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
+    if cache is Cache.COLD and (share is None or Share.parse(share).device_kind == "cpu"):
+        raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
+    become_worker(
+        role.value,
+        redis,
+        fleet_secret(secret_file),
+        measuring=Measuring(share, margin, cache.value) if share is not None else None,
+        cores=_parse_cores(cores) if cores else None,
+        gate_dir=gate,
+        name=name,
+    )
+
+
+def _parse_cores(text: str) -> list[int]:
+    try:
+        return [int(core) for core in text.split(",")]
+    except ValueError:
+        raise BadRequest(f"--cores '{text}': write core numbers, such as 0,1") from None

@@ -1,0 +1,115 @@
+"""`fractune shares`: what shares this machine offers, and whether they hold what they promise."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fractune.cli import options
+from fractune.embedded import own_env
+from fractune.parts import PROOF_FAILED, apply_mig_layout, machine_offers, mig_commands
+from fractune.text import percent_text, table_console
+from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_core.shares import unit_name
+
+_GIB = 2**30
+
+
+def shares(
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Enter each share in a process of its own and read back what it got.")
+    ] = False,
+    layout: Annotated[
+        str | None, typer.Option("--layout", metavar="3g+4g", help="Print the commands that divide a GPU so by MIG.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Run these commands: needs root, removes the instances that are there.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """List the shares that this machine's processors offer."""
+    if apply and layout is None:
+        raise BadRequest("--apply runs the commands of a layout; pass --layout too, such as --layout 3g+4g")
+    if prove and layout is not None:
+        raise BadRequest("--layout changes what --prove would look at; run them one after the other")
+    # The children must import our packages from where this process has them, never from the folder they run in.
+    os.environ.update(own_env())
+    if layout is not None:
+        _divide(layout, apply=apply, as_json=as_json)
+    else:
+        _list(prove=prove, as_json=as_json)
+
+
+def _list(*, prove: bool, as_json: bool) -> None:
+    """Raises ShareUnavailable at the end when a share failed its proof."""
+    failed: list[str] = []
+    try:
+        for device in machine_offers(prove=prove):
+            failed += [offer["share"] for offer in device["offers"] if _has_failed(offer)]
+            if as_json:
+                print(json.dumps({"event": "device", **device}), flush=True)
+            else:
+                _print_device(device)
+    except ShareUnavailable as error:
+        print(json.dumps({"event": "no_gpu", "reason": str(error)}) if as_json else f"no GPU shares: {error}")
+    if failed:
+        raise ShareUnavailable(f"{', '.join(failed)} could not be proved; the reasons stand above")
+
+
+def _print_device(device: dict[str, Any]) -> None:
+    table_console().print(_table(device))
+    for reason in _refusals(device["offers"]):
+        print(f"not offered: {reason}")
+    for offer in device["offers"]:
+        for uuid in offer["instances"]:
+            print(f"{offer['share']} is {uuid}")
+
+
+def _refusals(offers: list[dict[str, Any]]) -> list[str]:
+    """Every proof that failed, and one reason for each mechanism: those of its other shares say the same."""
+    reasons: dict[str, str] = {}
+    for offer in offers:
+        if offer["refusal"]:
+            share = str(offer["share"])
+            reasons.setdefault(share if _has_failed(offer) else share.partition(":")[0], offer["refusal"])
+    return list(reasons.values())
+
+
+def _has_failed(offer: dict[str, Any]) -> bool:
+    return bool(offer["proof"] == PROOF_FAILED)
+
+
+def _table(device: dict[str, Any]) -> Table:
+    table = Table(title=device["label"], title_justify="left")
+    table.add_column("share")
+    for column in ("granted", "fraction", "memory"):
+        table.add_column(column, justify="right")
+    for column in ("by", "units are", "proved by"):
+        table.add_column(column)
+    for offer in device["offers"]:
+        if not offer["refusal"]:
+            table.add_row(*_row(offer))
+    return table
+
+
+def _row(offer: dict[str, Any]) -> list[str]:
+    units = "-" if offer["units"] is None else str(offer["units"])
+    memory = "-" if offer["memory_bytes"] is None else f"{offer['memory_bytes'] / _GIB:.1f} GiB"
+    kept = {True: "reserved", False: "capped", None: "-"}[offer["reserved"]]
+    mechanism = offer["share"].partition(":")[0]
+    granted = f"{units} of {offer['units_total']} {unit_name(offer['unit'])}s"
+    return [offer["share"], granted, percent_text(offer["fraction"]), memory, mechanism, kept, offer["proof"]]
+
+
+def _divide(layout: str, *, apply: bool, as_json: bool) -> None:
+    if not apply:
+        lines = mig_commands(layout)
+        print(json.dumps({"event": "layout", "commands": lines}) if as_json else "\n".join(lines))
+        return
+    told: list[str] = []
+    made = apply_mig_layout(layout, told.append if as_json else lambda line: print(line, flush=True))
+    print(json.dumps({"event": "layout", "commands": told, "made": made}) if as_json else "\n".join(made))

@@ -1,0 +1,53 @@
+"""`fractune up`: the whole stack on this machine, for other clients."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+
+from fractune.cli import options
+from fractune.client import Client
+from fractune.embedded import StackOptions, running_stack
+from fractune.state import default_state_dir
+from fractune_core.shares import parse_shares
+
+
+def default_shares() -> str:
+    """One core, two, four ... up to all that may be used here."""
+    cores = len(os.sched_getaffinity(0))
+    return ",".join(f"cpu:{1 << power}" for power in range(cores.bit_length()))
+
+
+def up(
+    shares: Annotated[str, typer.Option("--shares", help="Shares to offer (default: cpu:1, cpu:2, cpu:4 ...).")] = "",
+    listen: options.Listen = options.DEFAULT_LISTEN,
+    state: options.State = None,
+    insecure: options.Insecure = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run the whole stack on this machine until stopped, for other clients."""
+    offered = tuple(str(share) for share in parse_shares(shares or default_shares()))
+    stack_options = StackOptions(
+        state or default_state_dir(),
+        shares=offered,
+        compile=True,
+        search=True,
+        listen=listen,
+        insecure=insecure,
+        resume=True,
+    )
+    with running_stack(stack_options) as stack:
+        with Client(stack.address) as client:
+            measurers = client.measurers()
+        if as_json:
+            ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
+            typer.echo(json.dumps(ready))
+        else:
+            crews = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in offered)
+            typer.echo(f"serving at {stack.address} with {', '.join(crews)}; Ctrl-C stops it")
+        while (failure := stack.failure(timeout_s=1.0)) is None:
+            pass
+        raise failure

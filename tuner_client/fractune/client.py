@@ -1,0 +1,277 @@
+"""A typed client of the server: every call has a deadline, and every failure is one of our errors."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Self, TypeVar
+
+import grpc
+
+from fractune_core.convert import state_from_proto
+from fractune_core.errors import BadModel, FractuneError, NotFound, ServerUnreachable, StateUnusable, revive
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+ERROR_METADATA = "fractune-error"
+CHUNK_BYTES = 1 << 20
+CALL_TIMEOUT_S = 30.0
+TRANSFER_TIMEOUT_S = 600.0
+"""uploads, downloads, exports and imports"""
+MATCH_TIMEOUT_S = 300.0
+"""a model that the server has not seen is ingested first"""
+RECONNECT_S = 15.0
+"""how long watching a job waits for a server that went away: it may be starting again"""
+RECONNECT_EVERY_S = 0.1
+_MAX_MESSAGE_BYTES = 64 << 20
+
+
+def job_name(text: str) -> str:
+    """The resource name of a job that a user named, with or without its `jobs/`."""
+    return text if text.startswith("jobs/") else f"jobs/{text}"
+
+
+class Client:
+    """A connection to a server at HOST:PORT or unix:PATH; close it, or use it as a context manager.
+
+    Thread-safe. Every method raises what the server answered, as an error of fractune_core.errors, and
+    ServerUnreachable when there is no server or it did not answer in time.
+    """
+
+    def __init__(self, address: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._closed = False
+        limits = [
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        ]
+        # A proxy from the environment is for the web, not for a server on this machine or in this cluster.
+        self._channel = grpc.insecure_channel(address, options=[*limits, ("grpc.enable_http_proxy", 0)])
+        self._models = rpc.ModelServiceStub(self._channel)
+        self._jobs = rpc.JobServiceStub(self._channel)
+        self._log = rpc.LogServiceStub(self._channel)
+        self._bundles = rpc.BundleServiceStub(self._channel)
+        self._fleet = rpc.FleetServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection and every call in progress."""
+        self._closed = True
+        self._channel.close()
+
+    # ---- models and jobs -----------------------------------------------------------------------------------
+
+    def upload_model(self, path: Path) -> pb.Model:
+        """Send the model file unless the server has it. Raises BadModel when it cannot be read."""
+        sha256, size = _digest(path)
+        with contextlib.suppress(NotFound):
+            return self._call(self._models.GetModel, pb.GetModelRequest(name=f"models/{sha256}"))
+        header = pb.ModelHeader(display_name=path.name, sha256=sha256, size_bytes=size)
+        return self._call(self._models.UploadModel, _upload_parts(path, header), TRANSFER_TIMEOUT_S)
+
+    def create_job(self, spec: pb.JobSpec) -> pb.Job:
+        return self._call(self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
+
+    def get_job(self, job: str) -> pb.Job:
+        return self._call(self._jobs.GetJob, pb.GetJobRequest(name=job_name(job)))
+
+    def cancel_job(self, job: str) -> pb.Job:
+        return self._call(self._jobs.CancelJob, pb.CancelJobRequest(name=job_name(job)))
+
+    def jobs(self, *, open_only: bool = False, limit: int = 1000) -> Iterator[pb.Job]:
+        """Jobs, newest first, at most `limit`."""
+        token = ""
+        while limit > 0:
+            request = pb.ListJobsRequest(page_size=min(limit, 1000), page_token=token, open_only=open_only)
+            page = self._call(self._jobs.ListJobs, request)
+            yield from page.jobs
+            limit -= len(page.jobs)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def watch_job(self, job: str) -> Iterator[pb.Job]:
+        """The job now and whenever it changes, until it has ended; a restarting server is waited for."""
+        revision = -1
+        lost_at: float | None = None
+        request = pb.WatchJobRequest(name=job_name(job))
+        while True:
+            try:
+                for seen in self._stream(self._jobs.WatchJob, request, timeout_s=None):
+                    if seen.revision != revision:
+                        revision, lost_at = seen.revision, None
+                        yield seen
+                    if not state_from_proto(seen.state).open:
+                        return
+                raise self._unreachable()  # a server that shuts down in order ends the stream before the job
+            except ServerUnreachable as error:
+                lost_at = lost_at or time.monotonic()
+                # A named error is the server's own word; only silence is waited out.
+                silent = type(error) is ServerUnreachable and not self._closed
+                if not silent or time.monotonic() - lost_at > RECONNECT_S:
+                    raise
+                time.sleep(RECONNECT_EVERY_S)
+                self._await_connection(lost_at + RECONNECT_S)
+
+    def _await_connection(self, deadline: float) -> None:
+        try:
+            grpc.channel_ready_future(self._channel).result(max(deadline - time.monotonic(), 0.1))
+        except (grpc.FutureTimeoutError, ValueError):
+            raise self._unreachable() from None
+
+    # ---- the tuning log ------------------------------------------------------------------------------------
+
+    def records(
+        self, record_filter: pb.RecordFilter, limit: int, *, fastest_first: bool = False
+    ) -> tuple[list[pb.Record], int]:
+        """At most `limit` records that pass the filter, and how many there are in all."""
+        found: list[pb.Record] = []
+        total, token = 0, ""
+        while len(found) < limit:
+            size = min(limit - len(found), 1000)
+            request = pb.ListRecordsRequest(
+                filter=record_filter, page_size=size, page_token=token, fastest_first=fastest_first
+            )
+            page = self._call(self._log.ListRecords, request)
+            found += page.records
+            total, token = page.total_size, page.next_page_token
+            if not token:
+                break
+        return found, total
+
+    def export_records(
+        self, record_filter: pb.RecordFilter, *, with_workloads: bool
+    ) -> Iterator[pb.ExportRecordsResponse]:
+        """All records that pass the filter, oldest first; a workload before the first that needs it."""
+        request = pb.ExportRecordsRequest(filter=record_filter, with_workloads=with_workloads)
+        return self._stream(self._log.ExportRecords, request, TRANSFER_TIMEOUT_S)
+
+    def import_records(self, parts: Iterable[pb.ImportRecordsRequest]) -> pb.ImportRecordsResponse:
+        """Add records to the log, all or none."""
+        return self._call(self._log.ImportRecords, iter(parts), TRANSFER_TIMEOUT_S)
+
+    def prune_records(
+        self, record_filter: pb.RecordFilter, keep_best: int, *, dry_run: bool
+    ) -> pb.PruneRecordsResponse:
+        request = pb.PruneRecordsRequest(filter=record_filter, keep_best=keep_best, dry_run=dry_run)
+        return self._call(self._log.PruneRecords, request, TRANSFER_TIMEOUT_S)
+
+    def match_model(self, request: pb.MatchModelRequest) -> list[pb.OperatorMatch]:
+        return list(self._call(self._log.MatchModel, request, MATCH_TIMEOUT_S).matches)
+
+    def tabulate_model(self, request: pb.TabulateModelRequest) -> list[pb.OperatorTable]:
+        """How the schedule published for each share does at each of the others, operator by operator."""
+        return list(self._call(self._log.TabulateModel, request, MATCH_TIMEOUT_S).operators)
+
+    # ---- bundles and the fleet -----------------------------------------------------------------------------
+
+    def download_bundle(self, name: str, to: Path) -> None:
+        """Write the bundle `bundles/...` to the file `to`, whole or not at all. Raises StateUnusable."""
+        draft = to.with_name(f".{to.name}.{os.getpid()}.part")
+        request = pb.DownloadBundleRequest(name=name)
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("wb") as file:
+                for part in self._stream(self._bundles.DownloadBundle, request, TRANSFER_TIMEOUT_S):
+                    file.write(part.data)
+            draft.replace(to)
+        except OSError as error:
+            raise StateUnusable(
+                f"cannot write the bundle {to}: {error.strerror}; pass --out with a folder that has room"
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    def workers(self) -> list[pb.Worker]:
+        return list(self._call(self._fleet.ListWorkers, pb.ListWorkersRequest()).workers)
+
+    def shares(self) -> list[pb.OfferedShare]:
+        """What can be asked for now."""
+        return list(self._call(self._fleet.ListShares, pb.ListSharesRequest()).shares)
+
+    def measurers(self) -> Counter[str]:
+        """How many measurers each share has now, by share as text."""
+        counts: Counter[str] = Counter()
+        for offered in self.shares():
+            counts[offered.granted.share] += offered.workers
+        return counts
+
+    # ---- calls ---------------------------------------------------------------------------------------------
+
+    def _call(self, method: Callable[..., Answer], request: object, timeout_s: float | None = None) -> Answer:
+        with self._errors_told():
+            return method(request, timeout=timeout_s or self._timeout_s)
+
+    def _stream(
+        self,
+        method: grpc.UnaryStreamMultiCallable[Request, Answer],
+        request: Request,
+        timeout_s: float | None,
+    ) -> Iterator[Answer]:
+        with self._errors_told():
+            call = method(request, timeout=timeout_s)
+            try:
+                yield from call
+            finally:
+                call.cancel()
+
+    @contextlib.contextmanager
+    def _errors_told(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._told(error) from error
+        except ValueError as error:  # how gRPC says that the channel was closed under a call
+            if "closed channel" not in str(error):
+                raise
+            raise ServerUnreachable(f"the connection to {self.address} was closed") from error
+
+    def _told(self, error: grpc.RpcError) -> FractuneError:
+        code, details = error.code(), " ".join((error.details() or "").split())
+        metadata = error.trailing_metadata() or ()
+        named = next((entry.value for entry in metadata if entry.key == ERROR_METADATA), None)
+        if named is not None:
+            return revive(str(named), details)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ServerUnreachable(f"the server at {self.address} did not answer in time; look at its log")
+        if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
+            return self._unreachable()
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ServerUnreachable(f"{self.address} is no fractune server, or one of another version: {details}")
+        return FractuneError(f"the server at {self.address} failed: {code.name} {details}; look at its log")
+
+    def _unreachable(self) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server"
+        )
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    """SHA-256 and size of the file. Raises BadModel when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise BadModel(f"cannot read the model {path}: {error.strerror}") from error
+
+
+def _upload_parts(path: Path, header: pb.ModelHeader) -> Iterator[pb.UploadModelRequest]:
+    yield pb.UploadModelRequest(header=header)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield pb.UploadModelRequest(data=chunk)

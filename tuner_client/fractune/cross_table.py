@@ -1,0 +1,171 @@
+"""The table tuned-at x run-at of a model or an operator: every variant at every share, and what it loses there."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.convert import record_from_proto
+from fractune_core.losses import Loss, loss, ratio
+from fractune_core.pb import fractune_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Cell:
+    run_secs: Sequence[float]
+    """all repeats, in seconds"""
+    contest: str
+    """what was timed in one contest was timed in turn"""
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.run_secs)
+
+
+@dataclass(frozen=True)
+class CrossTable:
+    """Cells by variant (`untuned`, `robust` or the share it was tuned at), then by the share they ran at. What was not
+    measured is absent.
+    """
+
+    name: str
+    weight: int
+    """how often the operator occurs in its model; 1 for a model"""
+    shares: tuple[str, ...]
+    cells: Mapping[str, Mapping[str, Cell]]
+
+    def fastest(self, share: str) -> str | None:
+        """The variant with the smallest median at a share; not one that another beats beyond the noise.
+
+        What was timed in turn is compared in pairs, which may say another thing than medians do.
+        """
+        held = {variant: row[share] for variant, row in self.cells.items() if share in row}
+        order = sorted(held, key=lambda variant: held[variant].median_s)
+        unbeaten = (each for each in order if not any(_is_beaten(held[each], other) for other in held.values()))
+        return next(unbeaten, order[0] if order else None)
+
+    def loss(self, variant: str, share: str) -> Loss | None:
+        """Against the fastest at this share; None where it was not measured."""
+        fastest = self.fastest(share)
+        return None if fastest is None else self.loss_against(fastest, variant, share)
+
+    def loss_against(self, other: str, variant: str, share: str) -> Loss | None:
+        """What `variant` loses at `share` against the variant `other`."""
+        mine, theirs = self.cells.get(variant, {}).get(share), self.cells.get(other, {}).get(share)
+        if mine is None or theirs is None:
+            return None
+        return _loss(mine, theirs)
+
+    def all(self) -> Iterator[tuple[str, str, Cell, Loss]]:
+        """Every cell that was measured: variant, share, cell, loss against the fastest there."""
+        for variant, row in self.cells.items():
+            for share, cell in row.items():
+                lost = self.loss(variant, share)
+                if lost is not None:
+                    yield variant, share, cell, lost
+
+    def robust(self) -> tuple[str, str, Loss] | None:
+        """The tuned variant with the smallest loss at its worst share: variant, that share, that loss."""
+        worst = {
+            variant: max(
+                ((share, lost) for share in self.shares if (lost := self.loss(variant, share)) is not None),
+                key=lambda found: found[1].median,
+            )
+            for variant, row in self.cells.items()
+            if variant != UNTUNED_VARIANT and all(share in row for share in self.shares)
+        }
+        if not worst:
+            return None
+        variant = min(worst, key=lambda name: (worst[name][1].median, name))
+        return variant, *worst[variant]
+
+
+def _loss(cell: Cell, other: Cell) -> Loss:
+    return loss(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest)
+
+
+def _is_beaten(cell: Cell, other: Cell) -> bool:
+    """Beyond the noise. The interval is worked out only where there is a difference to judge."""
+    is_slower = ratio(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest) > 1.0
+    return is_slower and not _loss(cell, other).is_tie
+
+
+def model_table(job: pb.Job) -> CrossTable:
+    """Of a finished job: the whole model, timed at each share in turn with its other variants."""
+    found: dict[str, dict[str, Cell]] = {}
+    for each in job.result.shares:
+        for variant, repeats in each.run_secs.items():
+            found.setdefault(variant, {})[each.share] = Cell(list(repeats.secs), job.name)
+    order = [UNTUNED_VARIANT, *job.spec.shares, ROBUST_VARIANT]
+    cells = {variant: found[variant] for variant in order if variant in found}
+    return CrossTable(job.model_display_name, 1, tuple(job.spec.shares), cells)
+
+
+def operator_table(answer: pb.OperatorTable, shares: Sequence[str]) -> CrossTable:
+    """Of one operator: published measurements; those of one job at one share were taken in turn."""
+    found: dict[str, dict[str, Cell]] = {}
+    for each in answer.cells:
+        record = record_from_proto(each.record)
+        found.setdefault(each.tuned_at, {})[each.run_at] = Cell(record.run_secs, record.job)
+    order = [UNTUNED_VARIANT, *shares]
+    cells = {variant: found[variant] for variant in order if variant in found}
+    return CrossTable(answer.operator.display_name, answer.operator.weight, tuple(shares), cells)
+
+
+def sentences(table: CrossTable) -> list[str]:
+    """What the table says: each share's schedule at each other share, against the one tuned there."""
+    told = [
+        _sentence(variant, share, lost)
+        for share in table.shares
+        for variant in table.shares
+        if variant != share and (lost := table.loss_against(share, variant, share)) is not None
+    ]
+    robust = table.robust() if len(table.shares) > 1 else None
+    if robust is not None:
+        variant, share, lost = robust
+        named = "the robust schedules" if variant == ROBUST_VARIANT else f"the schedules tuned on {share_text(variant)}"
+        most = f"at most {percent(lost.median)} ± {percent(lost.margin)} (on {share_text(share)})"
+        told.append(f"one variant for all of these shares: {named} lose {most}")
+    return told
+
+
+def _sentence(variant: str, share: str, lost: Loss) -> str:
+    served, tuned = f"served on {share_text(share)}", f"the schedule tuned on {share_text(variant)}"
+    if lost.is_tie:
+        return f"{served}, {tuned} does as well as the one tuned there, within the noise ({signed(lost)})"
+    if lost.median > 0:
+        return f"{served}, {tuned} loses {percent(lost.median)} ± {percent(lost.margin)}"
+    gain = f"{percent(-lost.median)} ± {percent(lost.margin)}"
+    return f"{served}, {tuned} is {gain} faster than the one tuned there: that search had less luck"
+
+
+def verdict(table: CrossTable, variant: str, share: str, lost: Loss) -> str:
+    """`fastest` of its column, `tie` where the noise hides the difference, else the loss.
+
+    Several are the fastest when they are one schedule: the same measurement stands in their cells.
+    """
+    fastest = table.fastest(share)
+    if fastest is not None and table.cells[variant][share] == table.cells[fastest][share]:
+        return "fastest"
+    return "tie" if lost.is_tie else signed(lost)
+
+
+def share_text(share: str) -> str:
+    """`1 core`, `2 cores`; other mechanisms as they are written."""
+    mechanism, _, size = share.partition(":")
+    return share if mechanism != "cpu" else f"{size} core{'' if size == '1' else 's'}"
+
+
+def signed(lost: Loss) -> str:
+    """`+1 % ± 3 %`"""
+    return f"{'+' if lost.median >= 0 else '-'}{percent(abs(lost.median))} ± {percent(lost.margin)}"
+
+
+def percent(fraction: float) -> str:
+    """`14 %`, `0.4 %`; `?` where it is not known."""
+    if math.isnan(fraction):
+        return "?"
+    return f"{fraction * 100:.{1 if abs(fraction) < 0.0995 else 0}f} %"

@@ -1,0 +1,143 @@
+"""What this machine is ready for, what is missing for the rest, and how to get it.
+
+Packages are looked for among the installed distributions and not imported: a look must not take seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fractune.embedded import redis_binary
+from fractune.parts import look_for_cuda
+from fractune_core.errors import FractuneError
+
+_DISTRIBUTION = "fractune"
+_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<versions>[^;]*)(;.*extra == ['\"](?P<extra>[a-z]+)['\"])?")
+_OLDEST_DRIVER_CUDA = 13000
+_DRIVER_HINT = "install NVIDIA's driver, version 580 or later"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a use needs."""
+
+    what: str
+    found: str
+    """what is there; empty when it is missing"""
+    how: str = ""
+    """how to get it"""
+    optional: bool = False
+    """True when the use does without"""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One thing that fractune does, and what it needs for that here."""
+
+    name: str
+    title: str
+    findings: Sequence[Finding]
+
+    @property
+    def ready(self) -> bool:
+        return all(finding.found or finding.optional for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"use": self.name, "title": self.title, "ready": self.ready, "findings": [*map(vars, self.findings)]}
+
+
+def examine() -> list[Use]:
+    """Every use, in the order in which one comes to need them."""
+    return [
+        Use("run", "run bundles", [packages("run")]),
+        Use("tune", "tune for this machine's CPU", [packages("local"), _redis()]),
+        *cuda_uses(look_for_cuda()),
+    ]
+
+
+def cuda_uses(here: Any) -> list[Use]:
+    """The uses of CUDA. `here`: fractune_workers.cuda_here.CudaHere."""
+    builds = Use("cuda-builds", "compile for NVIDIA GPUs, without one", [packages("local"), _compiler(here)])
+    measures = [
+        packages("local"),
+        Finding("GPU", ", ".join(here.gpus), "no NVIDIA GPU is visible here; load the driver, give the container one"),
+        _driver(here),
+        Finding("CUDA runtime", here.cudart, "libcudart.so.13: pip install 'fractune[cuda]', or install CUDA 13"),
+        Finding("NVML", "libnvidia-ml.so.1" if here.nvml else "", f"comes with the driver: {_DRIVER_HINT}"),
+        *map(_library, here.libraries),
+        Finding(
+            "MPS control", here.mps_control, "only shares mps:N, mps-sm:N need it: the driver has it", optional=True
+        ),
+    ]
+    return [builds, Use("gpu", "measure on NVIDIA GPUs", measures)]
+
+
+def packages(extra: str) -> Finding:
+    """The packages that an extra of this distribution asks for; of those that it pins, just that version."""
+    wrong = [fault for name, pinned in required(extra) if (fault := _fault(name, pinned))]
+    what, how = f"packages of fractune[{extra}]", f"pip install 'fractune[{extra}]'"
+    return Finding(what, "", f"{how} (lacks {', '.join(wrong)})") if wrong else Finding(what, "all there", how)
+
+
+def required(extra: str) -> list[tuple[str, str]]:
+    """Names of the packages, and the one version that is asked for; empty for a range."""
+    try:
+        lines = importlib.metadata.requires(_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise FractuneError("fractune itself is not installed here; install it with pip") from None
+    found = [match for line in lines if (match := _REQUIREMENT.match(line)) and match["extra"] == extra]
+    return [(match["name"], _pinned(match["versions"])) for match in found]
+
+
+def _pinned(versions: str) -> str:
+    return versions.strip(" ()").removeprefix("==") if "==" in versions else ""
+
+
+def _fault(name: str, pinned: str) -> str:
+    """What is wrong with a package; empty when it is as asked for."""
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return name
+    return f"{name} {pinned}, has {version}" if pinned and version != pinned else ""
+
+
+def _redis() -> Finding:
+    what, how = "redis-server", "pip install 'fractune[local]'"
+    try:
+        return Finding(what, str(redis_binary()), how)
+    except FractuneError:
+        return Finding(what, "", how)
+
+
+def _compiler(here: Any) -> Finding:
+    """The compiler that builds would use, and for which GPUs."""
+    how = "pip install 'fractune[cuda]' (NVRTC, 61 MB), or install CUDA 13 and name its folder by CUDA_HOME"
+    if not here.compilers:
+        return Finding("CUDA compiler", "", how)
+    first = here.compilers[0]
+    if first.fault:
+        return Finding("CUDA compiler", "", f"{first.name}: {first.fault}")
+    others = sorted({each.name for each in here.compilers} - {first.name})
+    also = f"; there is also {', '.join(others)}" if others else ""
+    return Finding("CUDA compiler", f"{first.name}, for sm_{first.archs[0]} to sm_{first.archs[-1]}{also}", how)
+
+
+def _library(library: Any) -> Finding:
+    """A package that asks the driver or NVML. `library`: fractune_workers.gpu.libraries.LibraryHere."""
+    how = f"pip install 'fractune[cuda]' ({library.fault})"
+    return Finding(f"package {library.package}", "" if library.fault else library.version, how)
+
+
+def _driver(here: Any) -> Finding:
+    if not here.driver_cuda:
+        return Finding("driver", "", _DRIVER_HINT)
+    newest = f"{here.driver_cuda // 1000}.{here.driver_cuda % 1000 // 10}"
+    serves = f"{here.driver or 'of unknown version'}, for CUDA {newest}"
+    if here.driver_cuda < _OLDEST_DRIVER_CUDA:
+        return Finding("driver", "", f"{_DRIVER_HINT}; there is {serves}")
+    return Finding("driver", serves, _DRIVER_HINT)

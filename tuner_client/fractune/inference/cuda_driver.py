@@ -1,0 +1,105 @@
+"""What CUDA's driver tells of the GPU that this process may use, asked through `ctypes`: inference needs no package
+for seven calls of a library with a stable C interface.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from fractune_core.errors import FractuneError, ShareUnavailable
+
+LIBRARY = "libcuda.so.1"
+_OLDEST_CUDA = 13_000
+"""1000 * major + 10 * minor: what TVM's wheel is built for"""
+_NAME_BYTES = 256
+_WHAT_TO_DO = {
+    100: "CUDA sees no GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
+    101: "CUDA sees no such GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
+    805: "no MPS server answers: see that the control daemon runs as this user, with this CUDA_MPS_PIPE_DIRECTORY",
+    807: "the MPS server is not ready: after a fault it waits until every affected client has ended; try again then",
+    808: "the MPS server has as many clients as it takes: end some",
+    915: "where an MPS daemon has static partitions, CUDA_MPS_SM_PARTITION has to name one",
+}
+_ELSE = "`nvidia-smi` and `dmesg` may tell more"
+
+
+class Attribute(IntEnum):
+    """CU_DEVICE_ATTRIBUTE_..., by cuda.h of CUDA 13."""
+
+    MULTIPROCESSOR_COUNT = 16
+    COMPUTE_CAPABILITY_MAJOR = 75
+    COMPUTE_CAPABILITY_MINOR = 76
+    MPS_ENABLED = 133
+
+
+@dataclass(frozen=True)
+class GpuHere:
+    """A GPU as CUDA shows it to this process: under a share of MPS, and as a MIG instance, less than there is."""
+
+    name: str
+    """the product's; of a MIG instance with its profile: `NVIDIA H200 MIG 1g.18gb`"""
+    isa: str
+    """`sm_90`"""
+    sms: int
+    memory_bytes: int
+    is_mps_client: bool
+    is_mig: bool
+    """an instance of a divided GPU"""
+
+
+class NoDriver(FractuneError):
+    """A machine without a driver for NVIDIA GPUs, or with an old one."""
+
+
+def look_at_gpu() -> GpuHere:
+    """The first GPU that CUDA shows this process.
+
+    Asking starts CUDA: which GPU it is, and whether the process is a client of MPS, is settled then for its life.
+    Raises NoDriver, ShareUnavailable when CUDA cannot start.
+    """
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise NoDriver(f"this machine has no NVIDIA driver ({error}); install 580 or newer") from error
+    return ask_gpu(library)
+
+
+def ask_gpu(cuda: Any) -> GpuHere:
+    """As `look_at_gpu`, of a driver's library that is loaded."""
+    version, device, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    _call(cuda, "cuDriverGetVersion", ctypes.byref(version))
+    if version.value < _OLDEST_CUDA:
+        raise NoDriver(
+            f"the NVIDIA driver of this machine serves CUDA {version.value // 1000} only; install 580 or newer"
+        )
+    _call(cuda, "cuInit", 0)
+    _call(cuda, "cuDeviceGet", ctypes.byref(device), 0)
+    _call(cuda, "cuDeviceGetName", name, _NAME_BYTES, device)
+    _call(cuda, "cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+
+    def ask(attribute: Attribute) -> int:
+        value = ctypes.c_int()
+        _call(cuda, "cuDeviceGetAttribute", ctypes.byref(value), int(attribute), device)
+        return value.value
+
+    product = name.value.decode(errors="replace")
+    return GpuHere(
+        name=product,
+        isa=f"sm_{ask(Attribute.COMPUTE_CAPABILITY_MAJOR)}{ask(Attribute.COMPUTE_CAPABILITY_MINOR)}",
+        sms=ask(Attribute.MULTIPROCESSOR_COUNT),
+        memory_bytes=memory.value,
+        is_mps_client=bool(ask(Attribute.MPS_ENABLED)),
+        # CUDA has no attribute that tells.
+        is_mig=" MIG " in product or os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"),
+    )
+
+
+def _call(cuda: Any, name: str, *args: Any) -> None:
+    code = int(getattr(cuda, name)(*args))
+    if code != 0:
+        raise ShareUnavailable(f"{name}: CUDA error {code}; {_WHAT_TO_DO.get(code, _ELSE)}")

@@ -1,0 +1,110 @@
+"""The share of a GPU that this process is under already, and whether the GPU is the one that a bundle was made for.
+
+CUDA shows a process its share and not the whole, so the whole is what the bundle says it was measured on.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+from fractune.inference.cuda_driver import GpuHere
+from fractune.share_here import ShareHere
+from fractune_core.bundles import Bundle
+from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
+from fractune_core.shares import Share, units_text
+from fractune_core.targets import arch_of, runs_on
+
+PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+PARTITION = "CUDA_MPS_SM_PARTITION"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MEMORY_TOLERANCE = 0.1
+"""CUDA tells of a little less memory than NVML; two sizes of one product are further apart"""
+_FEWEST_SMS = 8
+"""what MPS grants for the smallest percentages, on the one GPU of which figures are known (H200)"""
+
+
+def check_gpu(bundle: Bundle, gpu: GpuHere) -> None:
+    """Raises BadBundle, which names both, unless the bundle was measured on such a GPU as the one here."""
+    device, arch = bundle.manifest["device"], arch_of(bundle.manifest["target"])
+    if not runs_on(arch, gpu.isa):
+        raise BadBundle(f"{bundle.name} is code for {arch}, which does not run on {_told(gpu)}; tune the model here")
+    if device["isa"] != gpu.isa or not _may_be(gpu, device["units"], device["memory_gib"]):
+        raise BadBundle(
+            f"{bundle.name} was measured on {device['isa']} with {units_text(device['units'], 'sm')} and "
+            f"{device['memory_gib']} GiB, this GPU is {_told(gpu)}; tune the model here"
+        )
+
+
+def gpu_share_here(gpu: GpuHere, whole_sms: int, cpus: tuple[int, ...]) -> ShareHere:
+    """The share of this process on a GPU of `whole_sms` SMs; `cpus` are those of its host code."""
+    mechanism, how = _mechanism(gpu, whole_sms, os.environ)
+    return ShareHere(gpu.sms, cpus, f"{gpu.sms} of {units_text(whole_sms, 'sm')} {how}", mechanism)
+
+
+def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
+    """Raises ShareUnavailable unless the process is under `share`, as far as CUDA tells, or BadRequest where no process
+    can serve at such a share.
+    """
+    _check_servable(share)
+    wanted = "full" if share == Share("mps", "100") else share.mechanism
+    is_held = here.mechanism == wanted
+    if share.mechanism == "mps":
+        is_held = is_held and here.units <= max(_FEWEST_SMS, math.ceil(whole_sms * int(share.size) / 100))
+    if share.mechanism == "mig" and not share.size.startswith("MIG-"):
+        is_held = is_held and here.reason.endswith(f" {share.size})")
+    if not is_held:
+        raise ShareUnavailable(
+            f"share '{share}' is not in force: this process has {here.reason}; start it under that share, or leave the "
+            "share out"
+        )
+
+
+def confine_gpu(share: Share) -> None:
+    """Have CUDA put this process under `share` when it starts, as far as a process can do that by itself.
+
+    What is in force is told by `check_held` afterwards. Raises BadRequest for a share that nobody serves at.
+    """
+    _check_servable(share)
+    if share.mechanism == "mps":
+        os.environ[PERCENTAGE] = share.size
+    elif share.mechanism == "mig" and share.size.startswith("MIG-"):
+        os.environ[VISIBLE] = share.size
+
+
+def _check_servable(share: Share) -> None:
+    if share.device_kind == "cpu":
+        raise BadRequest(
+            f"share '{share}' is of a CPU, and the bundle is for a GPU; write mps:PERCENT, mig:UUID or full"
+        )
+    if share.mechanism in ("green", "none"):
+        raise BadRequest(
+            f"share '{share}': a bundle is served at a share that its whole process is under, so not at this one; "
+            "write mps:PERCENT, mps-sm:CHUNKS, mig:UUID or full"
+        )
+
+
+def _may_be(gpu: GpuHere, sms: int, memory_gib: int) -> bool:
+    """Whether what CUDA shows may be a GPU of so many SMs, or a part of one."""
+    if gpu.is_mig or gpu.is_mps_client:  # a part, whose memory may be limited too
+        return gpu.sms <= sms
+    return gpu.sms == sms and abs(gpu.memory_bytes / 2**30 - memory_gib) <= _MEMORY_TOLERANCE * memory_gib
+
+
+def _mechanism(gpu: GpuHere, whole_sms: int, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Which mechanism has given the process what it has, and that in words."""
+    if gpu.is_mig:
+        return "mig", f"(the instance {gpu.name})"
+    if gpu.is_mps_client and environ.get(PARTITION):
+        return "mps-sm", f"(the partition {environ[PARTITION]} of MPS)"
+    if gpu.is_mps_client and gpu.sms < whole_sms:
+        limit = f"{PERCENTAGE}={environ[PERCENTAGE]}" if environ.get(PERCENTAGE) else "the daemon's percentage"
+        return "mps", f"(a client of MPS, {limit})"
+    beside = ", a client of MPS without a limit" if gpu.is_mps_client else ""
+    return "full", f"(all of {gpu.name}{beside})"
+
+
+def _told(gpu: GpuHere) -> str:
+    memory_gib = round(gpu.memory_bytes / 2**30)
+    return f"{gpu.isa} with {units_text(gpu.sms, 'sm')} and {memory_gib} GiB ({gpu.name})"

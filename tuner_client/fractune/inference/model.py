@@ -1,0 +1,133 @@
+"""A bundle, loaded: the share is found, its variant chosen, and run.
+
+model = fractune.load("m.fractune")
+outputs = model.run({"data": array})
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fractune.inference import tensors
+from fractune.inference.backends import backend_for
+from fractune.inference.choosing import VariantChoice, choose_variant
+from fractune.inference.runner import Runner
+from fractune.inference.signatures import check_signature
+from fractune.share_here import ShareHere
+from fractune_core.bundles import Bundle
+from fractune_core.match import DEFAULT_POLICY, Policy
+from fractune_core.shares import Share
+
+if TYPE_CHECKING:
+    from fractune.inference.tensors import Array
+
+
+def load(
+    path: str | Path,
+    *,
+    share: str | None = None,
+    public_key: str | bytes | None = None,
+    policy: Policy = DEFAULT_POLICY,
+) -> Model:
+    """Load the bundle at `path` for the share that this process is under, or for `share`: `cpu:N`, no larger; for a GPU
+    (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) the one that the process must be under.
+
+    With `public_key` (PEM text) a bundle that was not signed by its owner is refused. `policy` says how far from the
+    share a variant may have been measured. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is
+    not installed.
+    """
+    return Model(Bundle(Path(path)), share=share, public_key=public_key, policy=policy)
+
+
+class Model:
+    """A bundle's variants over one copy of its weights. Any thread may call it; calls take turns.
+
+    A model runs with as many threads as its share has cores, confined to the share's CPUs, none of them the caller's:
+    several callers at once would only get in each other's way there. On a GPU it is one thread. Two models run side by
+    side.
+    """
+
+    choice: VariantChoice
+    """the variant that `run` runs, and why"""
+    share: ShareHere
+    """the share that it was chosen for"""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        share: str | None = None,
+        public_key: str | bytes | None = None,
+        policy: Policy = DEFAULT_POLICY,
+    ) -> None:
+        if public_key is not None:
+            check_signature(bundle, public_key)
+        self.bundle = bundle
+        self.inputs = tensors.specs_of(bundle.manifest["inputs"])
+        self.outputs = tensors.specs_of(bundle.manifest["outputs"])
+        self._backend = backend_for(bundle, Share.parse(share) if share else None)
+        self._policy = policy
+        self._turn = threading.Lock()
+        self._mains: dict[str, Any] = {}
+        self._stop: Callable[[], Any] | None = None
+        self._take(self._backend.look())
+
+    def run(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Array]:
+        """The outputs of the chosen variant, or of another, as arrays of their own. Raises BadRequest for wrong inputs.
+
+        Inputs are NumPy arrays, or anything with `__dlpack__` in the memory of the CPU (PyTorch, JAX, CuPy's pinned
+        arrays) or of the GPU that the model runs on, and are not copied where they need not be.
+        """
+        return [self._backend.array(tensor) for tensor in self.run_tensors(inputs, variant)]
+
+    def run_tensors(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Any]:
+        """As `run`, with the outputs where the model left them: read-only tensors with `__dlpack__`.
+
+        Their memory is the model's own, used again once they are dropped: `numpy.from_dlpack(tensor)` holds it. On a
+        GPU they stay there, complete: `torch.from_dlpack(tensor)`.
+        """
+        arguments = self._backend.arguments(self.inputs, inputs)
+        with self._turn:
+            main = self._main(variant or self.choice.variant)
+            outputs: list[Any] = self._runner.call(lambda: self._backend.run(main, arguments))
+            return outputs
+
+    def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs as tensors where the model runs, to be given to it many times without a copy."""
+        arguments = self._backend.placed(self._backend.arguments(self.inputs, inputs))
+        return {spec.name: tensor for spec, tensor in zip(self.inputs, arguments, strict=True)}
+
+    def rematch(self) -> VariantChoice:
+        """Look at the share again and go on with the variant, the threads and the CPUs that fit it now; the choice.
+
+        To be called when the share may have changed (a new quota or CPU set). Weights stay where they are. It waits
+        for a run under way. Raises ShareUnavailable when the share that `load` was given does not fit any more.
+        """
+        here = self._backend.look()
+        with self._turn:
+            if here != self.share:
+                self._take(here)
+            return self.choice
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
+        """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+        return tensors.random_inputs(self.inputs, seed)
+
+    def _take(self, here: ShareHere) -> None:
+        choice = choose_variant(self.bundle, here.units, self._policy, here.mechanism)
+        self._main(choice.variant)
+        if self._stop is not None:
+            self._stop()
+        self._runner = Runner(here.threads, here.cpus)
+        self._stop = weakref.finalize(self, self._runner.stop)
+        self.share, self.choice = here, choice
+
+    def _main(self, variant: str) -> Any:
+        """The entry of a variant, loaded when it is first asked for, which takes a few milliseconds."""
+        if variant not in self._mains:
+            self._mains[variant] = self._backend.load_main(self.bundle.objects(variant))
+        return self._mains[variant]

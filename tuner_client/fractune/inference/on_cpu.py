@@ -1,0 +1,56 @@
+"""A bundle on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fractune import share_here
+from fractune.inference import tensors
+from fractune.inference.processor import check_processor
+from fractune.inference.runtime import load_main, load_runtime, load_weights
+from fractune.inference.tensors import TensorSpec
+from fractune.share_here import ShareHere
+from fractune_core.bundles import Bundle
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+
+if TYPE_CHECKING:
+    from fractune.inference.tensors import Array
+
+
+class OnCpu:
+    """See `Backend`. Raises BadBundle, FractuneError, BadRequest for a share that is none of a CPU."""
+
+    def __init__(self, bundle: Bundle, share: Share | None) -> None:
+        self._cores = share.cores if share else None
+        check_processor(bundle)
+        load_runtime()
+        self._weights = load_weights(bundle)
+
+    def look(self) -> ShareHere:
+        here = share_here.share_here()
+        if self._cores is None:
+            return here
+        if self._cores > here.units:
+            raise ShareUnavailable(
+                f"share 'cpu:{self._cores}' is larger than what this process may use: {here.reason}; "
+                f"ask for cpu:{here.units} at most"
+            )
+        return replace(here, units=self._cores, reason=f"cpu:{self._cores} as asked for, of {here.reason}")
+
+    def load_main(self, objects: Sequence[bytes]) -> Callable[..., Any]:
+        return load_main(objects)
+
+    def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
+        return tensors.as_arguments(specs, inputs)
+
+    def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+        return tensors.flat(main(*arguments, *self._weights))
+
+    def placed(self, arguments: Sequence[Any]) -> list[Any]:
+        return list(arguments)
+
+    def array(self, output: Any) -> Array:
+        return tensors.as_array(output).copy()

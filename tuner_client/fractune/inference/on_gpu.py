@@ -1,0 +1,107 @@
+"""A bundle on an NVIDIA GPU: weights lie there once, inputs are copied to it unless they lie there already.
+
+All is on CUDA's default stream, so copies and kernels follow each other by themselves; `run` waits for the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fractune import share_here
+from fractune.inference import cuda_driver, gpu_share, runtime, tensors
+from fractune.inference.cuda_driver import GpuHere, NoDriver
+from fractune.inference.processor import check_host_code
+from fractune.inference.tensors import TensorSpec
+from fractune.share_here import ShareHere
+from fractune_core.bundles import Bundle
+from fractune_core.errors import BadBundle, FractuneError
+from fractune_core.shares import Share
+
+if TYPE_CHECKING:
+    from fractune.inference.tensors import Array
+
+_LOST = "after an error of a kernel CUDA gives this process nothing more: start it again"
+
+
+class OnGpu:
+    """See `Backend`. Raises BadBundle, BadRequest, ShareUnavailable, FractuneError when a part is not installed."""
+
+    device = "cuda:0"
+    """the first that CUDA shows this process"""
+    kind = (2, 0)
+    """the same by DLPack's numbers"""
+
+    def __init__(self, bundle: Bundle, share: Share | None) -> None:
+        check_host_code(bundle)
+        self._whole_sms = int(bundle.manifest["device"]["units"])
+        self._share = share
+        self._gpu = _gpu_for(bundle)
+        gpu_share.check_gpu(bundle, self._gpu)
+        self.look()
+        self._load_runtime()
+        self._weights = self.placed(runtime.load_weights(bundle))
+        self._inputs: dict[int, Any] = {}
+        """memory on the GPU for the inputs that come from elsewhere, by position"""
+
+    def look(self) -> ShareHere:
+        here = gpu_share.gpu_share_here(self._gpu, self._whole_sms, share_here.share_here().cpus)
+        if self._share is not None:
+            gpu_share.check_held(self._share, here, self._whole_sms)
+        return here
+
+    def load_main(self, objects: Sequence[bytes]) -> Callable[..., Any]:
+        return runtime.load_main(objects, (self.kind, runtime.CPU))
+
+    def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
+        return tensors.as_arguments(specs, inputs, self.kind)
+
+    def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+        try:
+            there = [self._input(at, argument) for at, argument in enumerate(arguments)]
+            outputs = tensors.flat(main(*there, *self._weights))
+            runtime.synchronise(self.device)
+        except RuntimeError as error:
+            raise FractuneError(f"the model failed on the GPU ({_first_line(error)}); {_LOST}") from error
+        return outputs
+
+    def placed(self, arguments: Sequence[Any]) -> list[Any]:
+        there = [self._copy(argument, self._room_for(argument)) for argument in arguments]
+        runtime.synchronise(self.device)
+        return there
+
+    def array(self, output: Any) -> Array:
+        array, here = tensors.empty_array(output)
+        self._copy(output, here)
+        runtime.synchronise(self.device)
+        return array
+
+    def _load_runtime(self) -> None:
+        runtime.load_cuda_runtime()
+
+    def _input(self, at: int, argument: Any) -> Any:
+        """The argument on the GPU, in the room that this input has there unless it lies there already."""
+        if tensors.device_of(argument) == self.kind:
+            return argument
+        if at not in self._inputs:
+            self._inputs[at] = self._room_for(argument)
+        return self._copy(argument, self._inputs[at])
+
+    def _room_for(self, tensor: Any) -> Any:
+        return runtime.empty_tensor(tuple(tensor.shape), str(tensor.dtype), self.device)
+
+    def _copy(self, source: Any, target: Any) -> Any:
+        runtime.copy_tensor(source, target)
+        return target
+
+
+def _gpu_for(bundle: Bundle) -> GpuHere:
+    try:
+        return cuda_driver.look_at_gpu()
+    except NoDriver as error:
+        isa = bundle.manifest["device"]["isa"]
+        raise BadBundle(f"{bundle.name} is for a GPU ({isa}): {error}, or tune the model for this CPU") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,87 @@
+"""The thread that a model runs on.
+
+TVM keeps a thread pool, and scratch memory, for each thread that calls a model. So all calls are handed to one thread:
+however many threads a program has, there is one pool of the share's size and one scratch memory, the caller's own
+affinity stays as it is, and another share takes only another thread. A hand-over and back costs some 10 to 50 us.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from fractune.inference.runtime import use_cpus
+
+_STOP_TIMEOUT_S = 60.0
+
+_Call = tuple[Callable[[], Any], "_Answer"]
+
+
+class _Answer:
+    """What a call gave, once `done` can be acquired."""
+
+    def __init__(self) -> None:
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class Runner:
+    """A thread confined to `cpus`, with a pool of TVM's of `threads` threads there, itself one of them.
+
+    It lives until `stop`, or until the process ends. In a forked child, where it is gone, a new one takes its place.
+    """
+
+    def __init__(self, threads: int, cpus: tuple[int, ...]) -> None:
+        self.threads = threads
+        self.cpus = cpus
+        self._start()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What `function` gives on that thread, or raises there."""
+        if self._process != os.getpid():
+            self._start()
+        answer = _Answer()
+        self._calls.put((function, answer))
+        answer.done.acquire()
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def stop(self) -> None:
+        """End the thread after the calls that it has already, and wait for it.
+
+        A process must not end around a thread that is inside of compiled code, and no other thread may run a model
+        whose call was given up by Ctrl-C but still goes on.
+        """
+        self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        arguments = (self._calls, self.threads, self.cpus)
+        # Not `self`: a model that nobody holds any more must not be held by its own thread.
+        self._thread = threading.Thread(target=_serve, args=arguments, name="fractune-run", daemon=True)
+        self._thread.start()
+
+
+def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int, ...]) -> None:
+    ready = False
+    while (call := calls.get()) is not None:
+        function, answer = call
+        try:
+            if not ready:
+                use_cpus(threads, cpus)
+                ready = True
+            answer.value = function()
+        except BaseException as error:  # noqa: BLE001  it is raised again where the call came from
+            answer.error = error
+        answer.done.release()
+        # What the call held must not live on until the next one comes.
+        del call, function, answer

@@ -1,0 +1,182 @@
+"""TVM's runtime without TVM's Python package: two shared libraries of its wheel, driven through `tvm_ffi`.
+
+`import tvm` loads the compiler too, 250 MB of it, and takes a second; a compiled model needs none of that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fractune_core.bundles import ALIGNMENT_BYTES, WEIGHTS, Bundle
+from fractune_core.errors import BadBundle, FractuneError
+from fractune_core.toolkit import load_cudart
+
+_LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
+"""the second holds sorting and random numbers, which some models call"""
+_CUDA_LIBRARY = "libtvm_runtime_cuda.so"
+_COMPILER = "libtvm_compiler.so"
+_POOLED_ALLOCATOR = 2
+"""TVM's number for it"""
+CPU = (1, 0)
+"""a device as TVM and DLPack number them: its kind, and which of them"""
+_SHARE_ALL_CPUS = -3
+"""TVM's mode of a thread pool all of whose threads may be on all CPUs of a list"""
+_SPIN_YIELDS = "20000"
+"""How long a thread of TVM's pool waits for more work before it sleeps: some 20 ms, where TVM's own number takes 0.3 s
+of a core after every inference, which others on the machine miss"""
+_loading = threading.Lock()
+
+
+def load_runtime() -> None:
+    """Load TVM's runtime into this process, once. Raises FractuneError when it is not installed."""
+    with _loading:
+        _load_libraries()
+
+
+@functools.cache
+def _load_libraries() -> None:
+    try:
+        import tvm_ffi_orcjit  # noqa: F401  registers the loader of object files
+    except ImportError as error:
+        raise FractuneError(f"running a bundle needs TVM ({error}); install 'fractune[run]'") from error
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", _SPIN_YIELDS)
+    for name in _LIBRARIES:
+        try:
+            ctypes.CDLL(str(_library_folder() / name), ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise FractuneError(f"TVM's runtime cannot be loaded ({error}); install 'fractune[run]' anew") from error
+
+
+def load_cuda_runtime() -> None:
+    """Load TVM's runtime for NVIDIA GPUs beside the other. Raises FractuneError when a part of it is missing."""
+    load_runtime()
+    with _loading:
+        load_cudart()
+        try:
+            ctypes.CDLL(str(_library_folder() / _CUDA_LIBRARY), ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise FractuneError(
+                f"TVM's runtime for NVIDIA GPUs cannot be loaded ({error}); install driver 580 or newer, and "
+                "'fractune[run,cuda]', which brings the CUDA runtime"
+            ) from error
+
+
+def _library_folder() -> Path:
+    """Where TVM's wheel keeps its libraries; the package itself is not imported."""
+    spec = importlib.util.find_spec("tvm")
+    if spec is None or not spec.submodule_search_locations:
+        raise FractuneError("running a bundle needs TVM; install 'fractune[run]'")
+    return Path(spec.submodule_search_locations[0]) / "lib"
+
+
+def compiler_function(name: str) -> Callable[..., Any] | None:
+    """A function of TVM's compiler; None where the compiler is not installed."""
+    import tvm_ffi
+
+    load_runtime()
+    try:
+        ctypes.CDLL(str(_library_folder() / _COMPILER), ctypes.RTLD_LOCAL)
+    except OSError:
+        return None
+    return tvm_ffi.get_global_func(name, allow_missing=True)
+
+
+@functools.cache
+def _function(name: str) -> Callable[..., Any]:
+    import tvm_ffi
+
+    return tvm_ffi.get_global_func(name)
+
+
+def load_main(objects: Sequence[bytes], devices: Sequence[tuple[int, int]] = (CPU,)) -> Callable[..., Any]:
+    """The entry function of a variant's object files, on a virtual machine of its own.
+
+    `devices`: the one that tensors are on first, the CPU last. No two threads may call it at the same time.
+    """
+    import tvm_ffi_orcjit
+
+    # The session's own `load_module` asks the C++ compiler for its runtime library first; C code needs none.
+    session = tvm_ffi_orcjit.default_session()
+    module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
+    machine = module["vm_load_executable"]()
+    machine["vm_initialization"](*(number for device in devices for number in (*device, _POOLED_ALLOCATOR)))
+    main: Callable[..., Any] = machine["main"]
+    return main
+
+
+def load_weights(bundle: Bundle) -> list[Any]:
+    """The weights, as tensors over one buffer that holds them all. Raises BadBundle."""
+    size = bundle.size(WEIGHTS)
+    buffer = aligned_bytes(size)
+    bundle.read_into(WEIGHTS, memoryview(buffer))
+    return [_weight(bundle, buffer, weight) for weight in bundle.manifest["weights"]]
+
+
+def _weight(bundle: Bundle, buffer: Any, weight: dict[str, Any]) -> Any:
+    import tvm_ffi
+
+    begin, end = weight["offset"], weight["offset"] + weight["size"]
+    try:
+        items = functools.reduce(lambda count, dim: count * dim, weight["shape"], 1)
+        expected = items * tvm_ffi.dtype(weight["dtype"]).itemsize
+    except (ValueError, TypeError) as error:
+        raise BadBundle(f"{bundle.name}: no weight has the type '{weight['dtype']}'; make the bundle again") from error
+    if weight["size"] != expected or end > len(buffer) or begin % ALIGNMENT_BYTES:
+        raise BadBundle(f"{bundle.name}: a weight does not lie where the manifest says; make the bundle again")
+    return viewed(tvm_ffi.from_dlpack(buffer[begin:end]), weight["shape"], weight["dtype"])
+
+
+def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:
+    """The memory of a tensor as a tensor of another type; they share it."""
+    import tvm_ffi
+
+    return _function("runtime.TVMTensorCreateView")(tensor, tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), 0)
+
+
+def empty_tensor(shape: Sequence[int], dtype: str, device: str) -> Any:
+    """A tensor in memory of its own on the device (`cuda:0`)."""
+    import tvm_ffi
+
+    make = _function("runtime.TVMTensorAllocWithScope")
+    return make(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), tvm_ffi.device(device), None)
+
+
+def copy_tensor(source: Any, target: Any) -> None:
+    """Copy the contents, from one device to another too. Not ended before `synchronise` where a GPU takes part."""
+    _function("runtime.TVMTensorCopyFromTo")(source, target)
+
+
+def synchronise(device: str) -> None:
+    """Wait for all that was launched on the device's default stream."""
+    import tvm_ffi
+
+    _function("runtime.Device_StreamSync")(tvm_ffi.device(device), 0)
+
+
+def aligned_bytes(size: int) -> Any:
+    """A NumPy array of bytes that begins where compiled code may expect it to."""
+    import numpy as np
+
+    room = np.empty(size + ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT_BYTES
+    return room[start : start + size]
+
+
+def use_cpus(threads: int, cpus: Iterable[int]) -> None:
+    """Give the calling thread, which must not have run a model, a pool of `threads` (itself one of them) on `cpus`.
+
+    TVM keeps a pool for each thread that runs models. It cannot grow later: a larger one takes another thread.
+    """
+    allowed = sorted(cpus)
+    os.sched_setaffinity(0, allowed)
+    configure = _function("runtime.config_threadpool")
+    # A pool is made with as many threads as CPUs are named. Made for the threads first, then let on all CPUs.
+    configure(_SHARE_ALL_CPUS, threads, [str(cpu) for cpu in allowed[:threads]])
+    configure(_SHARE_ALL_CPUS, threads, [str(cpu) for cpu in allowed])

@@ -1,0 +1,73 @@
+"""A session as ONNX Runtime has it, so that a program changes its import and its path and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fractune.inference.model import Model
+from fractune.inference.tensors import TensorSpec
+from fractune_core.bundles import Bundle
+from fractune_core.errors import BadRequest
+from fractune_core.match import DEFAULT_POLICY, Policy
+
+if TYPE_CHECKING:
+    from fractune.inference.tensors import Array
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+"""by the kind of device that a bundle is for"""
+_TYPES = {"float32": "float", "float64": "double"}
+"""what ONNX Runtime calls otherwise"""
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or an output."""
+
+    name: str
+    shape: list[int | None]
+    type: str
+    """as ONNX Runtime writes it: `tensor(float)`"""
+
+
+class InferenceSession:
+    """What most programs use of `onnxruntime.InferenceSession`, over `fractune.load`, with its options.
+
+    `providers` may be named, for programs that do; BadRequest where the one of the bundle's device is not among them.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        providers: Sequence[str] | None = None,
+        share: str | None = None,
+        public_key: str | bytes | None = None,
+        policy: Policy = DEFAULT_POLICY,
+    ) -> None:
+        bundle = Bundle(Path(path))
+        own = _PROVIDERS.get(bundle.manifest["device"]["kind"], "")
+        if providers is not None and own not in providers:
+            raise BadRequest(f"providers {list(providers)}: {bundle.name} runs by {own}; name that, or nothing")
+        self.model = Model(bundle, share=share, public_key=public_key, policy=policy)
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:
+        """The outputs with these names in this order, or all of them. Raises BadRequest for wrong names or inputs."""
+        names = [spec.name for spec in self.model.outputs]
+        strangers = [name for name in output_names or () if name not in names]
+        if strangers:
+            raise BadRequest(f"the model has no output '{strangers[0]}'; it gives {', '.join(names)}")
+        outputs = dict(zip(names, self.model.run(input_feed), strict=True))
+        return [outputs[name] for name in output_names or names]
+
+    def get_inputs(self) -> list[NodeArg]:
+        return [_node(spec) for spec in self.model.inputs]
+
+    def get_outputs(self) -> list[NodeArg]:
+        return [_node(spec) for spec in self.model.outputs]
+
+
+def _node(spec: TensorSpec) -> NodeArg:
+    return NodeArg(spec.name, list(spec.shape), f"tensor({_TYPES.get(spec.dtype, spec.dtype)})")

@@ -1,0 +1,74 @@
+"""Signed bundles: Ed25519 over the manifest, which holds the digests of everything else.
+
+openssl genpkey -algorithm ed25519 -out private.pem
+openssl pkey -in private.pem -pubout -out public.pem
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fractune_core.bundles import SIGNATURE, Bundle, write_archive
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
+
+
+def sign_bundle(path: str | Path, private_key_pem: str | bytes) -> None:
+    """Sign the bundle at `path` in place; a signature that it has is replaced.
+
+    The file is replaced whole: whoever reads it at the same time has the old one or the new one. Raises BadBundle,
+    BadRequest for a key that is none, StateUnusable when the file cannot be written, FractuneError when `cryptography`
+    is not installed.
+    """
+    path = Path(path)
+    key = _load_key(private_key_pem, private=True)
+    bundle = Bundle(path)
+    entries = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
+    bundle.close()
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            write_archive(file, bundle.manifest_bytes, {**entries, SIGNATURE: key.sign(bundle.manifest_bytes)})
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+        partial.replace(path)
+    except OSError as error:
+        raise StateUnusable(f"{path}: cannot be written ({error.strerror}); check the folder") from error
+
+
+def check_private_key(pem: str | bytes) -> None:
+    """Raises what `sign_bundle` would raise for the key, before there is a bundle."""
+    _load_key(pem, private=True)
+
+
+def check_signature(bundle: Bundle, public_key_pem: str | bytes) -> None:
+    """Raises BadBundle unless the bundle was signed by the owner of the key, BadRequest for a key that is none."""
+    key = _load_key(public_key_pem, private=False)
+    from cryptography.exceptions import InvalidSignature
+
+    if bundle.signature is None:
+        raise BadBundle(f"{bundle.name} is not signed; get it from who signs your bundles, or sign it (sign_bundle)")
+    try:
+        key.verify(bundle.signature, bundle.manifest_bytes)
+    except InvalidSignature as error:
+        raise BadBundle(f"{bundle.name}: its signature is not by the key that was given; do not trust it") from error
+
+
+def _load_key(pem: str | bytes, *, private: bool) -> Any:
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise FractuneError("signatures need the package cryptography; install 'fractune[sign]'") from error
+    data = pem.encode() if isinstance(pem, str) else pem
+    kind = "private" if private else "public"
+    try:
+        key = serialization.load_pem_private_key(data, None) if private else serialization.load_pem_public_key(data)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise BadRequest(
+            f"this is no {kind} key in PEM form without a password; give the contents of the file"
+        ) from error
+    if not isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
+        raise BadRequest(f"the {kind} key is not of Ed25519; make one: openssl genpkey -algorithm ed25519")
+    return key

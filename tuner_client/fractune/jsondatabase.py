@@ -1,0 +1,163 @@
+"""The tuning log and MetaSchedule's own JSONDatabase: a folder that stock TVM reads and writes.
+
+Such a folder knows neither shares nor devices nor wrong output: it takes published records of one share of
+one device, and what comes out of it counts as trials, to be checked before any of them is published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fractune_core.convert import device_from_proto, granted_from_proto, record_from_proto, record_to_proto
+from fractune_core.errors import BadRequest, FractuneError, StateUnusable
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
+from fractune_core.targets import target_key
+
+WORKLOADS = "database_workload.json"
+RECORDS = "database_tuning_record.json"
+IMPORTED_POLICY = TimingPolicy("imported", warmups=0, repeats=1, min_repeat_ms=0.0)
+"""how a foreign database was measured is not known"""
+
+
+def check_tvm() -> None:
+    """Raises FractuneError when TVM is not installed."""
+    if importlib.util.find_spec("tvm") is None:
+        raise FractuneError("a JSONDatabase needs TVM; install 'fractune[local]'")
+
+
+def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
+    """Write the records that have a schedule to a JSONDatabase folder; return their number.
+
+    Raises BadRequest when they are of more than one share or device, StateUnusable when it cannot be written.
+    """
+    workloads: dict[str, str] = {}
+    found: list[TuningRecord] = []
+    for part in parts:
+        if part.WhichOneof("part") == "workload":
+            workloads[part.workload.workload_hash] = part.workload.json
+            continue
+        record = record_from_proto(part.record)
+        if record.status is Status.OK and record.trace != UNTUNED:
+            found.append(record)
+    _check_one_place(found)
+    newest = {record.candidate_id: record for record in found}  # they come oldest first
+    try:
+        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as draft:
+            _commit(workloads, list(newest.values()), Path(draft))
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
+            for name in (WORKLOADS, RECORDS):
+                (Path(draft) / name).rename(path / name)
+    except OSError as error:
+        raise StateUnusable(f"cannot write {path}: {error.strerror}") from error
+    return len(newest)
+
+
+def _check_one_place(records: Iterable[TuningRecord]) -> None:
+    shares, devices = sorted({r.share for r in records}), sorted({r.device.key for r in records})
+    if len(shares) > 1:
+        raise BadRequest(f"a JSONDatabase holds one share, these records are of {', '.join(shares)}; pass --share")
+    if len(devices) > 1:
+        raise BadRequest(f"a JSONDatabase holds one device, these are of {', '.join(devices)}; pass --device")
+
+
+def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: Path) -> None:
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+    from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+
+    database = ms.database.JSONDatabase(work_dir=str(folder))
+    for name in (WORKLOADS, RECORDS):
+        (folder / name).touch()
+    for record in records:
+        module = ms.database.Workload.from_json(json.loads(workloads[record.workload_hash])).mod
+        workload = database.commit_workload(module)
+        args_info = [info.as_json() for info in ArgInfo.from_entry_func(module, remove_preproc=True)]
+        target = json.loads(str(tvm.target.Target(json.loads(record.target))))
+        whole = [json.loads(record.trace), list(record.run_secs), target, _plain(args_info)]
+        database.commit_tuning_record(ms.database.TuningRecord.from_json(whole, workload))
+
+
+def read_jsondatabase(path: Path, measured_on: pb.OfferedShare) -> Iterator[pb.ImportRecordsRequest]:
+    """The workloads and records of a JSONDatabase folder, as measured at that share of that device.
+
+    Raises BadRequest when the folder cannot be read.
+    """
+    from tvm.s_tir import meta_schedule as ms
+
+    for name in (WORKLOADS, RECORDS):
+        if not (path / name).is_file():
+            raise BadRequest(f"{path} is no JSONDatabase folder: it has no {name}")
+    try:
+        # TVM would create what is missing and lock nothing: it gets a copy.
+        with tempfile.TemporaryDirectory() as copy:
+            for name in (WORKLOADS, RECORDS):
+                shutil.copy(path / name, copy)
+            database = ms.database.JSONDatabase(work_dir=copy, allow_missing=False)
+            found = list(database.get_all_tuning_records())
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BadRequest(f"{path}: TVM cannot read this JSONDatabase ({reason}); nothing was imported") from error
+    sent: set[str] = set()
+    for entry in found:
+        record = _imported(entry, measured_on)
+        if record.workload_hash not in sent:
+            sent.add(record.workload_hash)
+            text = json.dumps(_plain(entry.workload.as_json()))
+            yield pb.ImportRecordsRequest(workload=pb.Workload(workload_hash=record.workload_hash, json=text))
+        yield pb.ImportRecordsRequest(record=record_to_proto(record))
+
+
+def _imported(entry: Any, measured_on: pb.OfferedShare) -> TuningRecord:
+    import tvm
+    import tvm_ffi
+
+    if entry.target is None or entry.run_secs is None:
+        raise BadRequest("a record of the JSONDatabase lacks its target or its run times; nothing was imported")
+    workload_hash = f"{tvm_ffi.structural_hash(entry.workload.mod) & 0xFFFFFFFFFFFFFFFF:016x}"
+    target = str(entry.target)
+    trace = json.dumps(entry.trace.as_json(), separators=(",", ":"), default=_plain)
+    candidate = candidate_id(workload_hash, target_key(target), trace)
+    granted = granted_from_proto(measured_on.granted)
+    run_secs = tuple(float(_plain(secs)) for secs in entry.run_secs)
+    identity = "\n".join(("imported", candidate, granted.key, repr(run_secs)))
+    failed = not run_secs or max(run_secs) >= 1e9  # MetaSchedule writes a huge time for a failure
+    return TuningRecord(
+        record_id=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        kind=Kind.TRIAL,
+        candidate_id=candidate,
+        workload_hash=workload_hash,
+        operator="imported",
+        target=target,
+        target_key=target_key(target),
+        trace=trace,
+        device=device_from_proto(measured_on.device),
+        share=granted.share,
+        granted=granted,
+        status=Status.RUN_FAILED if failed else Status.OK,
+        cause="failed where it was measured" if failed else "",
+        run_secs=() if failed else run_secs,
+        policy=IMPORTED_POLICY,
+        anchor_ratio=0.0,
+        neighbours=0,
+        job="",
+        worker="",
+        measured_at=time.time(),
+        versions={"tvm": tvm.__version__},
+    )
+
+
+def _plain(value: Any) -> Any:
+    """TVM's containers and numbers as Python's."""
+    if isinstance(value, str | int | float) or value is None:
+        return value
+    return value.value if hasattr(value, "value") else [_plain(part) for part in value]

@@ -1,0 +1,55 @@
+"""What was measured of a model or an operator at several shares, with its curve and its knee."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fractune_core.errors import BadRequest
+from fractune_core.knee import Curve, Knee, find_knee, fit_curve
+
+
+@dataclass(frozen=True)
+class KneeReport:
+    name: str
+    """of the model or the operator"""
+    unit: str
+    """what a unit is: `core`, `sm`, `slice`"""
+    shares: Mapping[int, str]
+    """the shares asked for by the units they granted, ascending; several that granted the same are joined by `, `"""
+    run_secs: Mapping[int, Sequence[float]]
+    """all repeats in seconds by units, ascending"""
+    curve: Curve
+    """of the medians"""
+    knee: Knee
+
+
+def knee_report(
+    name: str, measured: Mapping[str, tuple[int, Sequence[float]]], units_total: int, slack: float, unit: str = "unit"
+) -> KneeReport:
+    """Fit and judge `measured`: by share, the units it granted and all repeats in seconds.
+
+    Shares that granted the same units are one: their repeats are taken together. Raises BadRequest when nothing was
+    measured, a share has no repeats, a time is not positive and finite, or a share is larger than the device.
+    """
+    shares: dict[int, str] = {}
+    run_secs: dict[int, list[float]] = {}
+    for share, (units, secs) in sorted(measured.items(), key=lambda each: each[1][0]):
+        if not secs:
+            raise BadRequest(f"{name} has no times at {share}; measure it there, or leave the share out")
+        shares[units] = f"{shares[units]}, {share}" if units in shares else share
+        run_secs.setdefault(units, []).extend(secs)
+    curve = fit_curve({units: statistics.median(secs) for units, secs in run_secs.items()})
+    return KneeReport(name, unit, shares, run_secs, curve, find_knee(curve, units_total, slack))
+
+
+def drawn_units(report: KneeReport, at_most: int = 200) -> list[int]:
+    """Units to draw the curve at, from the smallest measured to the whole: all, or some with those that matter."""
+    first, last = min(report.run_secs), report.knee.units_total
+    step = max(1, (last - first) // at_most)
+    return sorted({*range(first, last + 1, step), last, *_known(report)})
+
+
+def _known(report: KneeReport) -> Iterable[int]:
+    return report.run_secs if report.knee.units is None else [*report.run_secs, report.knee.units]

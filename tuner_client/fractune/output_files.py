@@ -1,0 +1,50 @@
+"""Files that commands write: whether they can be written is found out before the work, and they appear whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from fractune_core.errors import BadRequest, StateUnusable
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Raises BadRequest when `path` is there already and may not be replaced."""
+    if path.exists() and not force:
+        raise BadRequest(f"{path} is there already; pass --force to replace it, or another path")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[str]]:
+    """A text file that becomes `path` when the block ends well, and vanishes when it does not.
+
+    Raises StateUnusable when it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        draft.replace(path)
+    except OSError as error:
+        raise StateUnusable(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raises StateUnusable when the file that `option` names cannot be written, so that no work is done for nothing.
+
+    Folders on the way to it need not be there yet.
+    """
+    if path.is_dir():
+        raise StateUnusable(f"{option} {path}: this is a folder; pass a file")
+    folder = path.absolute().parent
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise StateUnusable(f"{option} {path}: the folder {folder} cannot be written; pass another path")

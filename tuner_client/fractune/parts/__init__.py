@@ -1,0 +1,159 @@
+"""Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them,
+`fractune noise` measures with them, `fractune shares` and `fractune doctor` ask them what this machine has.
+
+The one module of the client that imports the server and the workers, and only when it is called: the client
+alone is installed without them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune_core.errors import FractuneError
+from fractune_core.shares import Share
+
+PROOF_FAILED = "proof failed"
+"""`proof` of an offer whose share was entered and did not hold"""
+
+
+def become_server(
+    listen: str,
+    redis_url: str,
+    state_dir: Path,
+    secret: bytes,
+    *,
+    database_url: str | None,
+    insecure: bool,
+    resume: bool,
+    ready_file: Path | None,
+) -> None:
+    """Serve until stopped. Raises BadRequest for the address, StateUnusable for the folder, RedisGone."""
+    _require("rq", "sqlalchemy")
+    from fractune_server.main import ServerOptions, run_server
+
+    run_server(
+        ServerOptions(
+            listen=listen,
+            redis_url=redis_url,
+            state_dir=state_dir,
+            database_url=database_url,
+            secret=secret,
+            insecure=insecure,
+            resume=resume,
+            ready_file=ready_file,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """What only a worker of the role `measure` needs: `fractune_workers.main.WorkerOptions` says what each means."""
+
+    share: str
+    margin: float | None
+    cache: str
+
+
+def become_worker(
+    role: str,
+    redis_url: str,
+    secret: bytes,
+    *,
+    measuring: Measuring | None,
+    cores: list[int] | None,
+    gate_dir: Path | None,
+    name: str | None,
+) -> None:
+    """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
+    _require("rq", "tvm")
+    from fractune_workers.main import WorkerOptions, run_worker
+
+    run_worker(
+        WorkerOptions(
+            role=role,
+            redis_url=redis_url,
+            secret=secret,
+            cores=cores,
+            gate_dir=gate_dir,
+            name=name,
+            **({} if measuring is None else vars(measuring)),
+        )
+    )
+
+
+def measure_noise(
+    share: Share,
+    tell: Callable[[str], None],
+    *,
+    measurers: Sequence[int],
+    candidates: int,
+    seed: int,
+    model: Path | None,
+    inputs: dict[str, list[int]],
+    only: str,
+) -> dict[str, Any]:
+    """Measure what a measurement is worth here; the report as plain JSON values. `tell` is given lines of progress.
+
+    Raises ShareUnavailable for a share that cannot be verified, BadModel.
+    """
+    _require("tvm")
+    from fractune_workers import noise
+
+    options = noise.NoiseOptions(
+        share=share,
+        measurers=tuple(measurers),
+        candidates=candidates,
+        seed=seed,
+        model=model,
+        inputs=inputs,
+        only=only,
+    )
+    return noise.measure_noise(options, tell)
+
+
+def machine_offers(*, prove: bool) -> Iterator[dict[str, Any]]:
+    """Each device of this machine, the host CPU first: `kind`, `label`, `uuid`, and `offers` as plain JSON values.
+
+    Raises ShareUnavailable after the host CPU when no NVIDIA GPU can be asked for.
+    """
+    from fractune_workers import offers
+
+    for device in offers.machine_offers(prove=prove):
+        shares = [offer.to_json() for offer in device.offers]
+        yield {"kind": device.kind, "label": device.label, "uuid": device.uuid, "offers": shares}
+
+
+def mig_commands(layout: str) -> list[str]:
+    """The commands that would divide the first visible GPU as `layout` says. Raises BadRequest, ShareUnavailable."""
+    from fractune_workers.gpu import mig_layout, nvml, visible
+
+    gpu = visible.visible_gpu(nvml.open_nvml().gpus())
+    return [" ".join(command) for command in mig_layout.commands(mig_layout.plan_layout(layout, gpu), gpu)]
+
+
+def apply_mig_layout(layout: str, tell: Callable[[str], None]) -> list[str]:
+    """Run them, each told before; the shares that are there then. Raises BadRequest, ShareUnavailable."""
+    from fractune_workers.gpu import nvidia_smi, nvml, visible
+
+    def look() -> nvml.Gpu:
+        return visible.visible_gpu(nvml.open_nvml().gpus())
+
+    divided = nvidia_smi.apply_layout(layout, look(), look, lambda command: tell(" ".join(command)))
+    return [f"mig:{found.profile} is mig:{found.uuid}, {found.sms} SMs" for found in divided.instances]
+
+
+def look_for_cuda() -> Any:
+    """What this machine has of CUDA: a fractune_workers.cuda_here.CudaHere."""
+    from fractune_workers import cuda_here
+
+    return cuda_here.look_for_cuda()
+
+
+def _require(*modules: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise FractuneError(f"this part needs {', '.join(missing)}; install 'fractune[local]'")

@@ -1,0 +1,166 @@
+"""The processes of the one-machine stack: started by one thread, watched, started again, ended in order.
+
+One thread owns them all, from the first start to the last wait, because each is tied to the life of the
+thread that started it (see lifeline.py).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fractune import lifeline
+from fractune_core.errors import FractuneError, ShareUnavailable, error_kinds
+
+log = logging.getLogger(__name__)
+
+RESTARTS_A_MINUTE = 5
+"""a part that dies more often than this is given up"""
+STOP_TIMEOUT_S = 4.0
+"""from SIGTERM to SIGKILL"""
+POLL_S = 0.05
+_RETRIED_CODES = frozenset({1, 5})
+"""exit codes of a part that may do better next time: an unexpected error, Redis not to be reached"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process of the stack."""
+
+    name: str
+    command: Callable[[], list[str]]
+    """asked at every start, so that a new process can have a new name"""
+    log_file: Path
+    env: Mapping[str, str]
+    rank: int
+    """parts end in the order of their rank, the smallest first"""
+    fatal: Callable[[str], FractuneError] | None = None
+    """for a part that is not started again: the error that its death (told in words) means"""
+    kind: str = ""
+    """parts of one kind do the same work: when one of them is refused its share, the others go on"""
+
+
+class Running:
+    """A part with its present process."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self._starts: collections.deque[float] = collections.deque()
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tend(self) -> None:
+        """Start the process again if it has ended. Raises what its end means when there is no use in that."""
+        code = self._process.poll()
+        if code is None:
+            return
+        words = _last_words(self.part.log_file, self._log_start)
+        told = _told(self.part.name, code, words, self.part.log_file)
+        if self.part.fatal is not None:
+            raise self.part.fatal(told)
+        if code > 0 and code not in _RETRIED_CODES:
+            raise _refusal(code, words) or FractuneError(told)
+        now = time.monotonic()
+        while self._starts and now - self._starts[0] > 60:
+            self._starts.popleft()
+        if len(self._starts) > RESTARTS_A_MINUTE:
+            raise FractuneError(f"{told}; given up after {RESTARTS_A_MINUTE} restarts in a minute")
+        log.info("%s; starting it again", told)
+        self._start()
+
+    def terminate(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def finish(self, deadline: float) -> None:
+        """Wait until `deadline` (monotonic), then kill the whole process group."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(deadline - time.monotonic(), 0.0))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _start(self) -> None:
+        self._starts.append(time.monotonic())
+        with self.part.log_file.open("ab") as output:
+            self._log_start = output.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", lifeline.__file__, str(os.getpid()), *self.part.command()],
+                env={**os.environ, **self.part.env},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # A session of its own: Ctrl-C in the terminal is for the command line, which ends the rest in
+                # order.
+                start_new_session=True,
+            )
+
+
+def tend_all(running: list[Running]) -> list[str]:
+    """Start again what has ended. Raises what the end of a part means, when there is no use in that.
+
+    A part that is refused its share (others hold all that there is of it) is taken out of `running` while another one
+    of its kind is left; returns the names of those.
+    """
+    gone: list[str] = []
+    for each in list(running):
+        try:
+            each.tend()
+        except ShareUnavailable as refusal:
+            if not _has_twin(each, running):
+                raise
+            log.info("%s is not started again, others go on: %s", each.part.name, refusal)
+            running.remove(each)
+            gone.append(each.part.name)
+    return gone
+
+
+def _has_twin(one: Running, running: Iterable[Running]) -> bool:
+    return bool(one.part.kind) and any(other is not one and other.part.kind == one.part.kind for other in running)
+
+
+def end_in_order(running: Iterable[Running]) -> None:
+    """End the processes: all of one rank together, the smallest rank first; nothing is left afterwards."""
+    ranks: dict[int, list[Running]] = {}
+    for each in running:
+        ranks.setdefault(each.part.rank, []).append(each)
+    for rank in sorted(ranks):
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for each in ranks[rank]:
+            each.terminate()
+        for each in ranks[rank]:
+            each.finish(deadline)
+
+
+def _last_words(log_file: Path, start: int) -> str:
+    with log_file.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _told(name: str, code: int, words: str, log_file: Path) -> str:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    said = f" ({words})" if words else ""
+    return f"{name} {how}{said}; its log is {log_file}"
+
+
+def _refusal(code: int, words: str) -> FractuneError | None:
+    """The error that a part of ours printed as its last line before it ended with that error's exit code."""
+    message = words.removeprefix("fractune: ")
+    if message == words:
+        return None
+    kind = next((kind for kind in error_kinds().values() if kind.exit_code == code), FractuneError)
+    return kind(message)

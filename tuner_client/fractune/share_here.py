@@ -1,0 +1,150 @@
+"""The CPU share that this process is under already: its affinity, and the quota of its cgroup."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class ShareHere:
+    """What the process may use."""
+
+    units: int
+    """cores: how many threads can work at the same time; of a GPU its SMs"""
+    cpus: tuple[int, ...]
+    """the CPUs that its threads may be on"""
+    reason: str
+    """where `units` comes from, for people"""
+    mechanism: str = "cpu"
+    """what limits it, as in the text of a share; `full` for a whole GPU"""
+
+    @property
+    def unit(self) -> str:
+        """`core` or `sm`"""
+        return "core" if self.mechanism == "cpu" else "sm"
+
+    @property
+    def threads(self) -> int:
+        """threads of the host that run a model: the code around a GPU's kernels needs one"""
+        return self.units if self.mechanism == "cpu" else 1
+
+
+def share_here(root: Path = ROOT) -> ShareHere:
+    """The share of this process, read anew from `/proc` and `/sys` below `root`.
+
+    A quota counts whole cores, rounded down, at least one: with 1.5 cores two threads would be held up together by the
+    quota, again and again, while one is never.
+    """
+    cpus = _affinity(root)
+    quota = cpu_quota(root)
+    if quota is None or quota >= len(cpus):
+        return ShareHere(len(cpus), cpus, f"{_cores(len(cpus))} by its affinity")
+    units = max(1, math.floor(quota))
+    rounded = f", taken as {units}" if units != quota else ""
+    reason = f"{_cores(quota)} by the quota of its cgroup{rounded} (its affinity has {_cores(len(cpus))})"
+    return ShareHere(units, cpus, reason)
+
+
+def confine(share: Share) -> None:
+    """Confine this process to `share`: the first of the CPUs that it may use.
+
+    Threads that are there already stay as they are; those of a model are made after. Raises ShareUnavailable when
+    the share is larger than what the process may use, BadRequest for a share that is no CPU share.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    if share.cores > len(allowed):
+        raise ShareUnavailable(
+            f"share '{share}' is larger than the {len(allowed)} core(s) that this process may use; "
+            f"ask for cpu:{len(allowed)} at most"
+        )
+    os.sched_setaffinity(0, allowed[: share.cores])
+
+
+def _cores(count: float) -> str:
+    return f"{count:g} core{'' if count == 1 else 's'}"
+
+
+def _affinity(root: Path) -> tuple[int, ...]:
+    """CPUs of the process's first thread, which is what `taskset` and containers set."""
+    try:
+        for line in (root / "proc/self/status").read_text().splitlines():
+            if line.startswith("Cpus_allowed_list:"):
+                return tuple(_cpu_list(line.partition(":")[2].strip()))
+    except (OSError, ValueError):
+        pass
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def _cpu_list(text: str) -> Iterator[int]:
+    """The kernel's notation: `0-3,8`."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Cores that cgroups allow this process, the least over its cgroup and all ancestors; None without a quota.
+
+    Version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`) are read, whichever is mounted.
+    """
+    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota_of(folder: Path) -> float | None:
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+            return None if quota == "max" else int(quota) / int(period)
+        if (folder / "cpu.cfs_quota_us").exists():
+            quota_us, period_us = (
+                int((folder / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            )
+            return quota_us / period_us if quota_us > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+    return None
+
+
+def _cgroup_folders(root: Path) -> Iterator[Path]:
+    """The folders of this process's cgroup and its ancestors, as far as they are mounted here."""
+    try:
+        cgroups = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return
+    for line in cgroups:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for mount in mounts:
+            found = _mounted(mount, "cgroup" if controllers else "cgroup2")
+            if found is not None:
+                yield from _upwards(root, *found, path)
+
+
+def _mounted(line: str, kind: str) -> tuple[PurePosixPath, PurePosixPath] | None:
+    """Of a line of `mountinfo`: which part of a hierarchy of this kind is mounted, and where; else None."""
+    before, _, after = line.partition(" - ")
+    fields, (found, *_, options) = before.split(), after.split()
+    if found != kind or (kind == "cgroup" and "cpu" not in options.split(",")):
+        return None
+    return PurePosixPath(fields[3]), PurePosixPath(fields[4])
+
+
+def _upwards(root: Path, part: PurePosixPath, mount: PurePosixPath, path: str) -> Iterator[Path]:
+    """From the cgroup `path` up to the top of what is mounted; only the top where the mount does not hold `path`."""
+    cgroup = PurePosixPath(path)
+    inside = cgroup.relative_to(part) if cgroup.is_relative_to(part) and ".." not in cgroup.parts else PurePosixPath()
+    for folder in (mount / inside, *(mount / inside).parents):
+        if folder.is_relative_to(mount):
+            yield root / folder.relative_to("/")

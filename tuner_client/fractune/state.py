@@ -1,0 +1,126 @@
+"""The state folder of a one-machine stack: made, proved writable, and locked for one stack at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import platformdirs
+
+from fractune_core.errors import StateUnusable
+
+SOCKET_PATH_BYTES = 107
+"""longest path of a Unix socket (the kernel's sun_path, less its closing zero)"""
+_PROBE_BYTES = 1 << 16
+"""written once to tell a full disk before anything starts"""
+
+
+def default_state_dir() -> Path:
+    return Path(platformdirs.user_data_dir("fractune"))
+
+
+class StateFolder:
+    """A folder that this process holds; made by `open_state`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "stack.lock"
+
+    @property
+    def secret_file(self) -> Path:
+        return self.path / "secret"
+
+    @property
+    def redis_dir(self) -> Path:
+        return self.path / "redis"
+
+    def publish_address(self, address: str) -> None:
+        """Let a second stack's error message tell where this one serves."""
+        self.lock_file.write_text(f"{os.getpid()}\n{address}\n")
+
+
+@contextlib.contextmanager
+def open_state(path: Path) -> Iterator[StateFolder]:
+    """Make the folder if need be and hold it until the block ends.
+
+    Raises StateUnusable when it cannot be written, or is in use by another stack.
+    """
+    folder = StateFolder(path.expanduser().absolute())
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = folder.lock_file.open("a+")
+    except OSError as error:
+        raise _unusable(folder.path, error) from error
+    with lock:
+        _hold(lock.fileno(), folder)
+        try:
+            _prepare(folder)
+        except OSError as error:
+            raise _unusable(folder.path, error) from error
+        yield folder
+
+
+def _hold(descriptor: int, folder: StateFolder) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid, _, address = folder.lock_file.read_text().strip().partition("\n")
+        server = f"--server {address}" if address else "--server HOST:PORT"
+        raise StateUnusable(
+            f"another fractune stack (pid {pid or 'unknown'}) uses {folder.path}; "
+            f"pass --state with another folder, or {server} to use that stack"
+        ) from None
+
+
+def _prepare(folder: StateFolder) -> None:
+    folder.lock_file.write_text(f"{os.getpid()}\n")
+    probe = folder.path / "probe"
+    with probe.open("wb") as file:
+        file.write(bytes(_PROBE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    probe.unlink()
+    for needed in (folder.logs, folder.redis_dir):
+        needed.mkdir(exist_ok=True)
+    _ensure_secret(folder.secret_file)
+
+
+def _ensure_secret(path: Path) -> None:
+    """Make the fleet's secret once; the file appears whole or not at all."""
+    if path.exists():
+        return
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    draft.rename(path)
+
+
+def _unusable(path: Path, error: OSError) -> StateUnusable:
+    why = error.strerror or str(error)
+    return StateUnusable(f"state folder {path}: {why}; free space there, or pass --state with a writable folder")
+
+
+@contextlib.contextmanager
+def socket_dir(folder: StateFolder, longest_name: str) -> Iterator[Path]:
+    """A folder for Unix sockets: in the state folder, or a temporary one when that path is too long."""
+    inside = folder.path / "run"
+    if len(os.fsencode(inside / longest_name)) <= SOCKET_PATH_BYTES:
+        inside.mkdir(exist_ok=True, mode=0o700)
+        yield inside
+        return
+    with tempfile.TemporaryDirectory(prefix="fractune-") as short:
+        yield Path(short)

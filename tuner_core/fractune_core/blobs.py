@@ -1,0 +1,68 @@
+"""Files on their way between server and workers: chunked Redis lists that expire by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from fractune_core.errors import NotFound
+from fractune_core.wire import BLOB_TTL_S, blob_key
+
+CHUNK_BYTES = 4 << 20
+
+
+class BlobRedis(Protocol):
+    """The part of `redis.Redis` that blobs need."""
+
+    def pipeline(self, *, transaction: bool) -> Any: ...
+    def lrange(self, name: str, start: int, end: int) -> Any: ...
+    def llen(self, name: str) -> Any: ...
+    def exists(self, *names: str) -> Any: ...
+    def delete(self, *names: str) -> Any: ...
+
+
+def put_blob(redis: BlobRedis, name: str, payload: bytes | Iterable[bytes]) -> None:
+    """Store `payload` under `name`, whole or not at all, replacing what was there."""
+    pipe = redis.pipeline(transaction=True)
+    add_blob(pipe, name, payload)
+    pipe.execute()
+
+
+def add_blob(pipe: Any, name: str, payload: bytes | Iterable[bytes]) -> None:
+    """Like `put_blob`, but as a part of the transaction `pipe`."""
+    chunks = _split(payload) if isinstance(payload, bytes) else payload
+    key = blob_key(name)
+    pipe.delete(key)
+    for chunk in chunks:
+        pipe.rpush(key, chunk)
+    pipe.expire(key, BLOB_TTL_S)
+
+
+def read_blob(redis: BlobRedis, name: str) -> Iterator[bytes]:
+    """The chunks of the blob. Raises NotFound when it is not there (any more)."""
+    key = blob_key(name)
+    count = redis.llen(key)
+    if not count:
+        raise NotFound(f"blob '{name}' is not in Redis; it may have expired")
+    for index in range(count):
+        yield redis.lrange(key, index, index)[0]
+
+
+def get_blob(redis: BlobRedis, name: str) -> bytes:
+    """The whole blob. Raises NotFound."""
+    return b"".join(read_blob(redis, name))
+
+
+def has_blob(redis: BlobRedis, name: str) -> bool:
+    return bool(redis.exists(blob_key(name)))
+
+
+def drop_blobs(redis: BlobRedis, names: Iterable[str]) -> None:
+    keys = [blob_key(name) for name in names]
+    if keys:
+        redis.delete(*keys)
+
+
+def _split(payload: bytes) -> Iterator[bytes]:
+    for start in range(0, max(len(payload), 1), CHUNK_BYTES):
+        yield payload[start : start + CHUNK_BYTES]

@@ -1,0 +1,80 @@
+"""The finals of one operator, with what a match looks up in them. It is worked out once, and finals never change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id
+
+Times = Mapping[int, Mapping[str, float]]
+"""Seconds by granted units, then by contestant."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was published of one operator on one device, for one target, under one mechanism."""
+
+    records: tuple[TuningRecord, ...]
+
+    @cached_property
+    def default(self) -> str:
+        """Candidate id of the untuned default. There must be a record."""
+        some = self.records[0]
+        return candidate_id(some.workload_hash, some.target_key, UNTUNED)
+
+    @cached_property
+    def times(self) -> Times:
+        return best_times(self.records)
+
+    @cached_property
+    def by_candidate(self) -> dict[str, list[TuningRecord]]:
+        found: dict[str, list[TuningRecord]] = {}
+        for record in self.records:
+            found.setdefault(record.candidate_id, []).append(record)
+        return found
+
+    def fastest(self, candidate: str, units: int) -> TuningRecord | None:
+        """The fastest measurement of a candidate at a share of so many units; None when there is none."""
+        found = (r for r in self.by_candidate.get(candidate, ()) if r.granted.units == units)
+        return min(found, key=lambda r: (r.median_s, r.record_id), default=None)
+
+
+_NOTHING = Measured(())
+
+
+@dataclass(frozen=True)
+class Finals:
+    """Published and refused contestants of one operator, of every target, device and share."""
+
+    records: tuple[TuningRecord, ...] = ()
+
+    def measured(self, device_key: str, target_key: str, mechanism: str) -> Measured:
+        """What counts there; without records when nothing does."""
+        return self._by_place.get((device_key, target_key, mechanism), _NOTHING)
+
+    @cached_property
+    def published(self) -> tuple[TuningRecord, ...]:
+        """Final, right output, and a time that can be one."""
+        return tuple(
+            r for r in self.records if r.kind is Kind.FINAL and r.status is Status.OK and 0 < r.median_s < math.inf
+        )
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str, str], Measured]:
+        found: dict[tuple[str, str, str], list[TuningRecord]] = {}
+        for record in self.published:
+            place = (record.device.key, record.target_key, record.granted.mechanism)
+            found.setdefault(place, []).append(record)
+        return {place: Measured(tuple(records)) for place, records in found.items()}
+
+
+def best_times(records: Iterable[TuningRecord]) -> Times:
+    """Seconds by granted units, then by candidate: the smallest median counts."""
+    times: dict[int, dict[str, float]] = {}
+    for record in records:
+        row = times.setdefault(record.granted.units, {})
+        row[record.candidate_id] = min(record.median_s, row.get(record.candidate_id, math.inf))
+    return times

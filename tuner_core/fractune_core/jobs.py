@@ -1,0 +1,118 @@
+"""Jobs: what a user asks for (`JobSpec`), where it stands (`JobState`), and the operators it is about."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from fractune_core.bundles import ROBUST_VARIANT
+from fractune_core.errors import BadRequest
+from fractune_core.shares import Share
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    INGESTING = "ingesting"
+    TUNING = "tuning"
+    FINISHING = "finishing"
+    """winners are checked and measured again, alone"""
+    COMPILING = "compiling"
+    TIMING = "timing"
+    """the whole model is timed at every share"""
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def open(self) -> bool:
+        return self not in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A request: a model, a target, a set of shares, a budget, a priority."""
+
+    model: str
+    """SHA-256 of the model file, 64 hex digits"""
+    model_name: str
+    shares: tuple[str, ...]
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    """shapes for the inputs whose dimensions the model leaves open"""
+    target: str = ""
+    """TVM's target as text; empty = the measuring worker's own processor"""
+    trials: int = 256
+    """candidates to have measured over all operators, those already in the log counted in"""
+    more: int = 0
+    """candidates to measure beyond what the log holds; replaces `trials` when above 0"""
+    minutes: float = 0.0
+    """stop searching after this long; 0 = no limit"""
+    round_size: int = 64
+    """candidates of a round at most; an operator's first rounds are smaller"""
+    only: str = ""
+    """tune just the operators whose name contains this, or one of several texts separated by commas; empty = all"""
+    seed: int = 0
+    priority: int = 0
+    """higher goes first"""
+    rerank: int = 0
+    """above 0: search nothing; of every share that the log knows, the published winner and so many of the fastest
+    trials are measured at this job's shares"""
+    variants: str = ""
+    """of the bundle: empty for one a share, and the robust one; ROBUST_VARIANT for that one only"""
+
+    def wants(self, operator: str) -> bool:
+        """True when the operator of this name is to be tuned."""
+        return is_among(self.only, operator)
+
+    def check(self) -> None:
+        """Raises BadRequest for a budget, a round or a share that cannot be meant."""
+        for name in ("trials", "round_size"):
+            if getattr(self, name) <= 0:
+                raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.more < 0:
+            raise BadRequest(f"more is {self.more}; it must be at least 1, or 0 to leave it out")
+        if self.rerank < 0:
+            raise BadRequest(f"rerank is {self.rerank}; it must be at least 1, or 0 to search")
+        if self.rerank and (self.more or self.minutes):
+            raise BadRequest(f"rerank is {self.rerank}, which searches nothing; leave more and minutes out, or rerank")
+        if self.variants not in ("", ROBUST_VARIANT):
+            raise BadRequest(f"variants is '{self.variants}'; write {ROBUST_VARIANT}, or leave it out for one a share")
+        if self.minutes < 0:
+            raise BadRequest(f"minutes is {self.minutes}; it must be above 0, or 0 for no limit")
+        if not self.shares:
+            raise BadRequest("no share named; name at least one, such as cpu:1")
+        by_kind = {Share.parse(share).device_kind: share for share in self.shares}
+        if len(by_kind) > 1:
+            raise BadRequest(
+                f"share '{by_kind['cpu']}' is of a CPU, '{by_kind['cuda']}' of a GPU, and a job is for one processor; "
+                "make a job for each"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "shares": list(self.shares)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> JobSpec:
+        return cls(**{**data, "shares": tuple(data["shares"])})
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """A workload in a model, with its weight: how often it occurs."""
+
+    workload_hash: str
+    name: str
+    weight: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> OperatorTask:
+        return cls(**data)
+
+
+def is_among(only: str, operator: str) -> bool:
+    """Whether the operator's name contains one of the texts in `only`, separated by commas; no text = any operator."""
+    texts = [text.strip() for text in only.split(",") if text.strip()]
+    return not texts or any(text in operator for text in texts)

@@ -1,0 +1,207 @@
+"""Match: which schedule to use at a share. Exact, near with measured regret, robust, or none with the reason.
+
+One rule serves two readers: the server chooses a record for each operator of a model (`find_match`), and inference
+chooses a variant of a bundle (`choose`). Times are seconds by granted units, then by contestant.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fractune_core.finals import Finals, Times
+from fractune_core.records import TuningRecord
+from fractune_core.shares import GrantedShare, units_text
+
+NEAR_FACTOR = 2.0
+"""A share counts as near when its units are within this factor of the share asked for."""
+CONTRADICTION = 1.5
+"""published times of one schedule at one share that differ by more than this factor are pointed out"""
+
+
+class How(StrEnum):
+    """The ways to match, the strictest first."""
+
+    EXACT = "exact"
+    NEAR = "near"
+    ROBUST = "robust"
+    NONE = "none"
+
+
+_STRICTNESS = (How.EXACT, How.NEAR, How.ROBUST)
+LOOSEST = How.ROBUST
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How far a match may go."""
+
+    loosest: How = LOOSEST
+    """the loosest way allowed; those stricter are tried first"""
+    allow_unmeasured: bool = False
+    """offer the fastest of the nearest share though nobody has measured what it loses elsewhere"""
+
+    def allows(self, how: How) -> bool:
+        return _STRICTNESS.index(how) <= _STRICTNESS.index(self.loosest)
+
+
+DEFAULT_POLICY = Policy()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer among contestants."""
+
+    how: How
+    name: str | None
+    """None = use the untuned default"""
+    regret: float
+    """worst relative loss against the best known at the shares that were looked at; 0 for exact and none, not a
+    number when it was not measured"""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """The answer for one operator: which record, how it was chosen, and what that costs as far as measured."""
+
+    how: How
+    record: TuningRecord | None
+    """None = use the untuned default"""
+    regret: float
+    """as in Choice"""
+    reason: str
+
+
+def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLICY, unit: str = "unit") -> Choice:
+    """Choose among contestants for a share of `units` units; `default` names the untuned one, `unit` what a unit is.
+
+    1. Measured at this very share: the fastest there.
+    2. Else the one whose measured times lose least at the two nearest shares, on either side where there are such; the
+       nearer must be within NEAR_FACTOR.
+    3. Else the robust one: smallest worst-case regret over all shares measured.
+    4. Else, if the policy allows it, the fastest at the nearest share.
+
+    For 2 and 3 a contestant must have been measured at every share that counts, and two shares are the least from which
+    a loss can be told. One that is slower than the default at any of them is never chosen.
+    """
+    if units in times:
+        name = _fastest(times[units], default)
+        return _chosen(How.EXACT, name, default, 0.0, f"fastest published at {units_text(units, unit)}")
+    for how, shares in ((How.NEAR, _nearest_two(times, units)), (How.ROBUST, sorted(times))):
+        found = least_regret(times, shares, default) if policy.allows(how) and len(shares) > 1 else None
+        if found is not None:
+            label = "the nearest shares" if how is How.NEAR else "all shares measured"
+            reason = f"loses at most {found[1]:.1%} at {label} ({units_text(sorted(shares), unit)})"
+            return _chosen(how, found[0], default, found[1], reason)
+    measured = units_text(sorted(times), unit) if times else "no share"
+    if policy.allow_unmeasured and times:
+        nearest = min(times, key=lambda other: (_ratio(other, units), other))
+        reason = f"fastest at {units_text(nearest, unit)}; what it loses here was never measured"
+        return _chosen(How.NEAR, _fastest(times[nearest], default), default, math.nan, reason)
+    here = units_text(units, unit)
+    return Choice(How.NONE, None, 0.0, f"not measured at {here}, and no measured regret: measured at {measured}")
+
+
+def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:
+    """The contestant with the smallest worst-case regret over `shares`, and that regret; None when nobody was measured
+    at all of them. Nobody who is slower than `default` at one of them, where that was measured, takes part.
+    """
+    rows = [times[share] for share in shares]
+    best = [min(row.values()) for row in rows]
+    limits = [row.get(default, math.inf) for row in rows]
+    worst = {}
+    for name in rows[0]:
+        secs = [row.get(name, math.inf) for row in rows]
+        if math.inf not in secs and all(map(operator.le, secs, limits)):
+            worst[name] = max(map(operator.truediv, secs, best)) - 1.0
+    if not worst:
+        return None
+    name = min(worst, key=lambda name: (worst[name], name != default, name))
+    return name, worst[name]
+
+
+def find_match(
+    finals: Finals,
+    granted: GrantedShare,
+    device_key: str,
+    target_key: str,
+    policy: Policy = DEFAULT_POLICY,
+) -> Match:
+    """Choose among the finals of one workload for the share `granted` of the device `device_key`.
+
+    Only published measurements count: final, right output, this device, target and mechanism. The fastest of several
+    measurements of a schedule at a share counts, so that more records never make an exact match slower; when they
+    contradict each other, the reason says so.
+    """
+    measured = finals.measured(device_key, target_key, granted.mechanism)
+    if not measured.records:
+        return Match(How.NONE, None, 0.0, _why_nothing(finals.published, granted, device_key, target_key))
+    choice = choose(measured.times, granted.units, measured.default, policy, granted.unit)
+    if choice.name is None:
+        return Match(choice.how, None, choice.regret, choice.reason)
+    own = measured.by_candidate[choice.name]
+    return Match(
+        choice.how,
+        _nearest_record(own, granted.units),
+        choice.regret,
+        choice.reason + _contradiction(own, granted.unit),
+    )
+
+
+def _why_nothing(published: Sequence[TuningRecord], granted: GrantedShare, device_key: str, target_key: str) -> str:
+    """What keeps everything published from counting here."""
+    if not published:
+        return "no published record of this operator"
+    same = [r for r in published if r.device.key == device_key]
+    if not same:
+        return f"measured only on another device: {min(r.device.key for r in published)}"
+    if all(r.target_key != target_key for r in same):
+        return "measured only for another target"
+    return f"never measured under a '{granted.mechanism}' share"
+
+
+def _chosen(how: How, name: str, default: str, regret: float, reason: str) -> Choice:
+    if name == default:
+        return Choice(How.NONE, None, 0.0, f"the untuned default is the best known: {reason}")
+    return Choice(how, name, regret, reason)
+
+
+def _fastest(row: Mapping[str, float], default: str) -> str:
+    """The default where it is as fast as any: nothing is gained by another."""
+    return min(row, key=lambda name: (row[name], name != default, name))
+
+
+def _nearest_two(times: Times, units: int) -> list[int]:
+    """The measured shares next below and next above `units`, or the two nearest on the one side that there is; none
+    when even the nearest is beyond NEAR_FACTOR.
+    """
+    ordered = sorted(times)
+    below = [other for other in ordered if other < units]
+    above = [other for other in ordered if other > units]
+    pair = [below[-1], above[0]] if below and above else (below[-2:] or above[:2])
+    return pair if pair and min(_ratio(other, units) for other in pair) <= NEAR_FACTOR else []
+
+
+def _ratio(one: int, other: int) -> float:
+    return max(one / other, other / one)
+
+
+def _nearest_record(own: list[TuningRecord], units: int) -> TuningRecord:
+    """Of a chosen schedule: its fastest measurement at the share nearest to `units`."""
+    return min(own, key=lambda r: (_ratio(r.granted.units, units), r.median_s, r.record_id))
+
+
+def _contradiction(own: list[TuningRecord], unit: str) -> str:
+    """A remark when published measurements of one schedule at one share lie far apart."""
+    by_units: dict[int, list[float]] = {}
+    for record in own:
+        by_units.setdefault(record.granted.units, []).append(record.median_s)
+    for units, secs in sorted(by_units.items()):
+        if max(secs) > CONTRADICTION * min(secs):
+            where, spread = units_text(units, unit), f"{min(secs) * 1e3:.4g} .. {max(secs) * 1e3:.4g} ms"
+            return f"; its measurements at {where} contradict each other ({spread}): measure again"
+    return ""

@@ -1,0 +1,29 @@
+"""Resource names of the public contract: `models/{sha256}`, `jobs/{job}`, `records/{record}`, and so on."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from fractune_core.errors import BadRequest
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class Collection(StrEnum):
+    MODELS = "models"
+    JOBS = "jobs"
+    RECORDS = "records"
+    BUNDLES = "bundles"
+    WORKERS = "workers"
+
+    def of(self, identifier: str) -> str:
+        """The resource name of the thing with this identifier."""
+        return f"{self.value}/{identifier}"
+
+    def parse(self, name: str) -> str:
+        """The identifier inside a resource name. Raises BadRequest for a name of another form."""
+        collection, _, identifier = name.partition("/")
+        if collection != self.value or not _ID.fullmatch(identifier):
+            raise BadRequest(f"'{name}' is no resource name of this kind; write {self.value}/ID")
+        return identifier

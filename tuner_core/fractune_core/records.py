@@ -1,0 +1,168 @@
+"""Tuning records: one measurement of one candidate under one share, with everything that affects the number."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from fractune_core.devices import Device
+from fractune_core.shares import GrantedShare
+
+UNTUNED = ""
+"""The trace of the untuned default: no schedule instruction at all."""
+
+
+class Status(StrEnum):
+    """How a measurement ended. Everything but OK is data too: never retried as if new, never published."""
+
+    OK = "ok"
+    BUILD_FAILED = "build_failed"
+    BUILD_TIMEOUT = "build_timeout"
+    RUN_FAILED = "run_failed"
+    RUN_TIMEOUT = "run_timeout"
+    CRASHED = "crashed"
+    WRONG_OUTPUT = "wrong_output"
+
+
+class Kind(StrEnum):
+    """Why a measurement was made."""
+
+    TRIAL = "trial"
+    """one candidate of a search, beside others"""
+    FINAL = "final"
+    """a contestant checked for right output and measured alone beside the untuned default; may be published"""
+
+
+WARM, COLD = "warm", "cold"
+"""What the second-level cache of a GPU holds when a call begins: what the last call left there, or nothing of use"""
+
+
+@dataclass(frozen=True)
+class TimingPolicy:
+    """What repeats, what warms, what is flushed. A time budget never cuts `repeats`."""
+
+    name: str
+    warmups: int
+    """repeats timed and dropped"""
+    repeats: int
+    """repeats kept, at least 3"""
+    min_repeat_ms: float
+    """one repeat calls the kernel until this long has passed"""
+    cache: str = WARM
+    """WARM or COLD"""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TimingPolicy:
+        return cls(**data)
+
+
+FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
+"""every trial's first timing, and the only one of a trial that is far behind"""
+TRIAL_POLICY = TimingPolicy("trial", warmups=1, repeats=3, min_repeat_ms=10.0)
+"""the timing of a contender"""
+FINAL_POLICY = TimingPolicy("final", warmups=1, repeats=7, min_repeat_ms=10.0)
+
+_COLD_REPEATS = {FIRST_POLICY.name: 5, TRIAL_POLICY.name: 20, FINAL_POLICY.name: 50}
+
+
+def with_cache(policy: TimingPolicy, cache: str) -> TimingPolicy:
+    """One of the three policies, over a warm or a cold cache. A cold repeat is a single call, so there are more."""
+    if cache == WARM:
+        return policy
+    return replace(policy, cache=cache, min_repeat_ms=0.0, repeats=_COLD_REPEATS[policy.name])
+
+
+def candidate_id(workload_hash: str, target_key: str, trace: str) -> str:
+    """32 hex digits that name a candidate everywhere: the same workload, target and trace give the same name."""
+    text = "\n".join((workload_hash, target_key, trace))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def record_id(lease: str, candidate: str, share: str) -> str:
+    """32 hex digits that name one measurement, so that a result delivered twice is recorded once."""
+    return hashlib.sha256("\n".join((lease, candidate, share)).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """One measurement. Times in seconds; `measured_at` in seconds since 1970, UTC."""
+
+    record_id: str
+    kind: Kind
+    candidate_id: str
+    workload_hash: str
+    operator: str
+    """name of the operator in the model it was measured for: a label"""
+    target: str
+    """TVM's target as JSON"""
+    target_key: str
+    """the target without what a trace already holds (`num-cores`)"""
+    trace: str
+    """MetaSchedule's trace as JSON, or UNTUNED"""
+    device: Device
+    share: str
+    granted: GrantedShare
+    status: Status
+    cause: str
+    """one line; empty when OK"""
+    run_secs: tuple[float, ...]
+    """all repeats that were kept; empty unless OK"""
+    policy: TimingPolicy
+    anchor_ratio: float
+    """time of the anchor kernel beside this measurement, over its first time in that worker; 0 = not timed"""
+    neighbours: int
+    """other measurements active on the device at the time"""
+    job: str
+    worker: str
+    measured_at: float
+    build_secs: float = 0.0
+    max_error: float | None = None
+    """largest difference to the untuned output, relative to that output's largest value; None = not compared"""
+    clock_mhz: int = 0
+    """SM clock, the lower of before and after; 0 = not known"""
+    throttled_ns: dict[str, int] = field(default_factory=dict)
+    """what held the clock down meanwhile, and for how long in nanoseconds: `sw_power_cap`, `sw_thermal`, `hw_thermal`,
+    `hw_power_brake`; empty when nothing did, or nobody tells"""
+    versions: dict[str, str] = field(default_factory=dict)
+    """tvm, tvm-ffi, llvm, driver, cuda: whatever applies"""
+
+    # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
+    @cached_property
+    def median_s(self) -> float:
+        """Median run time in seconds; infinite for a failure."""
+        return statistics.median(self.run_secs) if self.run_secs else float("inf")
+
+    @property
+    def spread(self) -> float:
+        """(largest - smallest) / median of the repeats; 0 for a failure."""
+        if not self.run_secs:
+            return 0.0
+        return (max(self.run_secs) - min(self.run_secs)) / self.median_s
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["granted"] = self.granted.to_json()
+        data["run_secs"] = list(self.run_secs)
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TuningRecord:
+        """The record that `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            **{
+                **data,
+                "kind": Kind(data["kind"]),
+                "status": Status(data["status"]),
+                "device": Device.from_json(data["device"]),
+                "granted": GrantedShare.from_json(data["granted"]),
+                "policy": TimingPolicy.from_json(data["policy"]),
+                "run_secs": tuple(float(secs) for secs in data["run_secs"]),
+            }
+        )

@@ -1,0 +1,80 @@
+"""One schedule for each operator that serves a model at several shares: the smallest worst-case loss of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fractune_core.finals import Times
+
+_GAIN = 1e-9
+"""a smaller gain of the worst regret is rounding"""
+
+Rows = Mapping[str, Mapping[str, Sequence[float]]]
+"""seconds at each share, by operator and contestant"""
+
+
+def robust_for_model(
+    times: Mapping[str, Times], weights: Mapping[str, int], shares: Sequence[int], default: Mapping[str, str]
+) -> tuple[dict[str, str], float]:
+    """A contestant for each operator, so that the whole model loses least at the worst of `shares` (units); and that
+    loss, relative to every operator's best at that share.
+
+    `times`, `weights` and `default` (the untuned contestant) are by operator. An operator of which nobody was measured
+    at all shares is left out. The search starts from each operator's own least worst-case regret and from the fastest
+    at each share, and changes one operator at a time while that helps: never worse than where it started, not always
+    the best there is.
+    """
+    rows = {op: _measured_at_all(found, shares) for op, found in times.items()}
+    rows = {op: row for op, row in rows.items() if row}
+    if not rows:
+        return {}, 0.0
+    fastest = [{op: _fastest(row, place) for op, row in rows.items()} for place in range(len(shares))]
+    best = [_sums(chosen, rows, weights)[place] for place, chosen in enumerate(fastest)]
+    starts = [{op: _least(row, default.get(op, "")) for op, row in rows.items()}, *fastest]
+    found = [_improved(start, rows, weights, best) for start in starts]
+    return min(found, key=lambda answer: answer[1])
+
+
+def _improved(
+    start: Mapping[str, str], rows: Rows, weights: Mapping[str, int], best: Sequence[float]
+) -> tuple[dict[str, str], float]:
+    """Change one operator at a time, as long as that makes the model's worst loss smaller."""
+    chosen = dict(start)
+    sums = _sums(chosen, rows, weights)
+    gained = True
+    while gained:
+        gained = False
+        for op, row in rows.items():
+            for name in sorted(row):
+                changes = zip(sums, row[name], row[chosen[op]], strict=True)
+                other = [held + weights[op] * (new - old) for held, new, old in changes]
+                if _worst(other, best) < _worst(sums, best) - _GAIN:
+                    chosen[op], sums, gained = name, other, True
+    return chosen, _worst(_sums(chosen, rows, weights), best)
+
+
+def _sums(chosen: Mapping[str, str], rows: Rows, weights: Mapping[str, int]) -> list[float]:
+    """Seconds of the model at each share."""
+    columns = zip(*([weights[op] * secs for secs in rows[op][name]] for op, name in chosen.items()), strict=True)
+    return [sum(column) for column in columns]
+
+
+def _worst(sums: Sequence[float], best: Sequence[float]) -> float:
+    return max(held / ideal for held, ideal in zip(sums, best, strict=True)) - 1.0
+
+
+def _fastest(row: Mapping[str, Sequence[float]], place: int) -> str:
+    return min(row, key=lambda name: (row[name][place], name))
+
+
+def _least(row: Mapping[str, Sequence[float]], default: str) -> str:
+    """The contestant of least worst-case regret; the default where it is as good as any."""
+    best = [min(secs) for secs in zip(*row.values(), strict=True)]
+    return min(row, key=lambda n: (max(t / b for t, b in zip(row[n], best, strict=True)), n != default, n))
+
+
+def _measured_at_all(times: Times, shares: Sequence[int]) -> dict[str, list[float]]:
+    """Times at `shares`, in their order, of the contestants that were measured at all of them."""
+    rows = [times.get(share, {}) for share in shares]
+    names = set.intersection(*(set(row) for row in rows)) if rows else set()
+    return {name: [row[name] for row in rows] for name in names}

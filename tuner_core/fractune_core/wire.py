@@ -1,0 +1,281 @@
+"""What server and workers say to each other through Redis: key names, work on queues, events on streams.
+
+Work goes out as JSON through RQ, to the queue of a role. Events come back over Redis streams: one stream for each
+tuner instance (its trials' results) and one for the server (everything else). The recorder reads all of them
+through the consumer group RECORDER; a tuner instance reads its own through the group TUNER.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+PREFIX = "fractune:"
+SERVER_STREAM = PREFIX + "results:server"
+STREAMS = PREFIX + "streams"
+"""a set: the name of every results stream"""
+RECORDER = "recorder"
+TUNER = "tuner"
+EVENT_FIELD = "event"
+"""the one field of a stream entry; its value is an Event as JSON"""
+
+HANDLER = "fractune_workers.entry.handle"
+"""the function that RQ calls in a worker, with one Work as its argument"""
+
+BLOB_TTL_S = 24 * 3600
+WORKER_TTL_S = 6
+"""a worker that has not renewed its entry for this long counts as dead"""
+
+
+def tuner_stream(instance: str) -> str:
+    return f"{PREFIX}results:{instance}"
+
+
+def worker_key(name: str) -> str:
+    return f"{PREFIX}worker:{name}"
+
+
+def cancel_key(job: str) -> str:
+    return f"{PREFIX}cancelled:{job}"
+
+
+def done_key(work_id: str) -> str:
+    """A set: what a piece of work has already delivered, so that a second worker does not do it again."""
+    return f"{PREFIX}done:{work_id}"
+
+
+def handed_back_key(work_id: str) -> str:
+    """There when a worker has ended for its own reasons with this work in its hands: no death to hold against it."""
+    return f"{PREFIX}handed-back:{work_id}"
+
+
+def blob_key(name: str) -> str:
+    return f"{PREFIX}blob:{name}"
+
+
+def artifact_blob(lease: str, candidate: str) -> str:
+    return f"artifact:{lease}:{candidate}"
+
+
+def workload_blob(workload_hash: str) -> str:
+    return f"workload:{workload_hash}"
+
+
+COMPILE_QUEUE = "compile"
+BUILD_QUEUE = "build"
+
+
+def tune_queue(instance: str) -> str:
+    return f"tune:{instance}"
+
+
+def measure_queue(device_key: str, share: str) -> str:
+    return f"measure:{device_key}:{share}"
+
+
+class WorkerInfo(TypedDict):
+    """What a live worker says of itself, under `worker_key(name)`, renewed every second."""
+
+    name: str
+    role: str
+    host: str
+    pid: int
+    started_at: float
+    cores: list[int]
+    device: dict[str, Any]
+    """Device as JSON; empty for roles that do not measure"""
+    granted: dict[str, Any]
+    """GrantedShare as JSON; empty for roles that do not measure"""
+    share: str
+    target: str
+    """TVM's default target of the measuring device as JSON; empty for roles that do not measure"""
+    versions: dict[str, str]
+
+
+# ---- work, server -> worker or worker -> worker ------------------------------------------------------------------
+
+
+class IngestWork(TypedDict):
+    do: Literal["ingest"]
+    work_id: str
+    job: str
+    model: str
+    """blob name of the model file: its SHA-256"""
+    model_name: str
+    inputs: dict[str, list[int]]
+    target: str
+    """target text as the user or the measuring worker gave it"""
+    isa: str
+    """of the device that will run the code: a worker on such a machine can tell whether the target fits it"""
+
+
+class PastTrial(TypedDict):
+    trace: str
+    secs: float
+    """geometric mean of the medians over the job's shares; 0 = failed"""
+
+
+class OperatorWork(TypedDict):
+    """What work on an operator's candidates has in common."""
+
+    work_id: str
+    lease: str
+    """names one round of the operator"""
+    job: str
+    workload_hash: str
+    operator: str
+    target: str
+    target_key: str
+
+
+class SearchWork(OperatorWork):
+    do: Literal["search"]
+    device_key: str
+    shares: list[str]
+    count: int
+    """candidates wanted"""
+    seed: int
+    history: NotRequired[list[PastTrial]]
+    """given when the operator is new to this instance"""
+    borrowed: NotRequired[list[str]]
+    """traces of other operators of the same kind, or of this one at other shares, to try first; given with `history`"""
+
+
+class CandidateItem(TypedDict):
+    candidate: str
+    trace: str
+
+
+class BuildWork(OperatorWork):
+    do: Literal["build"]
+    kind: str
+    """Kind: trial or final"""
+    device_key: str
+    shares: list[str]
+    candidates: list[CandidateItem]
+    reply: str
+    """stream for the results"""
+
+
+class ArtifactItem(TypedDict):
+    candidate: str
+    trace: str
+    build_secs: float
+    status: str
+    """Status.OK, or how the build failed: then there is no artifact, and the measurer only writes the record"""
+    cause: str
+    versions: NotRequired[dict[str, str]]
+    """what made the code, beside TVM, for the record: `compiler`"""
+
+
+class MeasureWork(OperatorWork):
+    do: Literal["measure"]
+    kind: str
+    share: str
+    args_info: list[Any]
+    """MetaSchedule's argument descriptions, `["TENSOR", dtype, shape]` each"""
+    artifacts: list[ArtifactItem]
+    """their signed bytes are blobs named `artifact_blob(lease, candidate)`"""
+    reply: str
+
+
+class VariantItem(TypedDict):
+    name: str
+    """`untuned`, the share it was tuned at, or `robust`"""
+    traces: dict[str, str]
+    """trace by workload hash; an operator that is missing stays untuned"""
+
+
+class CompileWork(TypedDict):
+    do: Literal["compile"]
+    work_id: str
+    job: str
+    model: str
+    model_name: str
+    inputs: dict[str, list[int]]
+    target: str
+    bundle: str
+    """blob name under which the signed bundle is to be put"""
+    manifest: dict[str, Any]
+    """what the server adds to the bundle's manifest: job, device, shares, records"""
+    variants: list[VariantItem]
+    records: list[dict[str, Any]]
+    """the published TuningRecords as JSON, to travel inside the bundle"""
+
+
+class TimeModelWork(TypedDict):
+    do: Literal["time_model"]
+    work_id: str
+    job: str
+    share: str
+    bundle: str
+
+
+Work = IngestWork | SearchWork | BuildWork | MeasureWork | CompileWork | TimeModelWork
+
+# ---- events, worker -> server ------------------------------------------------------------------------------------
+
+
+class OperatorItem(TypedDict):
+    workload_hash: str
+    name: str
+    weight: int
+    workload: str
+    """MetaSchedule's Workload as JSON text"""
+
+
+class Ingested(TypedDict):
+    event: Literal["ingested"]
+    job: str
+    target: str
+    target_key: str
+    operators: list[OperatorItem]
+    notes: list[str]
+    """what ingest did to the file that the user should know, one line each"""
+
+
+class Proposed(TypedDict):
+    event: Literal["proposed"]
+    job: str
+    lease: str
+    workload_hash: str
+    candidates: list[str]
+    exhausted: bool
+    """True when the operator's space holds no further candidate"""
+
+
+class Measured(TypedDict):
+    event: Literal["measured"]
+    job: str
+    lease: str
+    record: dict[str, Any]
+    """TuningRecord as JSON"""
+
+
+class Compiled(TypedDict):
+    event: Literal["compiled"]
+    job: str
+    bundle: str
+
+
+class ModelTimed(TypedDict):
+    event: Literal["model_timed"]
+    job: str
+    share: str
+    granted: dict[str, Any]
+    run_secs: dict[str, list[float]]
+    """by variant: all repeats, interleaved"""
+    max_error: dict[str, float]
+    """by variant: largest difference to the untuned output, over that output's largest value"""
+
+
+class WorkFailed(TypedDict):
+    event: Literal["work_failed"]
+    job: str
+    do: str
+    lease: NotRequired[str]
+    error: str
+    """class name in fractune_core.errors"""
+    message: str
+
+
+Event = Ingested | Proposed | Measured | Compiled | ModelTimed | WorkFailed

@@ -1,0 +1,118 @@
+"""Model and bundle files in the state folder: whole or not there at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from fractune_core.blobs import CHUNK_BYTES
+from fractune_core.bundles import SUFFIX
+from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
+
+MODEL_LIMIT_BYTES = 2 << 30
+
+
+class BlobStore:
+    """Any thread may call. Raises StateUnusable when the folder cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._models = folder / "blobs"
+        self._bundles = folder / "bundles"
+        for path in (self._models, self._bundles):
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+                for torn in path.glob("tmp*"):
+                    torn.unlink()
+            except OSError as error:
+                raise _unusable(path, error) from error
+
+    def add_model(self, sha256: str, chunks: Iterable[bytes], limit_bytes: int = MODEL_LIMIT_BYTES) -> int:
+        """Store a model file; returns its size in bytes.
+
+        Raises BadRequest when the digest does not match, QuotaExceeded when the file is over the limit.
+        """
+        with _Draft(self._models) as draft:
+            digest = hashlib.sha256()
+            size = 0
+            for chunk in chunks:
+                size += len(chunk)
+                if size > limit_bytes:
+                    raise QuotaExceeded(f"the model is larger than the limit of {limit_bytes} bytes")
+                digest.update(chunk)
+                draft.write(chunk)
+            if digest.hexdigest() != sha256:
+                raise BadRequest(f"the bytes have SHA-256 {digest.hexdigest()}, not {sha256}; upload it again")
+            draft.publish(self._models / sha256)
+        return size
+
+    def model(self, sha256: str) -> Iterator[bytes]:
+        """The file in chunks. Raises NotFound."""
+        return _read(self._models / sha256, f"the file of model {sha256} is gone; upload it again")
+
+    def add_bundle(self, bundle: str, payload: bytes) -> None:
+        with _Draft(self._bundles) as draft:
+            draft.write(payload)
+            draft.publish(self._bundle(bundle))
+
+    def has_bundle(self, bundle: str) -> bool:
+        return self._bundle(bundle).exists()
+
+    def bundle(self, bundle: str) -> Iterator[bytes]:
+        """The file in chunks. Raises NotFound."""
+        return _read(self._bundle(bundle), f"no bundle '{bundle}'; its job names it when it is done")
+
+    def _bundle(self, bundle: str) -> Path:
+        return self._bundles / f"{bundle}{SUFFIX}"
+
+
+class _Draft:
+    """A file under a temporary name in `folder`, gone again unless it is published."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        try:
+            descriptor, name = tempfile.mkstemp(dir=self._folder)
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
+        self._path = Path(name)
+        self._file: BinaryIO = os.fdopen(descriptor, "wb")
+        return self
+
+    def write(self, chunk: bytes) -> None:
+        try:
+            self._file.write(chunk)
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
+
+    def publish(self, path: Path) -> None:
+        """Make it durable, then give it its name in one step."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._path.replace(path)
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _read(path: Path, missing: str) -> Iterator[bytes]:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError as error:
+        raise NotFound(missing) from error
+    with file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _unusable(folder: Path, error: OSError) -> StateUnusable:
+    return StateUnusable(f"{folder}: {error.strerror}; free some space there, or make it writable")

@@ -1,0 +1,44 @@
+"""What the parts of the server share."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from redis import Redis
+
+from fractune_server.blob_store import BlobStore
+from fractune_server.store.store import Store
+
+
+class Changes:
+    """Wakes those who watch jobs. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """How many changes there were; to be read before looking, so that none is missed."""
+        return self._count
+
+    def announce(self) -> None:
+        with self._condition:
+            self._count += 1
+            self._condition.notify_all()
+
+    def wait(self, since: int, timeout_s: float) -> None:
+        """Until there is a change after `since`, or the time is over."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._count > since, timeout_s)
+
+
+@dataclass(frozen=True)
+class Deps:
+    store: Store
+    redis: Redis
+    files: BlobStore
+    secret: bytes
+    """the fleet's: bundles that travel through Redis are signed with it"""
+    changes: Changes

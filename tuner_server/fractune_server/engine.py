@@ -1,0 +1,340 @@
+"""The engine: one thread that takes in results, moves every open job on, and hands out work.
+
+gRPC handlers never touch what the engine holds in memory: they write to the store, and the engine sees it on its
+next turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import redis
+
+from fractune_core.errors import BadModel, FractuneError, RedisGone, StateUnusable, revive
+from fractune_core.jobs import JobState
+from fractune_core.records import Kind
+from fractune_core.wire import BLOB_TTL_S, Event, Work, WorkFailed, cancel_key, tuner_stream
+from fractune_server.deps import Deps
+from fractune_server.fleet import BUILD, COMPILE, MEASURE, TUNE, Fleet, live_workers
+from fractune_server.job_run import JobRun
+from fractune_server.losses import report_loss
+from fractune_server.phases.finishing import FinishingPhase
+from fractune_server.phases.ingesting import IngestPhase, LooseIngests, ingest_key
+from fractune_server.phases.publishing import PublishingPhase
+from fractune_server.phases.tuning import TuningPhase
+from fractune_server.queues import WorkQueues
+from fractune_server.reaper import Reaper
+from fractune_server.recorder import Arrival, Recorder
+from fractune_server.store.stored_job import StoredJob
+from fractune_server.trimmer import trim
+
+POLL_MS = 200
+SAVE_EVERY_S = 0.2
+SWEEP_EVERY_S = 1.0
+STALL_S = 5.0
+"""when no work waits or runs anywhere for this long, what is still owed was lost, and is asked for again"""
+REDIS_PATIENCE_S = 30.0
+MISSING_WORKER_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """`start` it once; `failure` says why it ended by itself."""
+
+    def __init__(self, deps: Deps, ended: Callable[[], None], redis_patience_s: float = REDIS_PATIENCE_S) -> None:
+        self._deps = deps
+        self._ended = ended
+        self._redis_patience_s = redis_patience_s
+        self.loose_ingests = LooseIngests()
+        self.failure: FractuneError | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine")
+        queues = WorkQueues(deps.redis)
+        self._queues = queues
+        self._recorder = Recorder(deps.redis, deps.store.log)
+        self._ingest = IngestPhase(deps, queues)
+        self._tuning = TuningPhase(deps, queues)
+        self._finishing = FinishingPhase(deps, queues)
+        self._publishing = PublishingPhase(deps, queues)
+        self._reaper = Reaper(deps.redis, queues, self._give_up)
+        self._runs: dict[str, JobRun] = {}
+        self._fleet = Fleet(())
+        self._caught_up = False
+        self._swept_at = 0.0
+        self._quiet_since = time.monotonic()
+        self._missing_since: dict[str, float] = {}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends after the turn in hand; nothing that was committed is lost."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._turn_until_stopped()
+        except FractuneError as error:
+            self.failure = error
+        except Exception as error:  # noqa: BLE001  whatever it is, the process must not serve on without its engine
+            _log.exception("the engine ended")
+            self.failure = FractuneError(f"the engine ended: {type(error).__name__}: {error}; see the server's log")
+        finally:
+            self._ended()
+
+    def _turn_until_stopped(self) -> None:
+        """Turn after turn; Redis may be away for a while. Raises RedisGone when it stays away."""
+        gone_since: float | None = None
+        while not self._stopping.is_set():
+            try:
+                self._turn()
+                gone_since = None
+            except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
+                now = time.monotonic()
+                gone_since = gone_since or now
+                if now - gone_since > self._redis_patience_s:
+                    raise RedisGone(
+                        f"Redis stayed away for {self._redis_patience_s:g} s ({error}); committed results are kept: "
+                        "start Redis and the server again to go on"
+                    ) from error
+                _log.warning("Redis does not answer: %s", error)
+                self._recorder.repeat()
+                self._stopping.wait(min(1.0, self._redis_patience_s / 10))
+
+    def _turn(self) -> None:
+        self._meet_jobs()
+        batch = self._recorder.poll(POLL_MS)
+        for arrival in batch.arrivals:
+            self._take(arrival)
+        self._save_all()
+        self._recorder.acknowledge(batch)
+        if batch.arrivals:
+            self._quiet_since = time.monotonic()
+        # Jobs move on only when all that came in while the server was away has been taken in.
+        self._caught_up = self._caught_up or not batch.arrivals
+        if time.monotonic() - self._swept_at >= SWEEP_EVERY_S:
+            self._sweep()
+        if self._caught_up:
+            self._advance_all()
+        self._save_all()
+
+    # ---- what comes in --------------------------------------------------------------------------
+
+    def _take(self, arrival: Arrival) -> None:
+        """Let one event take effect; it may come twice."""
+        event = arrival.event
+        run = self._runs.get(event["job"])
+        if arrival.record is not None:
+            for each in self._runs.values():
+                each.take_trial(arrival.record)
+        try:
+            if run is not None:
+                self._take_for(run, arrival)
+            else:
+                self._take_loose(event)
+        except FractuneError as error:
+            if run is None or not _concerns_a_job(error):
+                raise
+            self._fail(run, error)
+
+    def _take_for(self, run: JobRun, arrival: Arrival) -> None:
+        event, state = arrival.event, run.job.state
+        if event["event"] == "measured" and arrival.record is not None:
+            self._tuning.take_record(run, arrival.record, event["lease"])
+        elif event["event"] == "proposed":
+            self._tuning.take_proposed(run, event)
+        elif event["event"] == "ingested":
+            self._ingest.save(ingest_key(run.job), event)
+        elif event["event"] == "compiled" and state is JobState.COMPILING:
+            self._publishing.take_compiled(run, event)
+        elif event["event"] == "model_timed" and state is JobState.TIMING:
+            self._publishing.take_timed(run, event)
+        elif event["event"] == "work_failed":
+            self._take_failed(run, event)
+
+    def _take_failed(self, run: JobRun, event: WorkFailed) -> None:
+        """A lost round is bearable; for anything else the job ends with the worker's error."""
+        live = run.rounds.get(event.get("lease", ""))
+        if live is not None and live.stored.kind is Kind.TRIAL:
+            self._tuning.take_failed(run, event)
+        elif live is not None:
+            self._finishing.take_failed(run, event)
+            self._tuning.end_round(run, live)
+        elif event["do"] in ("ingest", "compile", "time_model"):
+            raise revive(event["error"], event["message"])
+
+    def _take_loose(self, event: Event) -> None:
+        """Of no open job: an ingest that a call waits for, or what came too late."""
+        if event["event"] == "ingested":
+            key = self.loose_ingests.take(event["job"])
+            if key is not None:
+                self._ingest.save(key, event)
+        elif event["event"] == "work_failed":
+            self.loose_ingests.fail(event)
+
+    # ---- which jobs there are -------------------------------------------------------------------
+
+    def _meet_jobs(self) -> None:
+        """Take up new jobs, and let go of those that were cancelled."""
+        still_open = self._deps.store.jobs.open_ids()
+        for gone in set(self._runs) - still_open:
+            run = self._runs.pop(gone)
+            for live in list(run.rounds.values()):
+                self._tuning.end_round(run, live)
+        for job in still_open - set(self._runs):
+            self._runs[job] = self._load(job)
+
+    def _load(self, job: str) -> JobRun:
+        stored = self._deps.store.jobs.get(job)
+        run = JobRun(stored, self._deps.store.jobs.operators(job))
+        if run.operators:
+            run.load_plans(self._deps.store.log)
+            run.load_rounds(self._deps.store.jobs.rounds(job), self._deps.store.log)
+        return run
+
+    # ---- moving on ------------------------------------------------------------------------------
+
+    def _advance_all(self) -> None:
+        runs = sorted(self._runs.values(), key=lambda run: run.order)
+        for run in runs:
+            try:
+                self._advance(run)
+            except FractuneError as error:
+                if not _concerns_a_job(error):
+                    raise
+                self._fail(run, error)
+
+    def _advance(self, run: JobRun) -> None:
+        """Move on as far as it goes without waiting."""
+        before = None
+        while before is not run.job.state and run.job.state.open:
+            before = run.job.state
+            match run.job.state:
+                case JobState.QUEUED | JobState.INGESTING:
+                    self._ingest.advance(run)
+                case JobState.TUNING:
+                    if not run.plans:
+                        self._tuning.begin(run)
+                    self._tuning.advance(run, list(self._runs.values()))
+                case JobState.FINISHING:
+                    self._finishing.advance(run)
+                case JobState.COMPILING:
+                    self._publishing.compile(run)
+                case JobState.TIMING:
+                    self._publishing.time(run)
+
+    def _fail(self, run: JobRun, error: FractuneError) -> None:
+        """End the job with the error, and have workers skip what is left of it."""
+        _log.info("job %s failed: %s", run.id, error)
+        run.end(JobState.FAILED, type(error).__name__, str(error))
+        tell_cancelled(self._deps.redis, run.id)
+
+    def _save_all(self) -> None:
+        now = time.monotonic()
+        for run in list(self._runs.values()):
+            # An end or a new state is news at once; counts may wait for more of them.
+            if run.dirty and (now - run.saved_at >= SAVE_EVERY_S or run.job.state is not run.saved_state):
+                self._save(run, now)
+
+    def _save(self, run: JobRun, now: float) -> None:
+        run.count_progress()
+        kept = self._deps.store.jobs.save(run.job, run.operators)
+        run.dirty, run.saved_at, run.saved_state = False, now, run.job.state
+        if not kept or not run.job.state.open:
+            del self._runs[run.id]
+        self._deps.changes.announce()
+
+    # ---- looking after things -------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """Once a second: who is there, whose work is orphaned, what is lost, which streams can be cut."""
+        self._swept_at = time.monotonic()
+        self._fleet = live_workers(self._deps.redis)
+        if self._caught_up:
+            # Before the reaper: what a dead tuner instance was to search goes to another, not back to its queue.
+            self._tuning.meet(self._fleet, list(self._runs.values()))
+            self._find_stalled()
+        self._reaper.sweep(self._fleet)
+        self._note_missing_workers()
+        alive = [worker["name"] for worker in self._fleet.of_role(TUNE)]
+        self._queues.drop_tuners_but(alive)
+        self._recorder.expect(tuner_stream(name) for name in alive)
+        needed = {live.stored.instance for run in self._runs.values() for live in run.rounds.values()}
+        trim(self._deps.redis, self._recorder, alive, needed)
+
+    def _find_stalled(self) -> None:
+        """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
+        owing = [run for run in self._runs.values() if run.asked or run.rounds]
+        if not owing or not self._queues.idle():
+            self._quiet_since = time.monotonic()
+        elif time.monotonic() - self._quiet_since > STALL_S:
+            for run in owing:
+                _log.warning("job %s waits for work that is nowhere; asking for it again", run.id)
+                run.asked.clear()
+                for live in list(run.rounds.values()):
+                    self._tuning.end_round(run, live)
+
+    def _note_missing_workers(self) -> None:
+        now = time.monotonic()
+        missing: dict[str, float] = {}
+        for run in self._runs.values():
+            wanted = [role for role in _roles(run) if not _is_there(self._fleet, run, role)]
+            missing.update((role, self._missing_since.get(role, now)) for role in wanted)
+            run.note_waiting(role for role in wanted if now - missing[role] >= MISSING_WORKER_S)
+        self._missing_since = missing
+
+    def _give_up(self, work: Work) -> None:
+        if work["do"] == "ingest":
+            self.loose_ingests.fail(_killed_all(work))
+        report_loss(self._deps.redis, work, self._find_job)
+
+    def _find_job(self, job: str) -> StoredJob | None:
+        run = self._runs.get(job)
+        return None if run is None else run.job
+
+
+def _concerns_a_job(error: FractuneError) -> bool:
+    """False for errors that end the server: nothing can go on without its state."""
+    return not isinstance(error, StateUnusable)
+
+
+def tell_cancelled(connection: redis.Redis, job: str) -> None:
+    """Have workers skip what is left of the job."""
+    connection.set(cancel_key(job), 1, ex=BLOB_TTL_S)
+
+
+def _roles(run: JobRun) -> list[str]:
+    """Roles that the job needs now; measuring ones with their share."""
+    measuring = [f"role {MEASURE}, share {share}" for share in run.shares]
+    match run.job.state:
+        case JobState.QUEUED | JobState.INGESTING | JobState.COMPILING:
+            return [f"role {COMPILE}"]
+        case JobState.TUNING:
+            return [f"role {TUNE}", f"role {BUILD}", *measuring]
+        case JobState.FINISHING:
+            return [f"role {BUILD}", *measuring]
+        case _:
+            return measuring
+
+
+def _is_there(fleet: Fleet, run: JobRun, wanted: str) -> bool:
+    role, _, share = wanted.removeprefix("role ").partition(", share ")
+    if role != MEASURE:
+        return bool(fleet.of_role(role))
+    return any(o.device.key == run.job.device.key and o.granted.share == share for o in fleet.offers())
+
+
+def _killed_all(work: Work) -> WorkFailed:
+    return {
+        "event": "work_failed",
+        "job": work["job"],
+        "do": work["do"],
+        "error": BadModel.__name__,
+        "message": "every worker that read this model ended; see their logs",
+    }

@@ -1,0 +1,76 @@
+"""Who is there: the live workers, as they say themselves in Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from redis import Redis
+
+from fractune_core.devices import Device
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import GrantedShare
+from fractune_core.wire import WorkerInfo, worker_key
+
+MEASURE = "measure"
+TUNE = "tune"
+BUILD = "build"
+COMPILE = "compile"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A share that a live worker holds."""
+
+    device: Device
+    granted: GrantedShare
+    target: str
+    """TVM's default target of the device as JSON"""
+
+
+class Fleet:
+    """The live workers at one moment."""
+
+    def __init__(self, workers: Iterable[WorkerInfo]) -> None:
+        self.workers = {worker["name"]: worker for worker in workers}
+
+    def of_role(self, role: str) -> list[WorkerInfo]:
+        """By name, so that every caller sees the same order."""
+        return sorted((w for w in self.workers.values() if w["role"] == role), key=lambda w: w["name"])
+
+    def offers(self) -> list[Offer]:
+        """What the measuring workers hold, one entry a worker."""
+        return [
+            Offer(Device.from_json(w["device"]), GrantedShare.from_json(w["granted"]), w["target"])
+            for w in self.of_role(MEASURE)
+        ]
+
+    def offer(self, shares: Sequence[str]) -> dict[str, Offer]:
+        """By share, in the order asked for, all on one device. Raises ShareUnavailable."""
+        offers = self.offers()
+        by_device: dict[str, dict[str, Offer]] = {}
+        for offer in offers:
+            by_device.setdefault(offer.device.key, {}).setdefault(offer.granted.share, offer)
+        for held in by_device.values():
+            if all(share in held for share in shares):
+                return {share: held[share] for share in shares}
+        raise ShareUnavailable(_refusal(shares, by_device))
+
+
+def _refusal(shares: Sequence[str], by_device: dict[str, dict[str, Offer]]) -> str:
+    if not by_device:
+        return f"no worker offers {', '.join(shares)}: no measuring worker is there; start one for each share"
+    offered = "; ".join(f"{', '.join(sorted(held))} on {device}" for device, held in sorted(by_device.items()))
+    missing = [share for share in shares if not any(share in held for held in by_device.values())]
+    if missing:
+        return f"no worker offers {', '.join(missing)}; offered: {offered}. Start a worker for it"
+    return f"no single device offers all of {', '.join(shares)}; offered: {offered}"
+
+
+def live_workers(redis: Redis) -> Fleet:
+    """Read the entries that workers keep renewing."""
+    keys = list(redis.scan_iter(match=worker_key("*"), count=1000))
+    entries = redis.mget(keys) if keys else []
+    return Fleet(cast(WorkerInfo, json.loads(entry)) for entry in entries if entry)

@@ -1,0 +1,194 @@
+"""An open job in memory: the stored job, what is under way for it, and how its operators stand."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fractune_core.jobs import JobState
+from fractune_core.records import Kind, TuningRecord, candidate_id, record_id
+from fractune_server.own_trials import OwnTrials
+from fractune_server.scheduler.rounds import Budget, OperatorPlan
+from fractune_server.store.log import LogKey, TuningLog
+from fractune_server.store.rounds import Round
+from fractune_server.store.stored_job import StoredJob, StoredOperator
+
+_WAITING = "waiting for a worker: "
+
+
+@dataclass
+class LiveRound:
+    """A round, and what it still lacks."""
+
+    stored: Round
+    missing: set[tuple[str, str]] = field(default_factory=set)
+    """candidate and share of the measurements that have not come in; empty until candidates are proposed"""
+    best_before_s: float | None = None
+    complete_before: int = 0
+
+    @property
+    def proposed(self) -> bool:
+        return self.stored.candidates is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Candidates asked for, or proposed and not yet measured at every share."""
+        return len({candidate for candidate, _ in self.missing}) if self.proposed else self.stored.asked
+
+    def propose(self, candidates: Iterable[str], shares: Iterable[str]) -> None:
+        self.stored.candidates = list(candidates)
+        self.missing = {(candidate, share) for share in shares for candidate in self.stored.candidates}
+
+    def drop_known(self, log: TuningLog) -> None:
+        """Strike out what the log holds already."""
+        ids = {record_id(self.stored.lease, *pair): pair for pair in self.missing}
+        self.missing -= {ids[known] for known in log.existing(ids)}
+
+
+@dataclass
+class JobRun:
+    job: StoredJob
+    operators: list[StoredOperator]
+    plans: dict[str, OperatorPlan] = field(default_factory=dict)
+    """by workload hash, selected operators only; filled when tuning begins"""
+    rounds: dict[str, LiveRound] = field(default_factory=dict)
+    """by lease"""
+    own: OwnTrials = field(default_factory=OwnTrials)
+    asked: set[str] = field(default_factory=set)
+    """single pieces of work that are under way: `ingest`, `compile`, the share being timed"""
+    attempts: Counter[str] = field(default_factory=Counter)
+    """times that something was asked for: pieces of work, searches that failed, finals of an operator"""
+    settled: set[str] = field(default_factory=set)
+    """workload hashes of the operators that need no (further) finals"""
+    dirty: bool = False
+    saved_at: float = 0.0
+    """monotonic seconds"""
+    saved_state: JobState | None = None
+    _log_keys: dict[str, LogKey] = field(default_factory=dict)
+    """made once each: decisions look at those of all operators"""
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    @property
+    def shares(self) -> list[str]:
+        return list(self.job.granted)
+
+    @property
+    def share_keys(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(granted.key for granted in self.job.granted.values()))
+
+    @property
+    def selected(self) -> list[StoredOperator]:
+        return [operator for operator in self.operators if operator.selected]
+
+    @property
+    def budget(self) -> Budget:
+        spec = self.job.spec
+        return Budget(0, 0, spec.round_size) if spec.rerank else Budget(spec.trials, spec.more, spec.round_size)
+
+    @property
+    def own_done(self) -> int:
+        """Candidates that this job has measured at every share."""
+        return self.own.complete(len(self.shares))
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Jobs with the smallest come first: by priority, then by age."""
+        return (-self.job.spec.priority, self.job.created_at)
+
+    @property
+    def time_is_up(self) -> bool:
+        minutes, began = self.job.spec.minutes, self.job.tuning_began
+        return minutes > 0 and began is not None and time.time() >= began + minutes * 60
+
+    def log_key(self, workload_hash: str) -> LogKey:
+        key = self._log_keys.get(workload_hash)
+        if key is None or key.target_key != self.job.target_key:
+            key = self._log_keys[workload_hash] = LogKey(workload_hash, self.job.target_key, self.job.device.key)
+        return key
+
+    def untuned(self, workload_hash: str) -> str:
+        """Candidate id of the untuned default."""
+        return candidate_id(workload_hash, self.job.target_key, "")
+
+    def operator(self, workload_hash: str) -> StoredOperator:
+        return next(op for op in self.operators if op.workload_hash == workload_hash)
+
+    def enter(self, state: JobState) -> None:
+        self.job.state = state
+        self.asked.clear()
+        self.note_waiting(())  # whoever was waited for has come
+        self.dirty = True
+
+    def end(self, state: JobState, error: str = "", message: str = "") -> None:
+        self.job.error, self.job.message = error, message
+        self.job.ended_at = time.time()
+        self.enter(state)
+
+    def note(self, text: str) -> None:
+        if text not in self.job.notes:
+            self.job.notes.append(text)
+            self.dirty = True
+
+    def note_waiting(self, wanted: Iterable[str]) -> None:
+        """Say which workers are being waited for; no line more when there are none."""
+        notes = [note for note in self.job.notes if not note.startswith(_WAITING)]
+        notes += [_WAITING + role for role in wanted]
+        if notes != self.job.notes:
+            self.job.notes = notes
+            self.dirty = True
+
+    def load_plans(self, log: TuningLog) -> None:
+        """Read from the log how the operators stand."""
+        for operator in self.selected:
+            plan = OperatorPlan(operator.workload_hash, operator.weight, self.share_keys)
+            for row in log.trials(self.log_key(operator.workload_hash)):
+                plan.add_trial(row.candidate_id, row.share_key, row.median_s)
+                if row.job == self.id:
+                    self.own.add(row.candidate_id, row.share, row.status)
+            self.plans[operator.workload_hash] = plan
+            self._copy_plan(operator, plan)
+        self.count_progress()
+
+    def load_rounds(self, found: Iterable[Round], log: TuningLog) -> None:
+        for stored in found:
+            live = LiveRound(stored)
+            if stored.candidates is not None:
+                live.propose(stored.candidates, self.shares)
+                live.drop_known(log)
+            self.rounds[stored.lease] = live
+
+    def take_trial(self, record: TuningRecord) -> None:
+        """Take note of a committed trial of any job; the same one twice changes nothing."""
+        plan = self.plans.get(record.workload_hash)
+        key = LogKey(record.workload_hash, record.target_key, record.device.key)
+        if plan is None or record.kind is not Kind.TRIAL or key != self.log_key(record.workload_hash):
+            return
+        plan.add_trial(record.candidate_id, record.granted.key, record.median_s)
+        if record.job == self.id:
+            self.own.add(record.candidate_id, record.share, record.status)
+        self._copy_plan(self.operator(record.workload_hash), plan)
+        self.dirty = True
+
+    def count_progress(self) -> None:
+        """Bring the counts that people see up to date."""
+        progress = self.job.progress
+        under_way = sum(r.in_flight for r in self.rounds.values() if r.stored.kind is Kind.TRIAL)
+        progress.done = self.own_done
+        progress.by_share = dict.fromkeys(self.shares, 0) | self.own.by_share
+        progress.failures = dict(self.own.failures)
+        progress.planned = progress.done + under_way
+        if self.job.state is JobState.TUNING and self.plans and not self.time_is_up:
+            progress.planned += self.budget.remaining(list(self.plans.values()), self.own_done)
+
+    def _copy_plan(self, operator: StoredOperator, plan: OperatorPlan) -> None:
+        operator.trials = plan.complete
+        operator.best_s = {
+            share: plan.best[granted.key]
+            for share, granted in self.job.granted.items()
+            if plan.best.get(granted.key, float("inf")) < float("inf")
+        }

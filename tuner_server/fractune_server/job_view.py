@@ -1,0 +1,82 @@
+"""A stored job as the public contract shows it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.convert import granted_to_proto, spec_to_proto, state_to_proto, timestamp
+from fractune_core.jobs import JobState
+from fractune_core.names import Collection
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.shares import GrantedShare
+from fractune_server.store.stored_job import StoredJob, StoredOperator
+
+
+def job_to_proto(job: StoredJob, operators: Sequence[StoredOperator] = ()) -> pb.Job:
+    message = pb.Job(
+        name=Collection.JOBS.of(job.id),
+        spec=spec_to_proto(job.spec),
+        state=state_to_proto(job.state),
+        create_time=timestamp(job.created_at),
+        error=job.error,
+        message=job.message,
+        notes=job.notes,
+        progress=_progress(job),
+        operators=[_operator(operator) for operator in operators],
+        revision=job.revision,
+        model_display_name=job.spec.model_name,
+    )
+    if job.ended_at is not None:
+        message.end_time.CopyFrom(timestamp(job.ended_at))
+    if job.state is JobState.DONE:
+        message.result.CopyFrom(_result(job))
+    return message
+
+
+def _progress(job: StoredJob) -> pb.Progress:
+    progress, now = job.progress, time.time()
+    tuning_s = (job.tuning_ended or job.ended_at or now) - (job.tuning_began or now)
+    return pb.Progress(
+        trials_planned=progress.planned,
+        trials_done=progress.by_share,
+        candidates_done=progress.done,
+        failures=progress.failures,
+        trials_per_s=progress.done / tuning_s if tuning_s > 0 else 0.0,
+        elapsed_s=(job.ended_at or now) - job.created_at,
+    )
+
+
+def _operator(operator: StoredOperator) -> pb.Operator:
+    return pb.Operator(
+        display_name=operator.name,
+        weight=operator.weight,
+        workload_hash=operator.workload_hash,
+        trials=operator.trials,
+        best_s=operator.best_s,
+        untuned_s=operator.untuned_s,
+        selected=operator.selected,
+    )
+
+
+def _result(job: StoredJob) -> pb.JobResult:
+    return pb.JobResult(
+        wall_s=(job.ended_at or 0.0) - job.created_at,
+        shares=[_share_result(share, timing) for share, timing in job.timings.items()],
+        bundle=Collection.BUNDLES.of(job.bundle),
+    )
+
+
+def _share_result(share: str, timing: dict[str, Any]) -> pb.ShareResult:
+    run_secs = timing["run_secs"]
+    return pb.ShareResult(
+        share=share,
+        granted=granted_to_proto(GrantedShare.from_json(timing["granted"])),
+        untuned_s=statistics.median(run_secs[UNTUNED_VARIANT]),
+        tuned_s=statistics.median(run_secs.get(share) or run_secs[ROBUST_VARIANT]),
+        run_secs={variant: pb.Repeats(secs=secs) for variant, secs in run_secs.items()},
+        max_error=timing["max_error"],
+    )

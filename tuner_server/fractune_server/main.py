@@ -1,0 +1,188 @@
+"""Runs the server: wiring, and an orderly end."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import signal
+import threading
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import redis
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from fractune_core.errors import BadRequest, RedisGone
+from fractune_core.jobs import JobState
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_server.blob_store import BlobStore
+from fractune_server.deps import Changes, Deps
+from fractune_server.engine import Engine, tell_cancelled
+from fractune_server.matching import Matcher
+from fractune_server.queues import WorkQueues
+from fractune_server.services.bundles import BundleService
+from fractune_server.services.errors import ErrorInterceptor
+from fractune_server.services.fleet import FleetService
+from fractune_server.services.jobs import JobService
+from fractune_server.services.log import LogService
+from fractune_server.services.models import ModelService
+from fractune_server.store.folder import StateFolder
+from fractune_server.store.store import Store, sqlite_url
+
+THREADS = 32
+_GRACE_S = 5.0
+_INTERRUPTED = "interrupted: its stack ended; run the same command to go on"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How to run a server."""
+
+    listen: str
+    """HOST:PORT (port 0 = any free one) or unix:PATH"""
+    redis_url: str
+    state_dir: Path
+    """models, bundles and, unless `database_url` says otherwise, the database; locked while the server runs"""
+    secret: bytes
+    """the fleet's: bundles are signed with it"""
+    database_url: str | None = None
+    """SQLAlchemy's URL of another database than SQLite in the state folder"""
+    insecure: bool = False
+    """allow an address that other machines can reach, though calls carry neither encryption nor credentials"""
+    resume: bool = True
+    """go on with the jobs that an earlier server left open; otherwise they end as cancelled"""
+    ready_file: Path | None = None
+    """the bound address is written here when the server serves"""
+
+
+def run_server(options: ServerOptions) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises BadRequest for an address that cannot be used, StateUnusable, RedisGone when Redis is not there or stays
+    away, and FractuneError when the engine has ended by itself.
+    """
+    _check_address(options)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    with StateFolder(options.state_dir) as folder:
+        deps = _open(options, folder.path)
+        try:
+            _serve(options, deps, stopping)
+        finally:
+            deps.store.close()
+            deps.redis.close()
+
+
+def make_server(deps: Deps, engine: Engine, stopping: threading.Event) -> tuple[grpc.Server, health.HealthServicer]:
+    """All services on a server that listens nowhere yet, and its health."""
+    server = grpc.server(
+        futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
+        interceptors=[ErrorInterceptor()],
+        # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
+        options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)],
+        maximum_concurrent_rpcs=THREADS,
+    )
+    rpc.add_ModelServiceServicer_to_server(ModelService(deps), server)
+    rpc.add_JobServiceServicer_to_server(JobService(deps, stopping), server)
+    rpc.add_LogServiceServicer_to_server(LogService(deps, Matcher(deps, engine.loose_ingests)), server)
+    rpc.add_BundleServiceServicer_to_server(BundleService(deps), server)
+    rpc.add_FleetServiceServicer_to_server(FleetService(deps), server)
+    healthy = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    ours = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
+    names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server)
+    for name in ("", *ours):
+        healthy.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    return server, healthy
+
+
+def _serve(options: ServerOptions, deps: Deps, stopping: threading.Event) -> None:
+    if not options.resume:
+        _cancel_open_jobs(deps)
+    engine = Engine(deps, ended=stopping.set)
+    server, healthy = make_server(deps, engine, stopping)
+    address = _bind(server, options.listen)
+    engine.start()
+    server.start()
+    for service in ("", *(each.full_name for each in pb.DESCRIPTOR.services_by_name.values())):
+        healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
+    if options.ready_file is not None:
+        announce(address, options.ready_file)
+    _log.info("serving on %s", address)
+    stopping.wait()
+    healthy.enter_graceful_shutdown()  # whoever asks is sent elsewhere
+    deps.changes.announce()  # watchers look up, see that it is over, and let go
+    server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more
+    engine.stop()  # last, so that what the calls wrote is consistent when the store closes
+    if engine.failure is not None:
+        raise engine.failure
+
+
+def announce(address: str, ready_file: Path) -> None:
+    """Write `address` so that whoever waits for the file never reads half of it."""
+    draft = ready_file.with_name(f".{ready_file.name}.draft")
+    draft.write_text(address)
+    draft.replace(ready_file)
+
+
+def _open(options: ServerOptions, folder: Path) -> Deps:
+    # A few quick attempts; the engine has the patience for a Redis that stays away longer.
+    retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=3)
+    connection = redis.Redis.from_url(options.redis_url, retry=retry)
+    try:
+        connection.ping()
+    except redis.RedisError as error:
+        raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
+    return Deps(
+        store=Store(options.database_url or sqlite_url(folder)),
+        redis=connection,
+        files=BlobStore(folder),
+        secret=options.secret,
+        changes=Changes(),
+    )
+
+
+def _cancel_open_jobs(deps: Deps) -> None:
+    """What an earlier server left open ends, and the work that it left waiting goes."""
+    WorkQueues(deps.redis).clear()
+    for job in deps.store.jobs.open_ids():
+        deps.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)
+        tell_cancelled(deps.redis, job)
+
+
+def _check_address(options: ServerOptions) -> None:
+    """Raises BadRequest for an address that others can reach, unless that was asked for."""
+    if options.listen.startswith("unix:") or options.insecure:
+        return
+    host = options.listen.rpartition(":")[0].strip("[]")
+    if host != "localhost" and not _is_loopback(host):
+        raise BadRequest(
+            f"address {options.listen} can be reached from other machines, and calls carry no credentials; "
+            "listen on 127.0.0.1, or say --insecure"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bind(server: grpc.Server, listen: str) -> str:
+    """The address that clients can use. Raises BadRequest."""
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise BadRequest(f"cannot listen on {listen}: it is in use, or no address of this machine") from error
+    return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

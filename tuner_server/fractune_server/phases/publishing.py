@@ -1,0 +1,189 @@
+"""Publishing: the winners are compiled into a bundle, and the whole model is timed at every share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from fractune_core import bundles
+from fractune_core.blobs import get_blob, has_blob, put_blob
+from fractune_core.jobs import JobState
+from fractune_core.match import Match
+from fractune_core.records import TuningRecord
+from fractune_core.signing import open_signed, sign
+from fractune_core.wire import (
+    COMPILE_QUEUE,
+    Compiled,
+    CompileWork,
+    ModelTimed,
+    TimeModelWork,
+    VariantItem,
+    measure_queue,
+)
+from fractune_server.deps import Deps
+from fractune_server.job_run import JobRun
+from fractune_server.phases.ingesting import send_model
+from fractune_server.queues import WorkQueues
+from fractune_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
+
+_log = logging.getLogger(__name__)
+
+
+class PublishingPhase:
+    """One thread only."""
+
+    def __init__(self, deps: Deps, queues: WorkQueues) -> None:
+        self._deps = deps
+        self._queues = queues
+
+    def compile(self, run: JobRun) -> None:
+        """Ask for the bundle, unless the very same one was made before."""
+        if "compile" in run.asked:
+            return
+        place, operators = self._place(run), self._operators(run)
+        variants = variants_for(place, operators, robust_only=run.job.spec.variants == bundles.ROBUST_VARIANT)
+        items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
+        bundle = _bundle_id(run, items)
+        if self._deps.files.has_bundle(bundle):
+            self._take_bundle(run, bundle)
+            return
+        work_id = f"{run.id}-compile-{run.attempts['compile']}"
+        if not self._queues.has(work_id):
+            send_model(self._deps, run.job.spec.model)
+            manifest = _manifest(run, variants, measured_secs(place, operators, variants))
+            records = [record.to_json() for record in _published(variants)]
+            self._queues.enqueue(COMPILE_QUEUE, _compile_work(run, work_id, bundle, manifest, items, records))
+        run.attempts["compile"] += 1
+        run.asked.add("compile")
+
+    def take_compiled(self, run: JobRun, event: Compiled) -> None:
+        """Keep the bundle, its signature checked. Raises Unsigned or NotFound."""
+        bundle = event["bundle"]
+        payload = open_signed(self._deps.secret, get_blob(self._deps.redis, bundle))
+        self._deps.files.add_bundle(bundle, payload)
+        self._take_bundle(run, bundle)
+
+    def time(self, run: JobRun) -> None:
+        """Ask for the timings, one share after the other: the model is timed alone."""
+        waiting = [share for share in run.shares if share not in run.job.timings]
+        if not waiting:
+            run.end(JobState.DONE)
+            return
+        share = waiting[0]
+        if share in run.asked:
+            return
+        work_id = f"{run.id}-time{run.shares.index(share)}-{run.attempts[share]}"
+        if not self._queues.has(work_id):
+            self._send_bundle(run.job.bundle)
+            work: TimeModelWork = {
+                "do": "time_model",
+                "work_id": work_id,
+                "job": run.id,
+                "share": share,
+                "bundle": run.job.bundle,
+            }
+            self._queues.enqueue(measure_queue(run.job.device.key, share), work)
+        run.attempts[share] += 1
+        run.asked.add(share)
+
+    def take_timed(self, run: JobRun, event: ModelTimed) -> None:
+        if event["share"] in run.shares:
+            run.job.timings[event["share"]] = {
+                "granted": event["granted"],
+                "run_secs": event["run_secs"],
+                "max_error": event["max_error"],
+            }
+            run.dirty = True
+
+    def _take_bundle(self, run: JobRun, bundle: str) -> None:
+        run.job.bundle = bundle
+        run.enter(JobState.TIMING)
+
+    def _send_bundle(self, bundle: str) -> None:
+        """Put the bundle where the measuring workers find it, signed."""
+        if not has_blob(self._deps.redis, bundle):
+            payload = b"".join(self._deps.files.bundle(bundle))
+            put_blob(self._deps.redis, bundle, sign(self._deps.secret, payload))
+
+    def _place(self, run: JobRun) -> Place:
+        return Place(run.job.device.key, run.job.target_key, run.job.granted)
+
+    def _operators(self, run: JobRun) -> list[OperatorFinals]:
+        finals = self._deps.store.log.finals_of(op.workload_hash for op in run.operators)
+        return [OperatorFinals(op.workload_hash, op.weight, finals[op.workload_hash]) for op in run.operators]
+
+
+def _compile_work(
+    run: JobRun,
+    work_id: str,
+    bundle: str,
+    manifest: dict[str, Any],
+    variants: list[VariantItem],
+    records: list[dict[str, Any]],
+) -> CompileWork:
+    spec = run.job.spec
+    return {
+        "do": "compile",
+        "work_id": work_id,
+        "job": run.id,
+        "model": spec.model,
+        "model_name": spec.model_name,
+        "inputs": spec.inputs,
+        "target": run.job.target,
+        "bundle": bundle,
+        "manifest": manifest,
+        "variants": variants,
+        "records": records,
+    }
+
+
+def _bundle_id(run: JobRun, variants: list[VariantItem]) -> str:
+    """32 hex digits: the same model, shapes, target, shares and schedules make the same bundle."""
+    spec = run.job.spec
+    parts = [bundles.FORMAT, spec.model, spec.inputs, run.job.target, sorted(run.job.granted), variants]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _published(variants: Sequence[Variant]) -> list[TuningRecord]:
+    """The records behind the variants, each once."""
+    records = (match.record for variant in variants for match in variant.matches.values())
+    return list({record.record_id: record for record in records if record is not None}.values())
+
+
+def _manifest(run: JobRun, variants: Sequence[Variant], measured: dict[str, dict[str, float]]) -> dict[str, Any]:
+    job = run.job
+    return {
+        "model": {"name": job.spec.model_name, "sha256": job.spec.model},
+        "device": job.device.to_json(),
+        "target": job.target,
+        "target_key": job.target_key,
+        "job": job.id,
+        "created_at": job.created_at,
+        "shares": {share: granted.to_json() for share, granted in job.granted.items()},
+        "measured": measured,
+        "operators": [
+            {
+                "name": op.name,
+                "weight": op.weight,
+                "workload_hash": op.workload_hash,
+                "by_variant": {
+                    variant.name: _choice(variant.matches[op.workload_hash])
+                    for variant in variants
+                    if op.workload_hash in variant.matches
+                },
+            }
+            for op in run.operators
+        ],
+    }
+
+
+def _choice(match: Match) -> dict[str, Any]:
+    return {
+        "record": None if match.record is None else match.record.record_id,
+        "how": match.how.value,
+        "regret": match.regret,
+        "reason": match.reason,
+    }

@@ -1,0 +1,81 @@
+"""What an imported record must look like: a log that is trusted for years takes in nothing doubtful."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+
+from fractune_core.errors import BadRequest
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
+from fractune_core.shares import GrantedShare, Share
+
+_HASH = re.compile(r"[0-9A-Za-z_-]{8,64}")
+
+
+def check_workload(workload: pb.Workload) -> None:
+    """Raises BadRequest."""
+    name = workload.workload_hash
+    if not _HASH.fullmatch(name):
+        raise BadRequest(f"workload '{name}': that is no workload hash")
+    if not _is_json(workload.json):
+        raise BadRequest(f"workload {name}: its text is no JSON")
+
+
+def check_record(record: TuningRecord) -> None:
+    """Raises BadRequest that names the record and what is wrong with it."""
+    try:
+        Share.parse(record.share)
+        faults = list(_faults(record))
+    except BadRequest as error:
+        faults = [str(error)]
+    if faults:
+        raise BadRequest(f"records/{record.record_id}: {faults[0]}")
+
+
+def _faults(record: TuningRecord) -> Iterator[str]:
+    """What is wrong, in words."""
+    if not _HASH.fullmatch(record.workload_hash):
+        yield f"workload_hash '{record.workload_hash}' is no workload hash"
+    if record.candidate_id != candidate_id(record.workload_hash, record.target_key, record.trace):
+        yield "candidate_id does not belong to this workload, target and trace"
+    if not _is_json(record.target):
+        yield "target is no JSON"
+    if record.trace != UNTUNED and not _is_json(record.trace):
+        yield "trace is no JSON"
+    if not record.device.kind or not record.device.isa or record.device.units < 1:
+        yield "device lacks its kind, isa or units"
+    yield from _share_faults(record.granted)
+    yield from _number_faults(record)
+
+
+def _share_faults(granted: GrantedShare) -> Iterator[str]:
+    if not 1 <= granted.units <= granted.units_total:
+        yield f"granted share has {granted.units} of {granted.units_total} units"
+    if not granted.unit:
+        yield "granted share does not say what its units are"
+
+
+def _number_faults(record: TuningRecord) -> Iterator[str]:
+    if (record.status is Status.OK) != bool(record.run_secs):
+        yield f"status is '{record.status}' with {len(record.run_secs)} run times"
+    if not all(math.isfinite(secs) and secs > 0 for secs in record.run_secs):
+        yield "run times must be above 0 and finite"
+    if not all(map(math.isfinite, (record.anchor_ratio, record.build_secs, record.policy.min_repeat_ms))):
+        yield "anchor_ratio, build_secs and min_repeat_ms must be finite"
+    if record.policy.cache not in {WARM, COLD}:
+        yield f"its timing policy has a cache '{record.policy.cache}', neither {WARM} nor {COLD}"
+    if record.clock_mhz < 0 or any(ns < 0 for ns in record.throttled_ns.values()):
+        yield "clock_mhz and throttled_ns must not be below 0"
+    if record.measured_at <= 0:
+        yield "measure_time is missing"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

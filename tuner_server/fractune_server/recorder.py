@@ -1,0 +1,160 @@
+"""Results streams -> tuning log. A result is acknowledged only after the commit, once it has taken effect."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from fractune_core.records import TuningRecord
+from fractune_core.wire import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event
+from fractune_server.store.log import TuningLog
+
+_BATCH = 1000
+_CONSUMER = "server"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One event, with its record when it is a `measured` one."""
+
+    event: Event
+    record: TuningRecord | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one poll brought, in the order of the streams, and what to acknowledge for it."""
+
+    arrivals: list[Arrival]
+    entries: Mapping[str, Sequence[bytes]]
+    """entry ids by stream"""
+
+
+class Recorder:
+    """Reads all results streams through the consumer group RECORDER. One thread only.
+
+    After an error in `poll`, or after `repeat`, the next polls bring the same entries again: adding a record
+    twice changes nothing, and whoever takes the events must bear seeing them twice too.
+    """
+
+    def __init__(self, redis: Redis, log: TuningLog) -> None:
+        self._redis = redis
+        self._log = log
+        self._joined: set[str] = set()
+        self._expected: set[str] = set()
+        self._recovering = True
+
+    def poll(self, block_ms: int) -> Batch:
+        """Wait up to `block_ms` for results, commit the records among them, and return all events.
+
+        Raises redis.RedisError, and StateUnusable when the log cannot be written.
+        """
+        streams = self._join_streams()
+        recovering, self._recovering = self._recovering, True
+        start = "0" if recovering else ">"
+        reply = self._read(streams, start, None if recovering else block_ms)
+        batch = self._decode(reply)
+        records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
+        if records:
+            self._log.add(records)
+        # What was left unacknowledged is read until nothing of it remains; only then come new entries.
+        self._recovering = recovering and any(batch.entries.values())
+        return batch
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Call when the events of the batch have taken effect."""
+        with self._redis.pipeline(transaction=False) as pipe:
+            for stream, entries in batch.entries.items():
+                if entries:
+                    pipe.xack(stream, RECORDER, *entries)
+            pipe.execute()
+
+    def repeat(self) -> None:
+        """Have the next polls bring again whatever was not acknowledged."""
+        self._recovering = True
+
+    def expect(self, streams: Iterable[str]) -> None:
+        """Read these too, though Redis may have forgotten that they exist."""
+        self._expected = set(streams)
+
+    @property
+    def streams(self) -> set[str]:
+        return set(self._joined)
+
+    def leave(self, stream: str) -> None:
+        """Remove a stream that nobody writes any more."""
+        self._redis.srem(STREAMS, stream)
+        self._redis.delete(stream)
+        self._joined.discard(stream)
+        self._expected.discard(stream)
+
+    def _join_streams(self) -> list[str]:
+        names = {name.decode() for name in cast("set[bytes]", self._redis.smembers(STREAMS))}
+        streams = sorted({SERVER_STREAM, *names, *self._expected})
+        for stream in streams:
+            if stream not in self._joined:
+                self._join(stream)
+        return streams
+
+    def _join(self, stream: str) -> None:
+        for group in (RECORDER,) if stream == SERVER_STREAM else (RECORDER, TUNER):
+            try:
+                self._redis.xgroup_create(stream, group, id="0", mkstream=True)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+        if stream != SERVER_STREAM:
+            self._redis.sadd(STREAMS, stream)
+        self._joined.add(stream)
+
+    def _read(self, streams: Sequence[str], start: str, block_ms: int | None) -> Mapping[str, Any]:
+        try:
+            reply = self._redis.xreadgroup(
+                RECORDER, _CONSUMER, dict.fromkeys(streams, start), count=_BATCH, block=block_ms
+            )
+        except ResponseError as error:
+            if "NOGROUP" in str(error):  # Redis came back empty
+                self._joined.clear()
+            raise
+        pairs = reply.items() if isinstance(reply, dict) else reply or ()
+        return {_text(stream): entries for stream, entries in pairs}
+
+    def _decode(self, reply: Mapping[str, Any]) -> Batch:
+        arrivals: list[Arrival] = []
+        entries: dict[str, list[bytes]] = {}
+        for stream, found in reply.items():
+            for entry, fields in _flat(found):
+                entries.setdefault(stream, []).append(entry)
+                try:
+                    arrivals.append(_decode(fields))
+                except (KeyError, TypeError, ValueError) as error:
+                    # It will not read better the next time: say so, and let it go.
+                    _log.warning("dropped an unreadable entry %s of %s: %r", entry, stream, error)
+        return Batch(arrivals, entries)
+
+
+def _decode(fields: Mapping[bytes, bytes]) -> Arrival:
+    event = cast(Event, json.loads(fields[EVENT_FIELD.encode()]))
+    if event["event"] == "measured":
+        return Arrival(event, TuningRecord.from_json(event["record"]))
+    return Arrival(event)
+
+
+def _flat(found: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Entries as (id, fields); the client library nests them once more under RESP3."""
+    if found and isinstance(found[0], list) and found[0] and isinstance(found[0][0], (list, tuple)):
+        found = found[0]
+    # An entry that was trimmed while it was pending has no fields any more.
+    return [(entry, fields or {}) for entry, fields in found]
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name

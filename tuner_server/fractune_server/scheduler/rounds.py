@@ -1,0 +1,145 @@
+"""Which operator is searched next, and for how many candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fractune_server.scheduler import budget
+
+FIRST_ROUND = 8
+"""candidates of an operator's first rounds; later ones have half as many as were measured before them, up to the job's
+size of a round: the search learns early, and its cost for each candidate falls as what it can still learn does"""
+_PRIOR_GAIN = 0.5
+_GAIN_FLOOR = 0.01
+_ROUNDS_BEFORE_JUDGED = 2
+
+
+@dataclass
+class OperatorPlan:
+    """One operator as the scheduler sees it. Times in seconds."""
+
+    workload_hash: str
+    weight: int
+    shares: tuple[str, ...]
+    """keys of the granted shares that each candidate is measured at"""
+    measured: dict[str, set[str]] = field(default_factory=dict)
+    """share keys by candidate: where the log holds a trial of it"""
+    best: dict[str, float] = field(default_factory=dict)
+    """best median by share key"""
+    in_flight: int = 0
+    """candidates asked for or proposed, and not yet measured at every share"""
+    busy: bool = False
+    """True while a round of it is under way"""
+    exhausted: bool = False
+    complete: int = 0
+    """candidates that the log holds at every share"""
+    _gains: int = 0
+    _gain: float = _PRIOR_GAIN
+
+    def add_trial(self, candidate: str, share: str, median_s: float) -> None:
+        """Take note of a trial at one of the plan's shares; twice the same one counts once."""
+        if share not in self.shares:
+            return
+        shares = self.measured.setdefault(candidate, set())
+        if share not in shares:
+            shares.add(share)
+            self.complete += len(shares) == len(self.shares)
+        if median_s < self.best.get(share, math.inf):
+            self.best[share] = median_s
+
+    @property
+    def count(self) -> int:
+        """Candidates measured at every share, and those on their way there."""
+        return self.complete + self.in_flight
+
+    @property
+    def best_s(self) -> float | None:
+        """Geometric mean of the best medians over the shares that have one."""
+        return geometric_mean(self.best.values())
+
+    def end_round(self, best_before_s: float | None) -> None:
+        """Learn how much the round that has ended gained."""
+        if best_before_s is None or self.best_s is None:
+            return
+        gain = max(0.0, 1.0 - self.best_s / best_before_s)
+        self._gain = (self._gain + gain) / 2 if self._gains else gain
+        self._gains += 1
+
+    @property
+    def score(self) -> float:
+        """Seconds of the model's run time that the next round is expected to save, but for a constant."""
+        if self.best_s is None:
+            return 0.0 if self.measured else math.inf
+        judged = self._gains >= _ROUNDS_BEFORE_JUDGED
+        gain = max(self._gain, _GAIN_FLOOR) if judged else _PRIOR_GAIN
+        return self.weight * self.best_s * gain
+
+
+@dataclass(frozen=True)
+class Budget:
+    trials: int
+    more: int
+    """candidates beyond what the log held; replaces `trials` when above 0"""
+    round_size: int
+
+    def remaining(self, plans: Sequence[OperatorPlan], own: int) -> int:
+        """Candidates still to be asked for; `own` = those that this job has measured already."""
+        if self.more:
+            return max(0, self.more - own - sum(plan.in_flight for plan in plans))
+        searchable = [plan.count for plan in plans if not plan.exhausted]
+        return budget.remaining(self.trials, searchable, [plan.count for plan in plans if plan.exhausted])
+
+
+def next_round(
+    plans: Sequence[OperatorPlan],
+    limits: Budget,
+    own: int,
+    allowed: Callable[[OperatorPlan], bool] = lambda _: True,
+) -> tuple[OperatorPlan, int] | None:
+    """The operator whose turn it is, and how many candidates to ask for. None = nothing can start now.
+
+    `own` = candidates that this job has measured already; `allowed` leaves out operators of other instances.
+
+    1. Operators with a round under way wait, exhausted ones are out, as are those at their cap.
+    2. First every operator up to the minimum, the heavier ones first.
+    3. Then the largest expected saving.
+    """
+    left = limits.remaining(plans, own)
+    free = [plan for plan in plans if not plan.busy and not plan.exhausted and allowed(plan)]
+    low = budget.minimum(limits.trials, len(plans))
+    high = math.inf if limits.more else budget.cap(limits.trials, len(plans))
+    free = [plan for plan in free if plan.count < high]
+    if left <= 0 or not free:
+        return None
+    owed = [] if limits.more else [plan for plan in free if plan.count < low]
+    if owed:
+        plan = max(owed, key=lambda plan: plan.weight)
+        return plan, min(round_of(plan.count, limits.round_size), low - plan.count)
+    plan = max(free, key=lambda plan: (plan.score, plan.weight))
+    return plan, int(min(round_of(plan.count, limits.round_size), left, high - plan.count))
+
+
+def round_of(count: int, most: int, first: int = FIRST_ROUND) -> int:
+    """How many candidates the next round of an operator may have that has `count` already; never above `most`."""
+    return min(most, max(first, count // 2))
+
+
+def geometric_mean(times: Iterable[float]) -> float | None:
+    """Seconds; None when there is no finite time."""
+    logs = [math.log(secs) for secs in times if 0 < secs < math.inf]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def joint_times(times: Mapping[str, Mapping[str, float]], shares: Sequence[str]) -> dict[str, float]:
+    """For candidates measured at all `shares`: the geometric mean of their medians, 0 when one failed.
+
+    `times` holds medians in seconds by candidate and share key, infinite for a failure.
+    """
+    joint: dict[str, float] = {}
+    for candidate, by_share in times.items():
+        if all(share in by_share for share in shares):
+            failed = any(math.isinf(by_share[share]) for share in shares)
+            joint[candidate] = 0.0 if failed else geometric_mean(by_share[s] for s in shares) or 0.0
+    return joint

@@ -1,0 +1,150 @@
+"""The tuning log: list, export, import, prune, match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from fractune_core.convert import record_from_proto, record_to_proto, shapes_from_proto
+from fractune_core.errors import BadRequest, QuotaExceeded
+from fractune_core.jobs import OperatorTask
+from fractune_core.match import How, Policy
+from fractune_core.names import Collection
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.records import Kind, TuningRecord
+from fractune_core.shares import parse_shares
+from fractune_server.deps import Deps
+from fractune_server.matching import Asked, Matcher, OperatorAnswer, OperatorRow
+from fractune_server.record_check import check_record, check_workload
+from fractune_server.services.paging import page_size, read_token, write_token
+from fractune_server.store.filters import RecordFilter
+from fractune_server.store.log import Page
+
+_IMPORT_LIMIT_BYTES = 256 << 20
+
+
+class LogService(rpc.LogServiceServicer):
+    def __init__(self, deps: Deps, matcher: Matcher) -> None:
+        self._log = deps.store.log
+        self._matcher = matcher
+
+    def ListRecords(self, request: pb.ListRecordsRequest, context: grpc.ServicerContext) -> pb.ListRecordsResponse:
+        chosen = _filter(request.filter)
+        place = read_token(request.page_token, length=2)
+        after = Page(float(place[0]), int(place[1])) if place else None
+        records, end = self._log.page(
+            chosen, page_size(request.page_size, default=100), after, fastest_first=request.fastest_first
+        )
+        return pb.ListRecordsResponse(
+            records=[record_to_proto(record) for record in records],
+            next_page_token=write_token(None if end is None else [end.median_s, end.seq]),
+            total_size=self._log.count(chosen),
+        )
+
+    def ExportRecords(
+        self, request: pb.ExportRecordsRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ExportRecordsResponse]:
+        sent: set[str] = set()
+        for record in self._log.all(_filter(request.filter)):
+            name = record.workload_hash
+            if request.with_workloads and name not in sent:
+                sent.add(name)
+                workload = pb.Workload(workload_hash=name, json=self._log.workload(name))
+                yield pb.ExportRecordsResponse(workload=workload)
+            yield pb.ExportRecordsResponse(record=record_to_proto(record))
+
+    def ImportRecords(
+        self, request_iterator: Iterator[pb.ImportRecordsRequest], context: Any
+    ) -> pb.ImportRecordsResponse:
+        workloads: dict[str, str] = {}
+        records: dict[str, TuningRecord] = {}
+        # All of it is read before any of it is written: a slow sender must not hold up the recorder.
+        size = 0
+        for request in request_iterator:
+            size += request.ByteSize()
+            if size > _IMPORT_LIMIT_BYTES:
+                raise QuotaExceeded(f"an import is limited to {_IMPORT_LIMIT_BYTES} bytes; send it in parts")
+            if request.WhichOneof("part") == "workload":
+                check_workload(request.workload)
+                workloads[request.workload.workload_hash] = request.workload.json
+            else:
+                record = record_from_proto(request.record)
+                check_record(record)
+                records[record.record_id] = record
+        added = self._log.import_all(workloads.items(), list(records.values()))
+        return pb.ImportRecordsResponse(added=added, already_there=len(records) - added)
+
+    def PruneRecords(self, request: pb.PruneRecordsRequest, context: grpc.ServicerContext) -> pb.PruneRecordsResponse:
+        if request.keep_best < 0:
+            raise BadRequest(f"keep_best is {request.keep_best}; it must be 0 or more")
+        chosen = _filter(request.filter)
+        deleted, kept = self._log.prune(chosen, request.keep_best, dry_run=request.dry_run)
+        return pb.PruneRecordsResponse(deleted=deleted, kept=kept)
+
+    def MatchModel(self, request: pb.MatchModelRequest, context: grpc.ServicerContext) -> pb.MatchModelResponse:
+        answers = self._matcher.match(_asked(request, context), request.share, _policy(request))
+        return pb.MatchModelResponse(matches=[_answer(answer) for answer in answers])
+
+    def TabulateModel(
+        self, request: pb.TabulateModelRequest, context: grpc.ServicerContext
+    ) -> pb.TabulateModelResponse:
+        shares = [str(share) for share in parse_shares(",".join(request.shares))]
+        rows = self._matcher.tabulate(_asked(request, context), shares)
+        return pb.TabulateModelResponse(operators=[_row(row) for row in rows])
+
+
+def _asked(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> Asked:
+    return Asked(
+        Collection.MODELS.parse(request.model),
+        shapes_from_proto(request.inputs),
+        request.target,
+        context.time_remaining(),
+    )
+
+
+def _policy(request: pb.MatchModelRequest) -> Policy:
+    ways = [How.EXACT, How.NEAR, How.ROBUST]
+    if request.loosest and request.loosest not in ways:
+        raise BadRequest(f"policy '{request.loosest}' is unknown; write {', '.join(ways)}")
+    return Policy(How(request.loosest or How.ROBUST), request.allow_unmeasured)
+
+
+def _task(task: OperatorTask) -> pb.Operator:
+    return pb.Operator(display_name=task.name, weight=task.weight, workload_hash=task.workload_hash, selected=True)
+
+
+def _row(row: OperatorRow) -> pb.OperatorTable:
+    cells = [
+        pb.TableCell(tuned_at=variant, run_at=share, record=record_to_proto(record))
+        for (variant, share), record in row.cells.items()
+    ]
+    return pb.OperatorTable(operator=_task(row.task), cells=cells)
+
+
+def _answer(answer: OperatorAnswer) -> pb.OperatorMatch:
+    task, match = answer.task, answer.match
+    return pb.OperatorMatch(
+        operator=_task(task),
+        how=match.how.value,
+        record=None if match.record is None else record_to_proto(match.record),
+        regret=match.regret,
+        reason=match.reason,
+    )
+
+
+def _filter(message: pb.RecordFilter) -> RecordFilter:
+    try:
+        kind = Kind(message.kind) if message.kind else None
+    except ValueError as error:
+        raise BadRequest(f"kind is '{message.kind}'; write {' or '.join(Kind)}, or leave it out") from error
+    return RecordFilter(
+        model=message.model.removeprefix(f"{Collection.MODELS}/"),
+        operator=message.operator,
+        share=message.share,
+        device=message.device,
+        kind=kind,
+        job=Collection.JOBS.parse(message.job) if message.job else "",
+    )

@@ -1,0 +1,120 @@
+"""The database behind the store: connections, transactions, migrations, and errors in plain words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, text
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from fractune_core.errors import StateUnusable
+
+SCHEMA = "0003"
+"""the newest revision among the migrations"""
+_MIGRATIONS = Path(__file__).with_name("migrations")
+_PART = 500
+
+_PRAGMAS = (
+    "journal_mode=WAL",  # readers do not wait for the writer
+    "synchronous=FULL",  # a record is acknowledged after the commit, so the commit must outlive a power cut
+    "busy_timeout=10000",
+)
+
+
+class Database:
+    """Any thread may call; writes take turns.
+
+    Raises StateUnusable for a database that is read-only, full, locked or damaged.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._writer = threading.Lock()
+        self._engine = create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            event.listen(self._engine, "connect", _set_pragmas)
+        with self._errors_in_plain_words(), self._engine.begin() as connection:
+            _migrate(connection)
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that is committed at the end, or rolled back whole."""
+        with self._writer, self._errors_in_plain_words(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        with self._errors_in_plain_words(), self._engine.connect() as connection:
+            yield connection
+
+    def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+        """An INSERT that can be told what to do on a conflict."""
+        return postgresql.insert(table) if self._engine.dialect.name == "postgresql" else sqlite.insert(table)
+
+    def insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
+        """Insert the rows whose key is not there yet; returns how many those were."""
+        if not rows:
+            return 0
+        return connection.execute(self.insert(table).on_conflict_do_nothing(), rows).rowcount
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _errors_in_plain_words(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            where = self._engine.url.database or self._engine.url.render_as_string(hide_password=True)
+            raise StateUnusable(f"database {where}: {error.orig}; {_advice(str(error.orig))}") from error
+
+
+def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
+    """`items` in pieces that fit into one statement."""
+    for start in range(0, len(items), _PART):
+        yield items[start : start + _PART]
+
+
+def _advice(message: str) -> str:
+    if "full" in message:
+        return "free some space on that disk, then start again; nothing committed is lost"
+    if "readonly" in message or "unable to open" in message:
+        return "make the folder writable, or name another one"
+    return "nothing committed is lost; see the message of the database"
+
+
+def _set_pragmas(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    for pragma in _PRAGMAS:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _migrate(connection: Connection) -> None:
+    """Bring the tables up to date. Alembic costs half a second, and is loaded for a database that needs it only."""
+    if _revision(connection) == SCHEMA:
+        return
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()

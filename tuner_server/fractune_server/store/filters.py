@@ -1,0 +1,48 @@
+"""What a reader of the tuning log asks for, and the SQL of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, or_, select
+
+from fractune_core.records import Kind
+from fractune_server.store.tables import job_operators, jobs, records
+
+
+@dataclass(frozen=True)
+class RecordFilter:
+    """Empty fields let everything pass."""
+
+    model: str = ""
+    """SHA-256 of a model, or part of a model's file name"""
+    operator: str = ""
+    """part of an operator's name, or a workload hash"""
+    share: str = ""
+    device: str = ""
+    """part of a device key"""
+    kind: Kind | None = None
+    job: str = ""
+
+    def clauses(self) -> list[ColumnElement[bool]]:
+        columns = records.c
+        found: list[ColumnElement[bool]] = []
+        if self.model:
+            found.append(columns.workload_hash.in_(self._workloads_of_model()))
+        if self.operator:
+            named = columns.operator.contains(self.operator, autoescape=True)
+            found.append(or_(columns.workload_hash == self.operator, named))
+        if self.share:
+            found.append(columns.share == self.share)
+        if self.device:
+            found.append(columns.device_key.contains(self.device, autoescape=True))
+        if self.kind is not None:
+            found.append(columns.kind == self.kind.value)
+        if self.job:
+            found.append(columns.job == self.job)
+        return found
+
+    def _workloads_of_model(self) -> ColumnElement[str]:
+        named = jobs.c.model_name.contains(self.model, autoescape=True)
+        chosen = select(jobs.c.id).where(or_(jobs.c.model == self.model, named))
+        return select(job_operators.c.workload_hash).where(job_operators.c.job.in_(chosen)).scalar_subquery()

@@ -1,0 +1,114 @@
+"""Finals in memory, each operator's for as long as they are the truth.
+
+A row of `final_versions` counts the changes of one operator's finals. Every transaction that adds or deletes finals
+counts in that same transaction, in whatever process, so finals that were read at the current count are those of the
+database. Readers compare the counts at every call; nobody has to be told of a change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from fractune_core.finals import Finals
+from fractune_core.records import Kind, TuningRecord
+from fractune_server.store.database import Database, parts
+from fractune_server.store.rows import RecordReader
+from fractune_server.store.tables import final_versions, records
+
+KEPT_BYTES = 128 << 20
+"""about what is kept at most; an operator that was not asked for the longest time goes first"""
+_RECORD_BYTES = 1100
+"""a record without its trace, and what a match works out about it; measured"""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    version: int
+    finals: Finals
+    size_bytes: int
+
+
+class FinalsCache:
+    """Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database, kept_bytes: int = KEPT_BYTES) -> None:
+        self._database = database
+        self._most_bytes = kept_bytes
+        self._lock = threading.Lock()
+        self._kept: dict[str, _Kept] = {}
+        """by workload hash, the one asked for last at the end"""
+        self.kept_bytes = 0
+
+    def of(self, workload_hashes: Iterable[str]) -> dict[str, Finals]:
+        """All finals of these operators; one without any has an empty entry."""
+        wanted = list(dict.fromkeys(workload_hashes))
+        with self._database.read() as connection:
+            versions = _versions(connection, wanted)
+            found = self._current(versions)
+            missing = [name for name in wanted if name not in found]
+            # After the counts: finals that change in between are kept under the count before, and read again.
+            read = _read(connection, missing) if missing else {}
+        self._keep({name: _Kept(versions[name], finals, _size(finals)) for name, finals in read.items()})
+        return {name: found[name] if name in found else read[name] for name in wanted}
+
+    def _current(self, versions: dict[str, int]) -> dict[str, Finals]:
+        with self._lock:
+            found = {}
+            for name, version in versions.items():
+                kept = self._kept.get(name)
+                if kept is not None and kept.version == version:
+                    self._kept[name] = self._kept.pop(name)
+                    found[name] = kept.finals
+            return found
+
+    def _keep(self, read: dict[str, _Kept]) -> None:
+        with self._lock:
+            for name, kept in read.items():
+                self._drop(name)
+                self._kept[name] = kept
+                self.kept_bytes += kept.size_bytes
+            while self.kept_bytes > self._most_bytes:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, name: str) -> None:
+        old = self._kept.pop(name, None)
+        self.kept_bytes -= 0 if old is None else old.size_bytes
+
+
+def count_change(database: Database, connection: Connection, workload_hashes: Iterable[str]) -> None:
+    """Say, within the transaction that changes finals of these operators, that it does."""
+    # In one order, so that two transactions never wait for each other.
+    rows = [{"workload_hash": name, "version": 1} for name in sorted(set(workload_hashes))]
+    if rows:
+        one_more = {"version": final_versions.c.version + 1}
+        added = database.insert(final_versions).on_conflict_do_update(index_elements=["workload_hash"], set_=one_more)
+        connection.execute(added, rows)
+
+
+def _versions(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, int]:
+    """0 for an operator whose finals have not changed since they are counted."""
+    columns = final_versions.c
+    found = dict.fromkeys(workload_hashes, 0)
+    for part in parts(workload_hashes):
+        query = select(columns.workload_hash, columns.version).where(columns.workload_hash.in_(part))
+        found.update((name, version) for name, version in connection.execute(query))
+    return found
+
+
+def _read(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, Finals]:
+    found: dict[str, list[TuningRecord]] = {name: [] for name in workload_hashes}
+    reader = RecordReader()
+    for part in parts(workload_hashes):
+        clauses = (records.c.workload_hash.in_(part), records.c.kind == Kind.FINAL.value)
+        for record in reader.read(connection, *clauses):
+            found[record.workload_hash].append(record)
+    return {name: Finals(tuple(finals)) for name, finals in found.items()}
+
+
+def _size(finals: Finals) -> int:
+    """Bytes, about: records of one schedule hold its trace together."""
+    return len(finals.records) * _RECORD_BYTES + sum(map(len, {record.trace for record in finals.records}))

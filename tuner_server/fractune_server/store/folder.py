@@ -1,0 +1,55 @@
+"""The server's state folder: made, proved writable, and locked against a second server."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fractune_core.errors import StateUnusable
+
+
+class StateFolder:
+    """Holds the lock of a state folder while it is open. Raises StateUnusable."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = (path / "lock").open("a+")
+        except OSError as error:
+            raise StateUnusable(
+                f"state folder {path}: {error.strerror}; free some space there, or name another folder"
+            ) from error
+        self._take()
+
+    def _take(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.seek(0)
+            holder = self._lock.read().strip() or "unknown"
+            self._lock.close()
+            raise StateUnusable(
+                f"state folder {self.path} is in use by another server (pid {holder}); stop it, or name another folder"
+            ) from error
+        try:
+            self._lock.truncate(0)
+            self._lock.write(str(os.getpid()))
+            self._lock.flush()
+        except OSError as error:
+            self._lock.close()
+            raise StateUnusable(f"state folder {self.path}: {error.strerror}; free some space there") from error
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,157 @@
+"""Jobs, their operators and the rounds that are under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+
+from fractune_core.devices import Device
+from fractune_core.errors import NotFound
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.records import Kind
+from fractune_core.shares import GrantedShare
+from fractune_server.store.database import Database
+from fractune_server.store.rounds import Round
+from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
+from fractune_server.store.tables import job_operators, jobs, rounds
+
+_ENDED = [state.value for state in JobState if not state.open]
+
+
+class JobStore:
+    """Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, job: StoredJob) -> None:
+        with self._database.write() as connection:
+            connection.execute(insert(jobs).values(_to_row(job)))
+
+    def get(self, job: str) -> StoredJob:
+        """Raises NotFound."""
+        with self._database.read() as connection:
+            row = connection.execute(select(jobs).where(jobs.c.id == job)).mappings().first()
+        if row is None:
+            raise NotFound(f"no job '{job}'; `fractune jobs` lists them")
+        return _from_row(row)
+
+    def revision(self, job: str) -> int:
+        """The job's revision; 0 when there is no such job."""
+        with self._database.read() as connection:
+            return connection.scalar(select(jobs.c.revision).where(jobs.c.id == job)) or 0
+
+    def page(self, size: int, before: int | None, *, open_only: bool) -> tuple[list[StoredJob], int | None]:
+        """One page of jobs, newest first, and where the next one begins (None = no more)."""
+        query = select(jobs).order_by(jobs.c.seq.desc()).limit(size + 1)
+        if before is not None:
+            query = query.where(jobs.c.seq < before)
+        if open_only:
+            query = query.where(jobs.c.state.not_in(_ENDED))
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+        end = rows[size - 1]["seq"] if len(rows) > size else None
+        return [_from_row(row) for row in rows[:size]], end
+
+    def open_ids(self) -> set[str]:
+        """Ids of the jobs that have not ended."""
+        still = [state.value for state in JobState if state.open]
+        with self._database.read() as connection:
+            return set(connection.scalars(select(jobs.c.id).where(jobs.c.state.in_(still))))
+
+    def save(self, job: StoredJob, operators: Sequence[StoredOperator] | None = None) -> bool:
+        """Write the job, one revision on, and its operators when given.
+
+        False, and nothing written, when the job has ended in the store meanwhile: an end is final.
+        """
+        row = {**_to_row(job), "revision": job.revision + 1}
+        with self._database.write() as connection:
+            changed = connection.execute(
+                update(jobs).where(jobs.c.id == job.id, jobs.c.state.not_in(_ENDED)).values(row)
+            ).rowcount
+            if changed and operators is not None:
+                _replace_operators(connection, job.id, operators)
+            if changed and not job.state.open:
+                connection.execute(delete(rounds).where(rounds.c.job == job.id))
+        if changed:
+            job.revision += 1
+        return bool(changed)
+
+    def end(self, job: str, state: JobState, error: str, message: str) -> bool:
+        """End an open job from outside the engine. False when it had ended already."""
+        values = {
+            "state": state.value,
+            "error": error,
+            "message": message,
+            "ended_at": time.time(),
+            "revision": jobs.c.revision + 1,
+        }
+        with self._database.write() as connection:
+            changed = connection.execute(
+                update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(_ENDED)).values(values)
+            ).rowcount
+            if changed:
+                connection.execute(delete(rounds).where(rounds.c.job == job))
+        return bool(changed)
+
+    def operators(self, job: str) -> list[StoredOperator]:
+        query = select(job_operators).where(job_operators.c.job == job).order_by(job_operators.c.position)
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [StoredOperator(**{k: v for k, v in row.items() if k not in ("job", "position")}) for row in rows]
+
+    def save_round(self, round_: Round) -> None:
+        row = {**asdict(round_), "kind": round_.kind.value}
+        with self._database.write() as connection:
+            connection.execute(delete(rounds).where(rounds.c.lease == round_.lease))
+            connection.execute(insert(rounds).values(row))
+
+    def drop_round(self, lease: str) -> None:
+        with self._database.write() as connection:
+            connection.execute(delete(rounds).where(rounds.c.lease == lease))
+
+    def rounds(self, job: str) -> list[Round]:
+        with self._database.read() as connection:
+            rows = connection.execute(select(rounds).where(rounds.c.job == job)).mappings().all()
+        return [Round(**{**row, "kind": Kind(row["kind"])}) for row in rows]
+
+
+def _replace_operators(connection: Connection, job: str, operators: Sequence[StoredOperator]) -> None:
+    connection.execute(delete(job_operators).where(job_operators.c.job == job))
+    rows = [{"job": job, "position": index, **asdict(op)} for index, op in enumerate(operators)]
+    if rows:
+        connection.execute(insert(job_operators), rows)
+
+
+def _to_row(job: StoredJob) -> dict[str, Any]:
+    row = {name: getattr(job, name) for name in StoredJob.__dataclass_fields__}
+    return {
+        **row,
+        "model": job.spec.model,
+        "model_name": job.spec.model_name,
+        "spec": job.spec.to_json(),
+        "state": job.state.value,
+        "device": job.device.to_json(),
+        # A list, because JSON objects are not promised to keep their order in every database.
+        "granted": [granted.to_json() for granted in job.granted.values()],
+        "progress": asdict(job.progress),
+    }
+
+
+def _from_row(row: RowMapping) -> StoredJob:
+    granted = [GrantedShare.from_json(data) for data in row["granted"]]
+    fields = {name: row[name] for name in StoredJob.__dataclass_fields__}
+    return StoredJob(
+        **{
+            **fields,
+            "spec": JobSpec.from_json(row["spec"]),
+            "state": JobState(row["state"]),
+            "device": Device.from_json(row["device"]),
+            "granted": {share.share: share for share in granted},
+            "progress": Progress(**row["progress"]),
+        }
+    )

@@ -1,0 +1,323 @@
+"""The tuning log: all records. Nothing but `prune` ever takes one away."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    delete,
+    func,
+    select,
+    tuple_,
+)
+
+from fractune_core.errors import BadRequest, NotFound
+from fractune_core.finals import Finals
+from fractune_core.records import Kind, Status, TuningRecord
+from fractune_server.store.database import Database, parts
+from fractune_server.store.filters import RecordFilter
+from fractune_server.store.finals import FinalsCache, count_change
+from fractune_server.store.rows import record_from_row, record_to_row
+from fractune_server.store.tables import records, workloads
+
+_PAGE = 500
+
+
+@dataclass(frozen=True)
+class LogKey:
+    """What a number in the log is about, but for the share."""
+
+    workload_hash: str
+    target_key: str
+    device_key: str
+
+    def clauses(self, kind: Kind) -> list[ColumnElement[bool]]:
+        return [
+            records.c.workload_hash == self.workload_hash,
+            records.c.kind == kind.value,
+            records.c.target_key == self.target_key,
+            records.c.device_key == self.device_key,
+        ]
+
+
+@dataclass(frozen=True)
+class Kin:
+    """How many trials of an operator ran well at one share."""
+
+    workload_hash: str
+    share_key: str
+    operator: str
+    trials: int
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """The few facts about a trial that scheduling needs."""
+
+    candidate_id: str
+    share_key: str
+    share: str
+    median_s: float
+    status: Status
+    job: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """Where a page of a listing begins: after the row with this median (seconds) and number."""
+
+    median_s: float
+    seq: int
+
+
+class TuningLog:
+    """Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._finals = FinalsCache(database)
+
+    # ---- writing --------------------------------------------------------------------------------
+
+    def add(self, new: Sequence[TuningRecord]) -> int:
+        """Commit the records; those whose id is there already stay as they are. Returns how many were new."""
+        with self._database.write() as connection:
+            return self._add(connection, new)
+
+    def import_all(self, found: Iterable[tuple[str, str]], new: Sequence[TuningRecord]) -> int:
+        """Commit workloads (hash and JSON) and records in one transaction.
+
+        Returns how many records were new. Raises BadRequest, and imports nothing, for a record whose workload
+        is neither here nor among `found`.
+        """
+        with self._database.write() as connection:
+            self._add_workloads(connection, found)
+            wanted = {record.workload_hash for record in new}
+            missing = wanted - self._known_workloads(connection, wanted)
+            if missing:
+                culprit = next(record for record in new if record.workload_hash in missing)
+                raise BadRequest(
+                    f"records/{culprit.record_id}: workload {culprit.workload_hash} is not known here; "
+                    "import it together with its workload"
+                )
+            return self._add(connection, new)
+
+    def add_workloads(self, found: Iterable[tuple[str, str]]) -> None:
+        """Commit workloads: hash, and MetaSchedule's JSON as text."""
+        with self._database.write() as connection:
+            self._add_workloads(connection, found)
+
+    def prune(self, chosen: RecordFilter, keep_best: int, *, dry_run: bool) -> tuple[int, int]:
+        """Delete what passes the filter, but keep the fastest of every operator, target, device and share.
+
+        Published records stay unless the filter asks for them. Returns how many were deleted, and how many
+        that pass the filter stay.
+        """
+        with self._database.write() as connection:
+            total = _count(connection, chosen.clauses())
+            doomed = _beyond_best(chosen, keep_best)
+            count = connection.scalar(select(func.count()).select_from(doomed.subquery())) or 0
+            if not dry_run:
+                self._delete(connection, records.c.seq.in_(doomed), finals=chosen.kind is Kind.FINAL)
+            return count, total - count
+
+    def _add(self, connection: Connection, new: Sequence[TuningRecord]) -> int:
+        added = self._database.insert_new(connection, records, [record_to_row(record) for record in new])
+        count_change(self._database, connection, (r.workload_hash for r in new if r.kind is Kind.FINAL))
+        return added
+
+    def _delete(self, connection: Connection, clause: ColumnElement[bool], *, finals: bool) -> None:
+        """Delete finals, or trials only."""
+        deleted = delete(records).where(clause)
+        if finals:
+            # What was really deleted, because another server may have added finals since they were counted.
+            changed = connection.scalars(deleted.returning(records.c.workload_hash)).all()
+            count_change(self._database, connection, changed)
+        else:
+            connection.execute(deleted)
+
+    def _add_workloads(self, connection: Connection, found: Iterable[tuple[str, str]]) -> None:
+        rows = [{"workload_hash": name, "json_zlib": zlib.compress(text.encode())} for name, text in found]
+        self._database.insert_new(connection, workloads, rows)
+
+    def _known_workloads(self, connection: Connection, wanted: set[str]) -> set[str]:
+        known: set[str] = set()
+        for part in parts(sorted(wanted)):
+            query = select(workloads.c.workload_hash).where(workloads.c.workload_hash.in_(part))
+            known.update(connection.scalars(query))
+        return known
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def workload(self, workload_hash: str) -> str:
+        """MetaSchedule's JSON of the workload. Raises NotFound."""
+        query = select(workloads.c.json_zlib).where(workloads.c.workload_hash == workload_hash)
+        with self._database.read() as connection:
+            packed = connection.scalar(query)
+        if packed is None:
+            raise NotFound(f"workload {workload_hash} is not in the log")
+        return zlib.decompress(packed).decode()
+
+    def existing(self, record_ids: Iterable[str]) -> set[str]:
+        """Those of the ids that the log holds."""
+        found: set[str] = set()
+        with self._database.read() as connection:
+            for part in parts(list(record_ids)):
+                query = select(records.c.record_id).where(records.c.record_id.in_(part))
+                found.update(connection.scalars(query))
+        return found
+
+    def trials(self, key: LogKey) -> list[TrialRow]:
+        """All trials of one operator, at all shares."""
+        columns = records.c
+        query = select(
+            columns.candidate_id,
+            columns.share_key,
+            columns.share,
+            columns.median_s,
+            columns.status,
+            columns.job,
+        ).where(*key.clauses(Kind.TRIAL))
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        return [TrialRow(c, key_, share, median, Status(status), job) for c, key_, share, median, status, job in rows]
+
+    def best_trials(self, key: LogKey, share_key: str, limit: int) -> list[TuningRecord]:
+        """The fastest trials at one share that ran well, one record for each candidate, fastest first."""
+        best: dict[str, TuningRecord] = {}
+        query = (
+            select(records)
+            .where(
+                *key.clauses(Kind.TRIAL),
+                records.c.share_key == share_key,
+                records.c.status == Status.OK.value,
+            )
+            .order_by(records.c.median_s)
+        )
+        with self._database.read() as connection:
+            for row in connection.execution_options(yield_per=_PAGE).execute(query).mappings():
+                best.setdefault(row["candidate_id"], record_from_row(row))
+                if len(best) >= limit:
+                    break
+        return list(best.values())
+
+    def share_keys(self, key: LogKey, mechanism: str) -> list[str]:
+        """Shares of a mechanism at which any trial of the operator ran, by name."""
+        query = select(records.c.share_key).where(
+            *key.clauses(Kind.TRIAL), records.c.share_key.startswith(f"{mechanism}/", autoescape=True)
+        )
+        with self._database.read() as connection:
+            return sorted(connection.scalars(query.distinct()))
+
+    def traces(self, key: LogKey, candidates: Iterable[str]) -> dict[str, str]:
+        """Trace by candidate, for candidates of one operator."""
+        found: dict[str, str] = {}
+        with self._database.read() as connection:
+            for part in parts(list(candidates)):
+                query = select(records.c.candidate_id, records.c.trace).where(
+                    *key.clauses(Kind.TRIAL), records.c.candidate_id.in_(part)
+                )
+                found.update((candidate, trace) for candidate, trace in connection.execute(query))
+        return found
+
+    def kin(self, key: LogKey, pattern: str) -> list[Kin]:
+        """What the log holds for operators named like `pattern` (SQL), this one's other shares included."""
+        columns = records.c
+        query = (
+            select(columns.workload_hash, columns.share_key, func.min(columns.operator), func.count())
+            .where(
+                columns.kind == Kind.TRIAL.value,
+                columns.status == Status.OK.value,
+                columns.target_key == key.target_key,
+                columns.device_key == key.device_key,
+                columns.operator.like(pattern),
+            )
+            .group_by(columns.workload_hash, columns.share_key)
+        )
+        with self._database.read() as connection:
+            return [Kin(*row) for row in connection.execute(query)]
+
+    def finals(self, workload_hash: str) -> Finals:
+        """Those of one operator."""
+        return self.finals_of([workload_hash])[workload_hash]
+
+    def finals_of(self, workload_hashes: Iterable[str]) -> dict[str, Finals]:
+        """Those of many operators at once, by workload hash."""
+        return self._finals.of(workload_hashes)
+
+    def newest(self, share: str) -> TuningRecord | None:
+        """The record written last of those measured under `share` as text."""
+        return self._last(records.c.share == share)
+
+    def newest_of_kind(self, device_kind: str) -> TuningRecord | None:
+        """The record written last of those of a kind of device: `cpu` or `cuda`."""
+        return self._last(records.c.device_key.startswith(f"{device_kind}-"))
+
+    def _last(self, clause: ColumnElement[bool]) -> TuningRecord | None:
+        query = select(records).where(clause).order_by(records.c.seq.desc()).limit(1)
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        return None if row is None else record_from_row(row)
+
+    def page(
+        self, chosen: RecordFilter, size: int, after: Page | None, *, fastest_first: bool
+    ) -> tuple[list[TuningRecord], Page | None]:
+        """One page of records, fastest or newest first, and where the next one begins (None = no more)."""
+        query = select(records).where(*chosen.clauses())
+        if fastest_first:
+            query = query.order_by(records.c.median_s, records.c.seq)
+        else:
+            query = query.order_by(records.c.seq.desc())
+        if after is not None:
+            query = query.where(_beyond(after, fastest_first=fastest_first))
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(size + 1)).mappings().all()
+        more = len(rows) > size
+        rows = rows[:size]
+        end = Page(rows[-1]["median_s"], rows[-1]["seq"]) if more else None
+        return [record_from_row(row) for row in rows], end
+
+    def count(self, chosen: RecordFilter) -> int:
+        with self._database.read() as connection:
+            return _count(connection, chosen.clauses())
+
+    def all(self, chosen: RecordFilter) -> Iterator[TuningRecord]:
+        """All records that pass, oldest first; holds no transaction between pages."""
+        last = 0
+        while True:
+            query = select(records).where(*chosen.clauses(), records.c.seq > last)
+            with self._database.read() as connection:
+                rows = connection.execute(query.order_by(records.c.seq).limit(_PAGE)).mappings().all()
+            if not rows:
+                return
+            last = rows[-1]["seq"]
+            yield from (record_from_row(row) for row in rows)
+
+
+def _beyond(after: Page, *, fastest_first: bool) -> ColumnElement[bool]:
+    if fastest_first:
+        return tuple_(records.c.median_s, records.c.seq) > tuple_(after.median_s, after.seq)
+    return records.c.seq < after.seq
+
+
+def _count(connection: Connection, clauses: list[ColumnElement[bool]]) -> int:
+    return connection.scalar(select(func.count()).select_from(records).where(*clauses)) or 0
+
+
+def _beyond_best(chosen: RecordFilter, keep_best: int) -> Select[Any]:
+    """Numbers of the rows that pass the filter and are not among the best."""
+    columns = records.c
+    identity = (columns.workload_hash, columns.target_key, columns.device_key, columns.share_key)
+    place = func.row_number().over(partition_by=identity, order_by=(columns.median_s, columns.seq))
+    clauses = chosen.clauses()
+    if chosen.kind is None:
+        clauses.append(columns.kind == Kind.TRIAL.value)
+    ranked = select(columns.seq, place.label("place")).where(and_(*clauses)).subquery()
+    return select(ranked.c.seq).where(ranked.c.place > keep_best)

@@ -1,0 +1,90 @@
+"""Models, and what their ingest found: a model is parsed once for the same shapes and target."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from fractune_core import __version__
+from fractune_core.errors import NotFound
+from fractune_core.jobs import OperatorTask
+from fractune_server.store.database import Database
+from fractune_server.store.tables import ingested, models
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    sha256: str
+    display_name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class IngestKey:
+    """Everything that decides what ingest finds."""
+
+    model: str
+    inputs: dict[str, list[int]]
+    target: str
+    """target text as it was asked for"""
+
+    @property
+    def key(self) -> str:
+        # The version too: another one may import a model in another way, and compile must find what ingest found.
+        text = json.dumps([__version__, self.model, self.inputs, self.target], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class IngestedModel:
+    target: str
+    """TVM's target as JSON"""
+    target_key: str
+    operators: list[OperatorTask]
+    notes: list[str]
+
+
+class ModelStore:
+    """Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, model: StoredModel) -> None:
+        row = {
+            "sha256": model.sha256,
+            "display_name": model.display_name,
+            "size_bytes": model.size_bytes,
+        }
+        with self._database.write() as connection:
+            self._database.insert_new(connection, models, [row])
+
+    def get(self, sha256: str) -> StoredModel:
+        """Raises NotFound."""
+        with self._database.read() as connection:
+            row = connection.execute(select(models).where(models.c.sha256 == sha256)).mappings().first()
+        if row is None:
+            raise NotFound(f"no model {sha256}; upload it first")
+        return StoredModel(**row)
+
+    def save_ingested(self, key: IngestKey, found: IngestedModel) -> None:
+        row = {
+            "key": key.key,
+            "target": found.target,
+            "target_key": found.target_key,
+            "operators": [task.to_json() for task in found.operators],
+            "notes": found.notes,
+        }
+        with self._database.write() as connection:
+            self._database.insert_new(connection, ingested, [row])
+
+    def find_ingested(self, key: IngestKey) -> IngestedModel | None:
+        with self._database.read() as connection:
+            row = connection.execute(select(ingested).where(ingested.c.key == key.key)).mappings().first()
+        if row is None:
+            return None
+        tasks = [OperatorTask.from_json(task) for task in row["operators"]]
+        return IngestedModel(row["target"], row["target_key"], tasks, row["notes"])

@@ -1,0 +1,23 @@
+"""Rounds: the candidates of one operator that are under way together, under one lease."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fractune_core.records import Kind
+
+
+@dataclass
+class Round:
+    """Kept in the store while it lasts, so that a restarted server knows what is under way."""
+
+    lease: str
+    job: str
+    kind: Kind
+    workload_hash: str
+    instance: str
+    """the tuner instance that searches; empty for finals"""
+    asked: int
+    """candidates asked for"""
+    candidates: list[str] | None = None
+    """None until the tuner instance has proposed them"""

@@ -1,0 +1,27 @@
+"""Everything that the server remembers, over one database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fractune_server.store.database import Database
+from fractune_server.store.jobs import JobStore
+from fractune_server.store.log import TuningLog
+from fractune_server.store.models import ModelStore
+
+
+class Store:
+    """The tuning log, the jobs and the models. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, url: str) -> None:
+        self.database = Database(url)
+        self.log = TuningLog(self.database)
+        self.jobs = JobStore(self.database)
+        self.models = ModelStore(self.database)
+
+    def close(self) -> None:
+        self.database.close()
+
+
+def sqlite_url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'fractune.db'}"

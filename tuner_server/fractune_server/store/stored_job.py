@@ -1,0 +1,68 @@
+"""A job as the store keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fractune_core.devices import Device
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.shares import GrantedShare
+
+
+@dataclass
+class Progress:
+    """Counts of one job; see the message of the same name in the public contract."""
+
+    planned: int = 0
+    done: int = 0
+    """candidates measured at every share"""
+    by_share: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class StoredOperator:
+    """One operator of a job. Times in seconds by share, as text."""
+
+    workload_hash: str
+    name: str
+    weight: int
+    selected: bool
+    trials: int = 0
+    best_s: dict[str, float] = field(default_factory=dict)
+    untuned_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class StoredJob:
+    """Times of day in seconds since 1970."""
+
+    id: str
+    spec: JobSpec
+    created_at: float
+    device: Device
+    granted: dict[str, GrantedShare]
+    """by share, as text; in the order of the request"""
+    asked_target: str
+    """target text that ingest is given"""
+    state: JobState = JobState.QUEUED
+    ended_at: float | None = None
+    error: str = ""
+    message: str = ""
+    target: str = ""
+    """TVM's target as JSON; known after ingest"""
+    target_key: str = ""
+    notes: list[str] = field(default_factory=list)
+    revision: int = 1
+    tuning_began: float | None = None
+    tuning_ended: float | None = None
+    progress: Progress = field(default_factory=Progress)
+    bundle: str = ""
+    timings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """by share: `run_secs` and `max_error` by variant, `granted` as JSON"""
+
+    @property
+    def cores(self) -> int:
+        """Cores of the largest CPU share; 0 for other mechanisms. The target's num-cores."""
+        return max(g.units if g.mechanism == "cpu" else 0 for g in self.granted.values())

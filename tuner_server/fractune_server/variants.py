@@ -1,0 +1,154 @@
+"""Which schedules go into a bundle: a variant for each share, a robust one, and what each is known to take where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.finals import Finals, Measured, Times
+from fractune_core.match import How, Match, find_match
+from fractune_core.records import UNTUNED, candidate_id
+from fractune_core.robust import robust_for_model
+from fractune_core.shares import GrantedShare, units_text
+
+
+@dataclass(frozen=True)
+class OperatorFinals:
+    """An operator of a model, and what the log holds of it from finals, on whatever device."""
+
+    workload_hash: str
+    weight: int
+    finals: Finals
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the model is to run: one device, one target, some of its shares."""
+
+    device_key: str
+    target_key: str
+    granted: Mapping[str, GrantedShare]
+    """by share as text"""
+
+    def measured(self, operator: OperatorFinals, mechanism: str) -> Measured:
+        """What counts here of an operator's finals."""
+        return operator.finals.measured(self.device_key, self.target_key, mechanism)
+
+    def match(self, operator: OperatorFinals, share: str) -> Match:
+        return find_match(operator.finals, self.granted[share], self.device_key, self.target_key)
+
+    def default(self, operator: OperatorFinals) -> str:
+        """Candidate id of the untuned default."""
+        return candidate_id(operator.workload_hash, self.target_key, UNTUNED)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A schedule for each operator that has one."""
+
+    name: str
+    matches: dict[str, Match]
+    """by workload hash; an operator whose match has no record stays untuned"""
+
+    @property
+    def traces(self) -> dict[str, str]:
+        return {name: match.record.trace for name, match in self.matches.items() if match.record is not None}
+
+
+def variants_for(place: Place, operators: Sequence[OperatorFinals], *, robust_only: bool) -> list[Variant]:
+    """A variant for each share, a robust one where that is another than those, and the untuned one last."""
+    untuned = Variant(UNTUNED_VARIANT, {})
+    robust = _robust(place, operators)
+    if robust_only:
+        return [robust, untuned]
+    tuned = [Variant(share, {op.workload_hash: place.match(op, share) for op in operators}) for share in place.granted]
+    own = all(robust.traces != variant.traces for variant in tuned)
+    return [*tuned, *([robust] if own and len(tuned) > 1 else []), untuned]
+
+
+def measured_secs(
+    place: Place, operators: Sequence[OperatorFinals], variants: Sequence[Variant]
+) -> dict[str, dict[str, float]]:
+    """Seconds by share, then by variant: the sum over operators of weight x published median of the schedule in it.
+
+    An operator that was never measured counts in no sum. A variant is absent at a share where one of its schedules was
+    not measured.
+    """
+    times = {share: _times_at(place, operators, granted) for share, granted in place.granted.items()}
+    return {
+        share: {
+            variant.name: sum(secs)
+            for variant in variants
+            if (secs := _secs_of(variant, place, operators, found)) is not None
+        }
+        for share, found in times.items()
+    }
+
+
+def _times_at(
+    place: Place, operators: Sequence[OperatorFinals], granted: GrantedShare
+) -> dict[str, Mapping[str, float]]:
+    """Seconds by workload hash and candidate, of the operators that were measured at all."""
+    times = {op.workload_hash: place.measured(op, granted.mechanism).times for op in operators}
+    return {name: found.get(granted.units, {}) for name, found in times.items() if found}
+
+
+def _secs_of(
+    variant: Variant, place: Place, operators: Sequence[OperatorFinals], times: Mapping[str, Mapping[str, float]]
+) -> list[float] | None:
+    """Weighted seconds of each operator that has times; None when one lacks that of the variant's schedule."""
+    secs = []
+    for op in operators:
+        row = times.get(op.workload_hash)
+        if row is None:
+            continue
+        match = variant.matches.get(op.workload_hash)
+        record = match.record if match is not None else None
+        found = row.get(place.default(op) if record is None else record.candidate_id)
+        if found is None:
+            return None
+        secs.append(op.weight * found)
+    return secs
+
+
+def _robust(place: Place, operators: Sequence[OperatorFinals]) -> Variant:
+    """The schedules with which the whole model loses least at the worst share; empty where nothing can be told."""
+    shares = sorted({granted.key: granted for granted in place.granted.values()}.values(), key=lambda g: g.units)
+    times = {op.workload_hash: _rows(place, op, shares) for op in operators}
+    defaults = {op.workload_hash: place.default(op) for op in operators}
+    weights = {op.workload_hash: op.weight for op in operators}
+    chosen, regret = robust_for_model(times, weights, range(len(shares)), defaults)
+    reason = f"the model loses at most {regret:.1%} at {_shares_text(shares)}"
+    return Variant(
+        ROBUST_VARIANT,
+        {
+            op.workload_hash: _robust_match(place, op, shares, chosen[op.workload_hash], reason)
+            for op in operators
+            if chosen.get(op.workload_hash, defaults[op.workload_hash]) != defaults[op.workload_hash]
+        },
+    )
+
+
+def _rows(place: Place, operator: OperatorFinals, shares: Sequence[GrantedShare]) -> Times:
+    """Seconds of the operator by the number of the share, then by candidate."""
+    return {
+        number: place.measured(operator, granted.mechanism).times.get(granted.units, {})
+        for number, granted in enumerate(shares)
+    }
+
+
+def _robust_match(
+    place: Place, operator: OperatorFinals, shares: Sequence[GrantedShare], candidate: str, reason: str
+) -> Match:
+    regret = max(row[candidate] / min(row.values()) - 1.0 for row in _rows(place, operator, shares).values())
+    mechanisms = dict.fromkeys(granted.mechanism for granted in shares)
+    own = [record for each in mechanisms for record in place.measured(operator, each).by_candidate[candidate]]
+    return Match(How.ROBUST, min(own, key=lambda r: (r.median_s, r.record_id)), regret, reason)
+
+
+def _shares_text(shares: Sequence[GrantedShare]) -> str:
+    """`1, 2 cores`; where there are several mechanisms, which units they are of: `mps:25, full`."""
+    if len({granted.mechanism for granted in shares}) > 1:
+        return ", ".join(granted.share for granted in shares)
+    return units_text([granted.units for granted in shares], shares[0].unit)

@@ -1,0 +1,183 @@
+"""Real candidates of one operator: proposed by the search's child, built by the builder's child."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fractune_core.errors import BadModel, FractuneError
+from fractune_core.noise import FEWEST_CANDIDATES
+from fractune_core.records import Status
+from fractune_core.targets import target_key, with_cores
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.gate import Gate
+from fractune_workers.owner import Owner
+
+_OPERATOR_TIMEOUT_S = 600.0
+_SEARCH_TIMEOUT_S = 300.0
+_LEARN_TIMEOUT_S = 30.0
+_BUILD_TIMEOUT_S = 60.0
+"""For a child that is stuck: a build itself has a limit of CPU time, so that a busy machine costs no candidate"""
+_ROUNDS = 12
+"""How often more candidates are asked for: some cannot be built, and for a GPU most samples are refused before that"""
+_THREADS_AT_MOST = 8
+_CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator for one target."""
+
+    name: str
+    workload_hash: str
+    workload: str
+    """MetaSchedule's workload as JSON text"""
+    target: str
+    """TVM's target as JSON text"""
+
+    def for_units(self, units: int) -> Operator:
+        """The operator as it is searched for a share of so many cores; for a GPU unchanged."""
+        return replace(self, target=with_cores(self.target, units))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Candidates of one operator that could all be built."""
+
+    operator: Operator
+    args_info: list[Any]
+    traces: list[str]
+    codes: dict[str, bytes]
+    """by candidate: an object file, for a GPU an archive of two"""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """The cores where candidates are made, and the gate before them."""
+
+    gate: Gate
+    cores: Sequence[int]
+
+    @contextlib.contextmanager
+    def busy(self, child: Child) -> Iterator[None]:
+        """`child` may work within the block; it stands still while somebody measures."""
+        with self.gate.working(self.cores) as passage, child.giving_way(passage):
+            yield
+
+
+class OperatorBuilder:
+    """A builder's child that knows one operator, and the thread that owns it."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+        self._taught = 0
+        self.child = Child("fractune_workers.children.building")
+        self.owner = Owner(self.child.stop)
+        self.args_info: list[Any] = []
+        """the operator's arguments, known once something was built"""
+
+    def build(self, trace: str) -> Future[bytes]:
+        """One candidate's code. The future raises CallFailed, ChildTimeout or ChildDied."""
+        return self.owner.submit(lambda: self._build(trace))
+
+    def build_until(
+        self, ended: threading.Event, busy: threading.Event, traces: Sequence[str], cores: Sequence[int]
+    ) -> Future[None]:
+        """Build one after the other on `cores` until `ended`; sets `busy` once the first one is built."""
+
+        def build() -> None:
+            try:
+                self._move_to(cores)
+                for trace in itertools.cycle(traces):
+                    with contextlib.suppress(ChildTimeout, CallFailed):  # crowded cores: it is a load all the same
+                        self._build(trace)
+                    busy.set()
+                    if ended.is_set():
+                        return
+            finally:
+                busy.set()
+
+        return self.owner.submit(build)
+
+    def _build(self, trace: str) -> bytes:
+        known = {"workload_hash": self._operator.workload_hash}
+        if self.child.ensure() != self._taught:
+            workload = self._operator.workload
+            self.args_info = self.child.call("learn_workload", _LEARN_TIMEOUT_S, **known, workload=workload)
+            self._taught = self.child.generation
+        answer = self.child.call("build", _BUILD_TIMEOUT_S, **known, target=self._operator.target, trace=trace)
+        if answer["status"] != Status.OK:
+            raise CallFailed(answer["cause"])
+        return base64.b64decode(answer["object"])
+
+    def _move_to(self, cores: Sequence[int]) -> None:
+        """The child compiles in the thread that bears its process id; a child to come inherits from this thread."""
+        os.sched_setaffinity(0, cores)
+        if self.child.pid is not None:
+            os.sched_setaffinity(self.child.pid, cores)
+
+
+def builtin_operator(target: str, place: Workplace) -> Operator:
+    """The convolution that is measured when no model is given, for `target` (TVM's JSON text; empty = this host)."""
+    with _running(Child("fractune_workers.children.operators")) as child, place.busy(child):
+        return Operator(**child.call("builtin", _OPERATOR_TIMEOUT_S, target=target))
+
+
+def heaviest_operator(
+    model: Path, inputs: Mapping[str, Sequence[int]], only: str, target: str, place: Workplace
+) -> Operator:
+    """The model's operator that computes most, of those whose name contains `only`. Raises BadModel."""
+    known = {"path": str(model.absolute()), "inputs": inputs, "only": only, "target": target}
+    with _running(Child("fractune_workers.children.operators")) as child, place.busy(child):
+        try:
+            return Operator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, **known))
+        except _CHILD_ERRORS as error:
+            raise BadModel(f"{model.name} could not be read: {error}") from error
+
+
+def sample(operator: Operator, count: int, seed: int, place: Workplace, builder: OperatorBuilder) -> Candidates:
+    """`count` random candidates, or as many as could be built: a search that knows no times yet samples.
+
+    Raises FractuneError for fewer than FEWEST_CANDIDATES, or when the search fails.
+    """
+    threads = str(min(len(place.cores), _THREADS_AT_MOST))
+    known = {"workload_hash": operator.workload_hash, "target_key": target_key(operator.target)}
+    opened = {"workload": operator.workload, "target": operator.target, "seed": seed, "history": [], "borrowed": []}
+    traces: list[str] = []
+    codes: dict[str, bytes] = {}
+    with _running(Child("fractune_workers.children.searching", [threads])) as search:
+        with place.busy(search):
+            search.call("open", _SEARCH_TIMEOUT_S, **known, **opened)
+        for _ in range(_ROUNDS):
+            missing = count - len(codes)
+            with place.busy(search):
+                proposed = search.call("propose", _SEARCH_TIMEOUT_S, **known, count=missing)
+            for item in proposed:
+                # What cannot be built is no candidate to time; the next round makes up for it.
+                with place.busy(builder.child), contextlib.suppress(*_CHILD_ERRORS):
+                    codes[item["candidate"]] = builder.build(item["trace"]).result()
+                    traces.append(item["trace"])
+            if len(codes) == count or not proposed:
+                break
+    if len(codes) < FEWEST_CANDIDATES:
+        raise FractuneError(
+            f"only {len(codes)} candidates of operator {operator.name} could be built, and {FEWEST_CANDIDATES} are "
+            "needed; choose another operator by --model and --only"
+        )
+    return Candidates(operator, builder.args_info, traces, codes)
+
+
+@contextlib.contextmanager
+def _running(child: Child) -> Iterator[Child]:
+    try:
+        yield child
+    finally:
+        child.stop()

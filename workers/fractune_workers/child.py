@@ -1,0 +1,267 @@
+"""The supervised process: TVM runs in it, the deadline is held out here, and its process group is killed whole.
+
+The child serves one call at a time over a socket; a message is one JSON object. It is started when first needed,
+again after it has died, and afresh after `recycle_calls` calls (TVM's compiler leaks memory).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from fractune_core.errors import FractuneError, revive
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 2.0
+_LOOK_EVERY_S = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+class ChildDied(FractuneError):
+    """The child process ended in the middle of a call; the message says how.
+
+    Raised in a child it means that the process has lost what it works with, and ends after this answer.
+    """
+
+
+class ChildTimeout(FractuneError):
+    """A call took longer than its deadline; the child was killed."""
+
+    def __init__(self, message: str, *, released: bool = True) -> None:
+        super().__init__(message)
+        self.released = released
+        """whether whatever the child had in use was taken from it before it was killed"""
+
+
+class CallFailed(FractuneError):
+    """The call raised inside the child, which goes on living; the message is the exception's first line."""
+
+
+class GivesWay(Protocol):
+    """What a call may have to make room for; `fractune_workers.gate.Passage` is one."""
+
+    def is_wanted(self) -> bool: ...
+
+    def step_aside(self) -> None: ...
+
+
+def _release_nothing(_pid: int) -> bool:
+    return True
+
+
+class Child:
+    """A supervised process that serves the methods of the module `module`, opened with `args`.
+
+    Not thread-safe but for `interrupt`: one supervisor thread owns it, and that thread must live as long as the
+    child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
+    living child before it is killed, and says whether the kill can harm nobody else. `cores`: where the process may
+    run; none = wherever the supervisor may.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        recycle_calls: int = 0,
+        before_kill: Callable[[int], bool] = _release_nothing,
+        cores: Sequence[int] = (),
+    ) -> None:
+        self._args = [module, *args]
+        self._env = dict(env or {})
+        self._recycle_calls = recycle_calls
+        self._before_kill = before_kill
+        self._cores = list(cores)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: Connection | None = None
+        self._calls = 0
+        self._passage: GivesWay | None = None
+        self.generation = 0
+        """how many processes there have been: what an earlier one was told, the present one does not know"""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the living child, None when there is none."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def ensure(self) -> int:
+        """Start the process if none lives, or afresh when it is due; return its generation."""
+        if self.pid is not None and self._recycle_calls and self._calls >= self._recycle_calls:
+            self.stop()
+        if self.pid is None:
+            self._start()
+        return self.generation
+
+    def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
+        """Run `method` in the child and return its answer.
+
+        Raises CallFailed (or the very FractuneError that the child raised), ChildTimeout or ChildDied; after the
+        last two the next call starts a new process.
+        """
+        self.ensure()
+        if self._link is None:
+            raise ChildDied("the child has no connection")
+        self._calls += 1
+        try:
+            self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
+            if not self._answers(self._link, timeout_s):
+                raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
+            answer = json.loads(self._link.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ChildDied(self._how_it_died()) from error
+        if "error" in answer:
+            told = _revived(answer)
+            if isinstance(told, ChildDied):
+                self.stop()  # it is on its way out: no other call may still find it
+            raise told
+        return answer["value"]
+
+    @contextlib.contextmanager
+    def giving_way(self, passage: GivesWay) -> Iterator[None]:
+        """Within the block, the child is stopped (SIGSTOP) in mid-call whenever `passage` is wanted, and continued
+        when it has come back; that time does not count as the call's.
+        """
+        self._passage = passage
+        try:
+            yield
+        finally:
+            self._passage = None
+
+    def _answers(self, link: Connection, timeout_s: float) -> bool:
+        passage = self._passage
+        if passage is None:
+            return link.poll(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            if link.poll(min(_LOOK_EVERY_S, left_s)):
+                return True
+            if passage.is_wanted():
+                deadline += self._stopped_for(passage)
+        return False
+
+    def _stopped_for(self, passage: GivesWay) -> float:
+        """Seconds for which the child stood still."""
+        start = time.monotonic()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGSTOP)
+                # Until it has stopped or ended: what waits must not meet its last cycles.
+                os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            passage.step_aside()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGCONT)
+        return time.monotonic() - start
+
+    def kill(self) -> bool:
+        """End the process and everything it started, at once. False = it may have left something in disorder."""
+        released = self.interrupt()
+        if self._process is not None:
+            self._process.wait()
+        self._drop_link()
+        return released
+
+    def interrupt(self) -> bool:
+        """Kill the process and everything it started; a call that is under way in another thread raises ChildDied."""
+        released = self._release()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return released
+
+    def _release(self) -> bool:
+        pid = self.pid
+        try:
+            return pid is None or self._before_kill(pid)
+        except FractuneError as error:  # the kill must come all the same
+            _log.warning("child %s is killed without having been released: %s", pid, error)
+            return False
+
+    def stop(self) -> None:
+        """Close the connection, upon which the child ends by itself; kill it if it does not."""
+        self._drop_link()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_TIMEOUT_S)
+            self.kill()
+
+    def _start(self) -> None:
+        self.kill()
+        ours, theirs = socket.socketpair()
+        with theirs, _staying_on(self._cores):
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "fractune_workers.children",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    *self._args,
+                ],
+                env={**os.environ, **self._env},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                start_new_session=True,
+            )
+        self._link = Connection(ours.detach())
+        self._calls = 0
+        self.generation += 1
+        if not self._answers(self._link, _START_TIMEOUT_S):
+            released = self.kill()
+            raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=released)
+        try:
+            ready = json.loads(self._link.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise ChildDied(self._how_it_died()) from error
+        if "error" in ready:
+            self.kill()
+            raise _revived(ready)
+
+    def _how_it_died(self) -> str:
+        self._drop_link()
+        if self._process is None:
+            return "the child was never started"
+        try:
+            code = self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return "the child closed its connection and had to be killed"
+        if code < 0:
+            return f"the child was killed by {signal.Signals(-code).name}"
+        return f"the child ended with exit code {code}"
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+@contextlib.contextmanager
+def _staying_on(cores: list[int]) -> Iterator[None]:
+    """What this thread starts within the block may run on `cores` only, from its first moment on; none = anywhere."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _revived(answer: Mapping[str, str]) -> FractuneError:
+    if answer["error"] == CallFailed.__name__:
+        return CallFailed(answer["message"])
+    return revive(answer["error"], answer["message"])

@@ -1,0 +1,75 @@
+"""Entry of a child process: `python -m fractune_workers.children FD PARENT_PID MODULE [ARGS]`.
+
+The module's `open_child(args)` gives the methods that the parent may call, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from fractune_core.errors import FractuneError
+from fractune_workers.child import ChildDied
+from fractune_workers.children.lifeline import die_with_parent
+from fractune_workers.children.messages import first_line
+
+Methods = Mapping[str, Callable[..., Any]]
+
+
+def serve(link: Connection, methods: Methods) -> None:
+    """Answer calls until the parent closes the connection, or an answer says that this process is good for nothing."""
+    answer: dict[str, Any] = {}
+    while answer.get("error") != ChildDied.__name__:
+        try:
+            request = json.loads(link.recv_bytes())
+        except EOFError:
+            return
+        answer = _answer(methods, request)
+        link.send_bytes(json.dumps(answer).encode())
+
+
+def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"value": methods[request["method"]](**request["payload"])}
+    except Exception as error:  # noqa: BLE001  TVM raises any type; the call failed, the child lives on
+        return _told(error)
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """An error as the parent is told of it: ours by name and text, any other as a failed call."""
+    if isinstance(error, FractuneError):
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"error": "CallFailed", "message": f"{type(error).__name__}: {first_line(error)}"}
+
+
+def _open_and_serve(link: Connection) -> None:
+    try:
+        methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])
+    except Exception as error:  # noqa: BLE001  whatever it is, the parent must hear of it
+        link.send_bytes(json.dumps(_told(error)).encode())
+        return
+    link.send_bytes(b"{}")
+    serve(link, methods)
+
+
+def main() -> None:
+    link = Connection(int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody listens any more
+        _open_and_serve(link)
+    # TVM takes its time to tidy up, and there is nothing to tidy: what a child made, it has sent.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

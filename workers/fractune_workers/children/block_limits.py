@@ -1,0 +1,94 @@
+"""What a kernel takes of a thread block, looked at before it is compiled: too much of it is the candidate's failure.
+
+A compiler finds out as well, after seconds and in its own words, or only the launch does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+from fractune_core.errors import FractuneError
+from fractune_core.targets import capability
+
+_STATIC, _DYNAMIC = "shared", "shared.dyn"
+_STATIC_MOST_BYTES = 48 * 1024
+_OPT_IN_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+"""what a kernel that asks for it at its launch may have, by compute capability (CUDA C++ Programming Guide, technical
+specifications); TVM's launcher asks"""
+
+
+class TooLarge(FractuneError):
+    """A kernel needs more threads or shared memory than a block of the target has."""
+
+
+@dataclass
+class BlockNeeds:
+    """What one block of a kernel takes."""
+
+    extents: dict[str, int] = field(default_factory=dict)
+    """threads by axis: `threadIdx.x`"""
+    static_bytes: int = 0
+    """shared memory of a size that is compiled in"""
+    dynamic_bytes: int = 0
+    """shared memory that is asked for at the launch"""
+
+    @property
+    def threads(self) -> int:
+        return math.prod(self.extents.values())
+
+
+def needs_of(kernel: Any) -> BlockNeeds:
+    """What a block of a lowered kernel (a device function of TIR) takes."""
+    needs = BlockNeeds()
+
+    def note_threads(node: Any) -> None:
+        axis = str(node.node.thread_tag) if node.attr_key == "thread_extent" else ""
+        if axis.startswith("threadIdx."):
+            needs.extents[axis] = max(int(node.value), needs.extents.get(axis, 1))
+
+    def note_memory(node: Any) -> None:
+        if node.buffer.scope() == _STATIC:
+            needs.static_bytes += _bytes_of(node.buffer)
+        elif node.buffer.scope() == _DYNAMIC:
+            needs.dynamic_bytes += _bytes_of(node.buffer)
+
+    tvm_ffi.structural_walk(kernel.body, [(tvm.tirx.AttrStmt, note_threads), (tvm.tirx.AllocBuffer, note_memory)])
+    return needs
+
+
+def check_limits(kernels: tvm.IRModule, target: tvm.target.Target) -> None:
+    """Raises TooLarge for the first kernel that asks for more than the target's block has."""
+    threads, static_bytes = (
+        int(target.attrs[name]) for name in ("max_threads_per_block", "max_shared_memory_per_block")
+    )
+    most_bytes = shared_bytes_at_launch(str(target.attrs["arch"]), static_bytes)
+    for variable, kernel in kernels.functions.items():
+        needs = needs_of(kernel)
+        _compare(variable.name_hint, "threads", needs.threads, threads)
+        _compare(variable.name_hint, "bytes of static shared memory", needs.static_bytes, static_bytes)
+        _compare(variable.name_hint, "bytes of shared memory", needs.static_bytes + needs.dynamic_bytes, most_bytes)
+
+
+def shared_bytes_at_launch(arch: str, static_bytes: int) -> int:
+    """How much shared memory a kernel may ask for when it is launched, on a target that has `static_bytes`.
+
+    A target that was given less than a GPU has is held to that.
+    """
+    if static_bytes < _STATIC_MOST_BYTES:
+        return static_bytes
+    return max(static_bytes, _OPT_IN_KIB.get(capability(arch) or 0, 0) * 1024)
+
+
+def _compare(kernel: str, what: str, needed: int, there: int) -> None:
+    if needed > there:
+        raise TooLarge(f"{kernel} needs {needed} {what} per block; the target has {there}")
+
+
+def _bytes_of(buffer: Any) -> int:
+    elements = math.prod(int(extent) for extent in buffer.shape)
+    return elements * tvm_ffi.dtype(str(buffer.dtype)).itemsize

@@ -1,0 +1,159 @@
+"""The builder's child: trace -> machine code. It stays warm, and every build runs in a fork of it.
+
+A fork costs milliseconds where a new process would import TVM for seconds. What it leaks goes with it (TVM's compiler
+does leak), and one that crashes or compiles without end takes nothing along. Its limit is on CPU time: a build that is
+stopped for a measurement, or shares its core, is not blamed for that. No build uses a GPU, those for one included.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import resource
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import tvm
+
+from fractune_core.records import UNTUNED, Status
+from fractune_workers.children.artifacts import args_of, build_object, read_trace, read_workload
+from fractune_workers.children.cuda_building import build_archive, scheduled_by_default, stay_off_gpus
+from fractune_workers.children.cuda_target import compiler_for
+from fractune_workers.children.intrinsics import load_intrinsics
+from fractune_workers.children.lifeline import die_with_parent
+from fractune_workers.children.messages import first_line
+from fractune_workers.children.tensor_cores import prepare_tensor_cores
+
+_LIMIT_CPU_S = 10
+_MET = 0.9
+"""of the limit: the kernel ends a process by its own count, which is not quite the one that it tells afterwards"""
+
+
+class BuilderChild:
+    """Builds candidates of the workloads it was told."""
+
+    def __init__(self) -> None:
+        self._workloads: dict[str, Any] = {}
+
+    def learn_workload(self, workload_hash: str, workload: str) -> list[Any]:
+        """Remember a workload (MetaSchedule's JSON text); return its argument descriptions."""
+        self._workloads[workload_hash] = read_workload(workload)
+        return args_of(self._workloads[workload_hash])
+
+    def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
+        """Build one candidate: `status`, its one-line `cause`, `object` (base64; for a GPU an archive of two object
+        files), `build_secs` (CPU seconds), and `versions` of what made the code, beside TVM.
+
+        Raises BadRequest or FractuneError when this machine builds nothing for the target.
+        """
+        recipe = _recipe(self._workloads[workload_hash], tvm.target.Target(json.loads(target)), trace)
+        reader, writer = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _leave_with(lambda: _attempt(recipe, limit_cpu_s), reader, writer, parent)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            answer = pipe.read()
+        _, status, usage = os.wait4(pid, 0)
+        spent_s = usage.ru_utime + usage.ru_stime
+        if os.WIFSIGNALED(status) or not answer:
+            return _ended(os.WTERMSIG(status), spent_s, limit_cpu_s)
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How to build one candidate."""
+
+    build: Callable[[], bytes]
+    versions: dict[str, str]
+
+
+def _recipe(workload: Any, target: tvm.target.Target, trace: str) -> _Recipe:
+    """What all builds for the target share is loaded here, so that no fork has to."""
+    load_intrinsics(target)
+    if target.kind.name != "cuda":
+        return _Recipe(lambda: build_object(read_trace(trace, workload).mod, target), {})
+    prepare_tensor_cores(workload, target)
+    compiler = compiler_for(target)
+
+    def build() -> bytes:
+        untuned = trace == UNTUNED
+        mod = scheduled_by_default(workload.mod, target) if untuned else read_trace(trace, workload).mod
+        return build_archive(mod, target, compiler)
+
+    return _Recipe(build, {"compiler": compiler.name})
+
+
+def _attempt(recipe: _Recipe, limit_cpu_s: int) -> dict[str, Any]:
+    try:
+        # What the parent has used counts in no fork: CPU time begins at 0 in each.
+        resource.setrlimit(resource.RLIMIT_CPU, (limit_cpu_s, limit_cpu_s + 1))
+        code = recipe.build()
+    except Exception as error:  # noqa: BLE001  whatever TVM raises is the candidate's fault
+        if _spent_s() >= _MET * limit_cpu_s:  # a program that the compiler runs has a limit of its own
+            return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), _spent_s())
+        return _answer(Status.BUILD_FAILED, f"{type(error).__name__}: {first_line(error)}")
+    made = {"object": base64.b64encode(code).decode(), "versions": recipe.versions}
+    return _answer(Status.OK, "", _spent_s()) | made
+
+
+def _answer(status: Status, cause: str, build_secs: float = 0.0) -> dict[str, Any]:
+    return {"status": status.value, "cause": cause, "object": "", "build_secs": build_secs, "versions": {}}
+
+
+def _spent_s() -> float:
+    """CPU seconds of this process and of the programs that it has run."""
+    programs = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + programs.ru_utime + programs.ru_stime
+
+
+def _leave_with(attempt: Callable[[], dict[str, Any]], reader: int, writer: int, parent: int) -> NoReturn:
+    """In a fork: write the answer to the pipe and end. Whatever happens, it must not go on as a second server."""
+    try:
+        die_with_parent(parent)
+        os.close(reader)
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(json.dumps(attempt()).encode())
+        os._exit(0)
+    except BaseException:  # noqa: BLE001  its parent sees a pipe without an answer
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _ended(number: int, spent_s: float, limit_cpu_s: int) -> dict[str, Any]:
+    timed_out = number == signal.SIGXCPU or (number == signal.SIGKILL and spent_s >= limit_cpu_s)
+    if timed_out:
+        return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), spent_s)
+    how = signal.Signals(number).name if number else "an early end"
+    return _answer(Status.CRASHED, f"while it was built: the compiler was ended by {how}", spent_s)
+
+
+def _too_long(limit_cpu_s: int) -> str:
+    return f"not built within {limit_cpu_s} s of CPU time"
+
+
+def _warm_up() -> None:
+    """Build something small, so that what LLVM sets up once is there before the first fork."""
+    from tvm import te
+
+    from fractune_workers.children.target import default_target
+
+    empty = te.placeholder((8,), name="empty")
+    fill = te.compute((8,), lambda i: empty[i] + 1.0, name="fill")
+    build_object(tvm.IRModule({"main": te.create_prim_func([empty, fill])}), default_target(1))
+
+
+def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
+    stay_off_gpus()
+    _warm_up()
+    child = BuilderChild()
+    return {"learn_workload": child.learn_workload, "build": child.build}

@@ -1,0 +1,81 @@
+"""CUDA targets: which one a user's text means. The architecture is always explicit, and so is what a block may have.
+
+TVM would fill in an `sm_50` that no present toolkit compiles for, or ask the GPU that happens to be there; and its own
+check of GPU code throws where a target does not say how much shared memory and how many threads a block may have.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.targets import FAST_MATH, capability
+from fractune_workers.cuda_compilers import INSTALL, CudaCompiler, find_compiler
+
+PREFIX = "cuda:"
+HINT = 'write cuda:sm_90, or JSON: {"kind": "cuda", "arch": "sm_90"}'
+
+_BLOCK = {
+    "max_shared_memory_per_block": 48 * 1024,
+    "max_threads_per_block": 1024,
+    "thread_warp_size": 32,
+}
+"""What a block has on every NVIDIA GPU. The search allocates shared memory statically, and no kernel may have more than
+48 KiB of that, however much a device offers to those that ask at launch."""
+_FIRST_WITH_A, _FIRST_WITH_F = 90, 100
+
+
+def config_of(text: str) -> dict[str, Any]:
+    """`cuda`, `cuda:sm_90` or `cuda:sm_90+fast-math` as TVM's JSON. Raises BadRequest for an unknown option."""
+    arch, *options = text.removeprefix("cuda").removeprefix(":").split("+")
+    unknown = [option for option in options if option != FAST_MATH]
+    if unknown:
+        raise BadRequest(f"target '{text}': unknown option '{unknown[0]}'; there is +{FAST_MATH} only")
+    config: dict[str, Any] = {"kind": "cuda", "arch": arch}
+    return {**config, "keys": ["cuda", "gpu", FAST_MATH]} if options else config
+
+
+def gpu_target(arch: str) -> dict[str, Any]:
+    """What a GPU of the architecture `arch` (`sm_90`) measures for: the same as `cuda:sm_90` means to a job."""
+    text = f"{PREFIX}{arch}"
+    return completed(text, config_of(text))
+
+
+def completed(text: str, config: dict[str, Any], compiler: CudaCompiler | None = None) -> dict[str, Any]:
+    """The target with all that building needs. `compiler` is the one that is to build it, None if that is elsewhere.
+
+    Raises BadRequest without an architecture, and for one that the compiler does not know.
+    """
+    arch = config.get("arch")
+    if not arch:
+        raise BadRequest(f"target '{text}' names no architecture, and a build has no GPU to ask; {HINT}")
+    _check_arch(text, str(arch), compiler)
+    return {**_BLOCK, **config}
+
+
+@functools.cache
+def compiler_here() -> CudaCompiler | None:
+    """The compiler of this machine, looked for once in a process; None where there is none."""
+    return find_compiler()
+
+
+def compiler_for(target: Any) -> CudaCompiler:
+    """The one of this machine, for a CUDA target. Raises FractuneError without one, BadRequest when it does not fit."""
+    compiler = compiler_here()
+    if compiler is None:
+        raise FractuneError(f"this machine has no CUDA compiler to build for {target.attrs['arch']}; {INSTALL}")
+    _check_arch(str(target), str(target.attrs["arch"]), compiler)
+    return compiler
+
+
+def _check_arch(text: str, arch: str, compiler: CudaCompiler | None) -> None:
+    number = capability(arch)
+    if number is None:
+        raise BadRequest(f"target '{text}': '{arch}' is no architecture; {HINT}")
+    first = {"a": _FIRST_WITH_A, "f": _FIRST_WITH_F}.get(arch[-1], 0)
+    if number < first:
+        raise BadRequest(f"target '{text}': there is no '{arch}'; write sm_{number}")
+    if compiler is not None and number not in compiler.archs:
+        known = ", ".join(f"sm_{each}" for each in compiler.archs)
+        raise BadRequest(f"target '{text}': {compiler.name} does not compile for {arch}; it knows {known}")

@@ -1,0 +1,98 @@
+"""The device code that TVM packs into a compiled module: CUDA source out, machine code in.
+
+Where no GPU is, TVM leaves CUDA source in an artifact and has it compiled by whoever loads it, in the process that
+measures. So the packed bytes are rewritten here: the same module, in the format `cubin`. What TVM writes, all numbers
+as 8 bytes, little-endian, and a string as its length and its bytes:
+
+    size of what follows
+    import tree      two lists of numbers: where each module's imports begin, and the imports
+    modules          kind, and for all but `_lib` (the library that carries this) its content as a string
+
+    content of kind `cuda`: format (`cuda` for source, `cubin`), kernels, code as a string
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fractune_core.errors import FractuneError
+
+_LIBRARY = b"_lib"
+_CUDA = b"cuda"
+_SOURCE = b"cuda"
+_CUBIN = b"cubin"
+_NUMBER = struct.Struct("<Q")
+
+
+def with_machine_code(packed: bytes, source: str, compile_source: Callable[[str], bytes]) -> bytes:
+    """`packed` with the cubin in the place of `source`, the CUDA source that TVM says it has packed.
+
+    Raises FractuneError when the bytes are not as described above: then TVM has changed its format.
+    """
+    reader = _Reader(packed)
+    size = reader.number()
+    if size != len(packed) - _NUMBER.size:
+        raise _unknown("its size is wrong")
+    starts, imports = reader.numbers(), reader.numbers()
+    out = _list(starts) + _list(imports)
+    for _ in range(len(starts) - 1):
+        kind = reader.string()
+        out += _string(kind)
+        if kind == _LIBRARY:
+            continue
+        content = reader.string()
+        out += _string(_compiled(content, source.encode(), compile_source) if kind == _CUDA else content)
+    if not reader.at_end:
+        raise _unknown("something follows the last module")
+    return _NUMBER.pack(len(out)) + out
+
+
+def _compiled(content: bytes, source: bytes, compile_source: Callable[[str], bytes]) -> bytes:
+    """A module's content with machine code. The kernels between format and code stay as they are."""
+    head, tail = _string(_SOURCE), _string(source)
+    if not content.startswith(head) or not content.endswith(tail):
+        raise _unknown("a CUDA module does not begin with its format and end with its source")
+    kernels = content[len(head) : -len(tail)]
+    return _string(_CUBIN) + kernels + _string(compile_source(source.decode()))
+
+
+@dataclass
+class _Reader:
+    data: bytes
+    at: int = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self.at == len(self.data)
+
+    def take(self, count: int) -> bytes:
+        taken = self.data[self.at : self.at + count]
+        if len(taken) != count:
+            raise _unknown("it ends too early")
+        self.at += count
+        return taken
+
+    def number(self) -> int:
+        value: int = _NUMBER.unpack(self.take(_NUMBER.size))[0]
+        return value
+
+    def numbers(self) -> list[int]:
+        return [self.number() for _ in range(self.number())]
+
+    def string(self) -> bytes:
+        return self.take(self.number())
+
+
+def _string(value: bytes) -> bytes:
+    return _NUMBER.pack(len(value)) + value
+
+
+def _list(values: list[int]) -> bytes:
+    return b"".join(_NUMBER.pack(value) for value in (len(values), *values))
+
+
+def _unknown(what: str) -> FractuneError:
+    told = "this version of TVM packs device code in an unknown way"
+    return FractuneError(f"{told}: {what}; install 'fractune[local]' anew")

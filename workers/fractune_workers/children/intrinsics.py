@@ -1,0 +1,44 @@
+"""TVM's tensor intrinsics, only those of the processor that code is made for.
+
+TVM imports `tvm.s_tir.tensor_intrin` for every build and search, and its `__init__` parses hundreds of CUDA intrinsics:
+5 to 40 seconds of a child's start. An empty package of the same name, registered before TVM asks for it, holds that
+up; the modules of one CPU take a second, and are loaded where traces are made or applied. That of CUDA is loaded for
+operators that tensor cores may compute.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from pathlib import Path
+
+import tvm.s_tir
+
+from fractune_workers.children.target import architecture
+
+_PACKAGE = "tvm.s_tir.tensor_intrin"
+_MODULES = {"x86_64": ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}
+
+
+def keep_out_gpu_intrinsics() -> None:
+    """Let TVM find an empty package in the place of all its intrinsics."""
+    if _PACKAGE not in sys.modules:
+        package = types.ModuleType(_PACKAGE, "Tensor intrinsics, as far as they were asked for.")
+        package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
+        sys.modules[_PACKAGE] = package
+
+
+def load_intrinsics(target: tvm.target.Target) -> None:
+    """Register the intrinsics of the target's CPU, none for a GPU."""
+    keep_out_gpu_intrinsics()
+    if target.kind.name == "cuda":
+        return
+    for name in _MODULES.get(architecture(target), ()):
+        importlib.import_module(f"{_PACKAGE}.{name}")
+
+
+def load_tensor_cores() -> None:
+    """Register the intrinsics of NVIDIA's tensor cores: seconds, once in a process."""
+    keep_out_gpu_intrinsics()
+    importlib.import_module(f"{_PACKAGE}.cuda")

@@ -1,0 +1,177 @@
+"""The measurer's child: confined first, then TVM; runs artifacts under one timing policy."""
+
+from __future__ import annotations
+
+import base64
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fractune_core.errors import ShareUnavailable
+from fractune_core.records import TimingPolicy
+from fractune_core.shares import Share
+from fractune_core.toolkit import RUNTIME_SONAME, load_cudart
+from fractune_workers.confinement import Confinement, confinement_for, stream_of
+
+if TYPE_CHECKING:
+    from fractune_workers.children.rig import Rig
+
+_METHODS = ("hello", "anchor", "begin", "load", "race", "check", "contest", "time_model")
+_SLOW_S = 0.2
+"""A kernel slower than this gets the fewest repeats that the timing policy allows"""
+_FEWEST_REPEATS = 3
+
+
+class MeasurerChild:
+    """Measures artifacts on a rig, one workload at a time, under the share that this process was confined to."""
+
+    def __init__(self, confinement: Confinement, rig: Rig) -> None:
+        self._confinement = confinement
+        self._rig = rig
+        self._processor = rig.processor
+        self._kernels: dict[str, Any] = {}
+        self._args: list[Any] = []
+        self._pristine: list[Any] = []
+        self._reference: list[Any] = []
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """What the parent may call, by name. All of it launches where the process is confined to, whoever serves it."""
+        return {name: self._engaged(getattr(self, name)) for name in _METHODS}
+
+    def hello(self) -> dict[str, Any]:
+        """What this process runs on: device, granted share (verified now), default target, versions."""
+        from fractune_workers.children.target import target_key
+
+        self._rig.get_ready()
+        return {
+            "device": self._rig.device.to_json(),
+            "granted": self._confinement.verify().to_json(),
+            "target": target_key(self._rig.target),
+            "versions": self._rig.versions,
+        }
+
+    def anchor(self) -> float:
+        """Time of the anchor kernel over its time when this process timed it first."""
+        return self._rig.anchor.ratio()
+
+    def begin(self, args_info: list[Any], seed: int) -> None:
+        """Forget all kernels; make random arguments for the next workload."""
+        import tvm_ffi_orcjit
+
+        from fractune_workers.children.timing import random_args
+
+        self._kernels.clear()
+        tvm_ffi_orcjit.default_session().clear_free_slabs()
+        self._args, self._reference = [], []  # their memory first: that of two workloads may be too much
+        self._args = random_args(args_info, seed, self._processor)
+        self._pristine = [self._processor.read(arg) for arg in self._args]
+
+    def load(self, name: str, code: str) -> None:
+        """Load an object file (base64) as kernel `name`."""
+        from fractune_workers.children.artifacts import load_objects
+
+        self._kernels[name] = load_objects([base64.b64decode(code)])
+
+    def race(self, code: str, policies: list[dict[str, Any]], bar_s: float) -> dict[str, Any]:
+        """Time the object file (base64) under one policy after the other, as long as its median is within `bar_s`.
+
+        Returns the last `policy` that it got to, and its `run_secs`. The kernel is not kept.
+        """
+        from fractune_workers.children.artifacts import load_objects
+
+        kernel = load_objects([base64.b64decode(code)])
+        if self._processor.is_gpu:
+            # A kernel that faults does so here, where CUDA says why; in TVM's timer it ends the process without a word.
+            kernel["main"](*self._args)
+            self._processor.sync()
+        policy, run_secs = policies[0], self._time(kernel, TimingPolicy.from_json(policies[0]))
+        for policy_ahead in policies[1:]:
+            if statistics.median(run_secs) > bar_s:
+                break
+            policy = policy_ahead
+            run_secs = self._time(kernel, TimingPolicy.from_json(policy))
+        return {"policy": policy, "run_secs": run_secs}
+
+    def check(self, name: str) -> float:
+        """Run the kernel once; the largest difference to the first kernel checked, relative to its largest
+        value.
+        """
+        from fractune_workers.children.timing import difference
+
+        outputs = self._run_fresh(name)
+        if not self._reference:
+            self._reference = outputs
+        return max(map(difference, outputs, self._reference))
+
+    def contest(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
+        """Time the kernels in turn, one repeat each a round, so that all meet the same weather.
+
+        Returns `policy` as it was kept (slow kernels get fewer repeats) and `run_secs` by name.
+        """
+        single = replace(TimingPolicy.from_json(policy), name="single", warmups=0, repeats=1)
+        first = {name: self._time(self._kernels[name], single)[0] for name in names}
+        repeats = {name: _FEWEST_REPEATS if secs > _SLOW_S else policy["repeats"] for name, secs in first.items()}
+        run_secs: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(policy["repeats"]):
+            for name in names:
+                if turn < repeats[name]:
+                    run_secs[name] += self._time(self._kernels[name], single)
+        kept = {name: {**policy, "repeats": repeats[name]} for name in names}
+        return {"policy": kept, "run_secs": run_secs}
+
+    def time_model(self, path: str, repeats: int) -> dict[str, Any]:
+        """Time every variant of the bundle at `path` in turn: `run_secs` and `max_error` by variant."""
+        from fractune_workers.children.models import time_variants
+
+        timed = time_variants(Path(path), repeats, self._processor)
+        self._processor.free_unused()
+        return timed
+
+    def _time(self, kernel: Any, policy: TimingPolicy) -> list[float]:
+        from fractune_workers.children.timing import time_kernel
+
+        return time_kernel(kernel, self._args, policy, self._processor)
+
+    def _run_fresh(self, name: str) -> list[Any]:
+        """All arguments as the kernel leaves them, starting from the same contents each time."""
+        for arg, contents in zip(self._args, self._pristine, strict=True):
+            self._processor.write(arg, contents)
+        self._kernels[name]["main"](*self._args)
+        return [self._processor.read(arg) for arg in self._args]
+
+    def _engaged(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(**payload: Any) -> Any:
+            with self._processor.engaged():
+                return method(**payload)
+
+        return call
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """The arguments are the share, and the cores of a CPU share separated by commas. Raises ShareUnavailable."""
+    return confined(args).methods()
+
+
+def confined(args: list[str]) -> MeasurerChild:
+    """Enter the share, then load TVM, which sizes its thread pool and looks for CUDA when it is loaded."""
+    share, cores = Share.parse(args[0]), [int(core) for core in args[1].split(",") if core]
+    confinement = confinement_for(share, cores)
+    confinement.enter()
+    return MeasurerChild(confinement, _rig(share, confinement))
+
+
+def _rig(share: Share, confinement: Confinement) -> Rig:
+    if share.device_kind == "cpu":
+        from fractune_workers.children.rig import cpu_rig
+
+        return cpu_rig()
+    if not load_cudart():
+        raise ShareUnavailable(
+            f"share '{share}': there is no {RUNTIME_SONAME} on this machine, without which TVM runs on no GPU; install "
+            "'fractune[cuda]', or name the folder of a CUDA 13 toolkit by CUDA_HOME"
+        )
+    from fractune_workers.children.rig import gpu_rig
+
+    return gpu_rig(stream_of(confinement))

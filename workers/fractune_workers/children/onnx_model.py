@@ -1,0 +1,191 @@
+"""Real-world ONNX -> Relax.
+
+Exporters leave dynamic dimensions, old opsets and shape arithmetic in the graph, on which TVM's importer
+fails. So, in this order:
+
+1. parse, and refuse what is no whole model: a torn file, weights in other files;
+2. inline the model's own functions;
+3. fix every dimension of every input, and forget the shapes that were inferred from the open ones;
+4. fold the shape arithmetic, which over fixed shapes is constants;
+5. convert an opset older than the importer's semantics;
+6. slim: merge and drop nodes, put batch normalization into convolutions;
+7. import.
+
+Steps 4 to 6 are aids: where one fails, the model goes on without it, and the reason is told if the import
+fails too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx.inliner
+import onnxslim
+import tvm
+from google.protobuf.message import DecodeError
+from onnx import version_converter
+from tvm.relax.frontend.onnx import from_onnx
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.messages import first_line
+from fractune_workers.children.onnx_fold import fold
+from fractune_workers.children.onnx_shapes import fix_shapes
+
+_OLDEST_OPSET = 13
+"""Below, TVM's importer reads operators by later rules (Softmax, Squeeze, ReduceSum) without a word"""
+_CONVERTED_OPSET = 17
+"""What older models are converted to: ONNX's converters reach it, and TVM's importer knows all of it"""
+_SEPARATE_INITIALIZERS_IR = 4
+"""From this IR version on, weights need not be inputs as well"""
+_IR_VERSION_FIELD = b"\x08"
+"""How a model of any exporter begins: field 1, a number"""
+
+
+def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:
+    """The ONNX model in `data` as a Relax module. Raises BadModel."""
+    model = _parse(data)
+    _refuse_external_data(model)
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    _drop_weights_from_inputs(model)
+    fix_shapes(model.graph, shapes)
+    notes: list[str] = []
+    model = _try(notes, "folding failed", fold, model)
+    if _opset(model) < _OLDEST_OPSET:
+        model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
+    model = _try(notes, "slimming failed", _slim, model)
+    return _import(model, notes)
+
+
+def _parse(data: bytes) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        if data.startswith(_IR_VERSION_FIELD) and len(data) > 1 and data[1] < 32:
+            raise BadModel("is a damaged or truncated ONNX file; copy or export it again") from error
+        raise BadModel("is not an ONNX file; export the model to ONNX first") from error
+    if not model.ir_version:
+        raise BadModel("is not an ONNX file: it names no IR version; export the model to ONNX first")
+    if not model.graph.node:
+        raise BadModel("has nothing to tune: its graph has no node (or the file is truncated)")
+    return model
+
+
+def _refuse_external_data(model: onnx.ModelProto) -> None:
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise BadModel(
+                f"weight '{tensor.name}' lies in another file; save the model as one file: "
+                "onnx.save(onnx.load(path), path, save_as_external_data=False)"
+            )
+
+
+def _drop_weights_from_inputs(model: onnx.ModelProto) -> None:
+    """Before IR version 4 every weight was listed as an input too, where a caller could replace it."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS_IR)
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"}), 1)
+
+
+def _try(
+    notes: list[str], what: str, step: Callable[[onnx.ModelProto], onnx.ModelProto], model: onnx.ModelProto
+) -> onnx.ModelProto:
+    """The model after `step`, or as it was when the step fails: some steps change their argument half-way."""
+    before = onnx.ModelProto()
+    before.CopyFrom(model)
+    try:
+        with _hushed():
+            return step(model)
+    except BadModel:
+        raise
+    except Exception as error:  # noqa: BLE001  third-party graph rewriting raises anything; the model goes on unslimmed
+        notes.append(f"{what}: {first_line(error)}")
+        return before
+
+
+def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
+    slimmed = onnxslim.slim(model)
+    if not slimmed.graph.node:
+        raise BadModel("has nothing to tune: its outputs are constants")
+    return slimmed
+
+
+def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
+    """In its own step before slimming, which may blow constants up to hundreds of megabytes of weights."""
+    return version_converter.convert_version(model, _CONVERTED_OPSET)
+
+
+def _import(model: onnx.ModelProto, notes: list[str]) -> tvm.IRModule:
+    try:
+        with _hushed():
+            return from_onnx(model)
+    except Exception as error:
+        raise BadModel("; ".join([_explain(model, error), *notes, *_checker_notes(model)])) from error
+
+
+def _explain(model: onnx.ModelProto, error: Exception) -> str:
+    unsupported = re.search(r"operators are not supported for frontend ONNX: (.+)", str(error))
+    if unsupported:
+        return _name_unsupported(model.graph, unsupported.group(1).split(", "))
+    node = _failing_node(error)
+    if node is None:
+        return f"TVM cannot import the model: {first_line(error)}"
+    return f"TVM cannot import node {_node_name(node)} ({_operator(node)}): {first_line(error)}"
+
+
+def _name_unsupported(graph: onnx.GraphProto, operators: list[str]) -> str:
+    node = next(node for node in graph.node if node.op_type in operators)
+    others = sorted({name for name in operators if name != node.op_type})
+    also = f" (also unsupported: {', '.join(others)})" if others else ""
+    name, operator = _node_name(node), _operator(node)
+    return f"node {name} has operator {operator}, which TVM cannot import{also}; export without it"
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    return f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else str(node.op_type)
+
+
+def _node_name(node: onnx.NodeProto) -> str:
+    """Its name, or that of its first output: exporters leave node names empty."""
+    return f"'{node.name}'" if node.name else f"with output '{next(iter(node.output), '')}'"
+
+
+def _failing_node(error: Exception) -> onnx.NodeProto | None:
+    """The node that the importer was at: its errors do not say, but the frames they came through know."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        node = trace.tb_frame.f_locals.get("node")
+        if isinstance(node, onnx.NodeProto):
+            found = node
+        trace = trace.tb_next
+    return found
+
+
+def _checker_notes(model: onnx.ModelProto) -> Iterator[str]:
+    """What ONNX's own checker says; asked only after a failure, for it refuses models that import well."""
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:  # noqa: BLE001  the checker raises several unrelated types
+        yield f"ONNX's checker says: {first_line(error)}"
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[Any]:
+    """Keep the libraries' prints off standard output, and their warnings about renamed inputs away."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as said:
+        warnings.simplefilter("ignore")
+        yield said

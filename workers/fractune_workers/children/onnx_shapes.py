@@ -1,0 +1,110 @@
+"""Fix every dimension of an ONNX model's inputs to what the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+
+from fractune_core.errors import BadModel
+
+_NAMELESS = frozenset({"", "?", "-1", "None"})
+"""What exporters write for a dimension without a name: two of these need not be equal"""
+
+
+def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Write `shapes` (input name -> dimensions) into the graph's inputs, in place.
+
+    A dimension that the exporter named (`batch`) is the same number everywhere, so naming it at one input
+    settles the others. Raises BadModel for an unknown input, a shape that contradicts the model or itself,
+    and for inputs that are left open.
+    """
+    inputs = {value.name: value for value in graph.input}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise BadModel(f"no input is named '{name}'; the inputs are {describe(graph)}")
+        _check_sizes(name, shape)
+    named: dict[str, tuple[int, str]] = {}
+    for name, shape in shapes.items():
+        _fix(inputs[name], shape, named)
+    for value in graph.input:
+        _settle(value, named)
+    left_open = [value.name for value in graph.input if _is_open(value)]
+    if left_open:
+        raise BadModel(
+            f"input '{left_open[0]}' has open dimensions: the inputs are {describe(graph)}; "
+            f"fix them with --input {left_open[0]}=DIM,DIM,..."
+        )
+    _forget_inferred(graph)
+
+
+def describe(graph: onnx.GraphProto) -> str:
+    """The inputs with their shapes on one line: `ids [batch, 128], mask [?, 128]`."""
+    return ", ".join(f"{value.name} {_shape_text(value)}" for value in graph.input) or "none"
+
+
+def _shape_text(value: onnx.ValueInfoProto) -> str:
+    if not value.type.tensor_type.HasField("shape"):
+        return "[rank unknown]"
+    dims = (str(_size(dim) or dim.dim_param or "?") for dim in value.type.tensor_type.shape.dim)
+    return f"[{', '.join(dims)}]"
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
+    """The fixed size, or None; exporters write 0 and -1 for open dimensions too."""
+    size = int(dim.dim_value)
+    return size if dim.HasField("dim_value") and size > 0 else None
+
+
+def _check_sizes(name: str, shape: Sequence[int]) -> None:
+    wrong = [dim for dim in shape if dim < 1]
+    if wrong:
+        raise BadModel(f"input '{name}': dimension {wrong[0]} is no size; every dimension is 1 or more")
+
+
+def _fix(value: onnx.ValueInfoProto, shape: Sequence[int], named: dict[str, tuple[int, str]]) -> None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        tensor.shape.SetInParent()
+        for _ in shape:
+            tensor.shape.dim.add()
+    dims = tensor.shape.dim
+    asked = ",".join(map(str, shape))
+    if len(dims) != len(shape):
+        raise BadModel(f"input '{value.name}' has rank {len(dims)} {_shape_text(value)}, but {asked} has {len(shape)}")
+    for index, (dim, size) in enumerate(zip(dims, shape, strict=True)):
+        fixed = _size(dim)
+        if fixed is not None and fixed != size:
+            raise BadModel(
+                f"input '{value.name}': dimension {index} is {fixed} in the model {_shape_text(value)}, "
+                f"but {asked} makes it {size}"
+            )
+        if dim.dim_param not in _NAMELESS:
+            known, where = named.setdefault(dim.dim_param, (size, value.name))
+            if known != size:
+                raise BadModel(
+                    f"dimension '{dim.dim_param}' is {known} at input '{where}' and {size} at input "
+                    f"'{value.name}'; it must be the same"
+                )
+    for dim, size in zip(dims, shape, strict=True):
+        dim.dim_value = size
+
+
+def _settle(value: onnx.ValueInfoProto, named: Mapping[str, tuple[int, str]]) -> None:
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.dim_param in named:
+            dim.dim_value = named[dim.dim_param][0]
+
+
+def _is_open(value: onnx.ValueInfoProto) -> bool:
+    tensor = value.type.tensor_type
+    return not tensor.HasField("shape") or any(_size(dim) is None for dim in tensor.shape.dim)
+
+
+def _forget_inferred(graph: onnx.GraphProto) -> None:
+    """Shapes inside the graph were inferred from the open dimensions, and would be believed."""
+    del graph.value_info[:]
+    for value in graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if _size(dim) is None:
+                dim.Clear()

@@ -1,0 +1,72 @@
+"""One operator to measure with: a convolution made here, or the heaviest operator of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from fractune_core.errors import BadModel
+from fractune_core.jobs import is_among
+from fractune_workers.children.cuda_building import stay_off_gpus
+from fractune_workers.children.ingest import load_model
+from fractune_workers.children.intrinsics import keep_out_gpu_intrinsics
+from fractune_workers.children.passes import Operator, extract, prepare
+from fractune_workers.children.target import parse_target
+
+_CHANNELS_AND_SIZE = {"llvm": (32, 14), "cuda": (64, 56)}
+"""Convolutions, by the kind of target. The CPU's is one of a small image network: most schedules take some hundred
+microseconds on one core. The GPU's is one of ResNet-50, with 64 times as much to compute: of a kernel that takes a few
+microseconds, one would time how fast it can be launched."""
+
+
+def builtin(target: str) -> dict[str, Any]:
+    """The convolution as an operator for `target`; empty = this host."""
+    parsed = parse_target(target, 1)
+    (operator,) = extract(prepare(_convolution(*_CHANNELS_AND_SIZE[parsed.kind.name]), parsed), parsed)
+    return _told(operator, parsed)
+
+
+def heaviest(path: str, inputs: dict[str, list[int]], only: str, target: str) -> dict[str, Any]:
+    """The operator of the model file at `path` that computes most in one run of the model, for `target`; empty = this
+    host.
+
+    `only`: among those whose name contains one of these texts, separated by commas. Raises BadModel.
+    """
+    parsed = parse_target(target, 1)
+    operators = extract(prepare(load_model(Path(path), inputs), parsed), parsed)
+    chosen = [operator for operator in operators if is_among(only, operator.name)]
+    if not chosen:
+        names = ", ".join(sorted(operator.name for operator in operators))
+        raise BadModel(f"no operator has '{only}' in its name; there are {names}")
+    return _told(max(chosen, key=lambda operator: operator.flops * operator.weight), parsed)
+
+
+def _convolution(channels: int, size: int) -> Any:
+    """3 x 3 with padding, as a model would bring it."""
+    builder = relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType([1, channels, size, size], "float32"))
+    weight = relax.Var("weight", relax.TensorType([channels, channels, 3, 3], "float32"))
+    with builder.function("main", [data, weight]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.nn.conv2d(data, weight, padding=(1, 1)))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def _told(operator: Operator, target: tvm.target.Target) -> dict[str, Any]:
+    return {
+        "name": operator.name,
+        "workload_hash": operator.workload_hash,
+        "workload": operator.workload_json,
+        "target": str(target),
+    }
+
+
+def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
+    keep_out_gpu_intrinsics()
+    stay_off_gpus()
+    return {"builtin": builtin, "heaviest": heaviest}

@@ -1,0 +1,114 @@
+"""The one pass list between a model and its operators.
+
+Ingest names the operators of a model, compile puts schedules on them. Both find an operator by the structural
+hash of its TIR, so both run `prepare`: another pass list would give other hashes, and no schedule would fit.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.s_tir import meta_schedule as ms
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.messages import first_line
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One workload of a model."""
+
+    name: str
+    """the function's name in the model, a label: `fused_conv2d4_add1_relu1`"""
+    weight: int
+    """how often the model runs it"""
+    workload_hash: str
+    """16 hex digits of TVM's structural hash, the same in every process and on every machine"""
+    workload_json: str
+    """MetaSchedule's workload as JSON text"""
+    flops: float
+    """arithmetic operations of one run, as TVM estimates them; 0 = not known"""
+
+
+def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Legalize and fuse a Relax module until every operator is one TIR function. Raises BadModel.
+
+    The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants
+    are folded.
+    """
+    passes = tvm.transform.Sequential(
+        [
+            # Sorting, prefix sums and sampling have no other way into TIR; for a GPU these become kernels of TVM's own.
+            relax.backend.DispatchSampling(),
+            relax.backend.DispatchSortScan(),
+            relax.transform.LegalizeOps(enable_warning=False),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+        ],
+        name="fractune.prepare",
+    )
+    try:
+        with target, tvm.transform.PassContext(opt_level=3):
+            return passes(mod)
+    except Exception as error:
+        raise BadModel(f"TVM cannot lower the model: {first_line(error)}") from error
+
+
+def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
+    """The operators of a prepared module; equal ones are one operator with their weights added.
+
+    A kernel that TVM has scheduled already is none. Raises BadModel when there is nothing to tune.
+    """
+    operators: dict[str, Operator] = {}
+    for task in ms.relax_integration.extract_tasks(mod, target):
+        if is_scheduled(task.dispatched[0]["main"]):
+            continue
+        operator = _operator(str(task.task_name), int(task.weight), task.dispatched[0])
+        known = operators.get(operator.workload_hash)
+        weight = operator.weight + (known.weight if known else 0)
+        operators[operator.workload_hash] = Operator(**{**vars(known or operator), "weight": weight})
+    if not operators:
+        raise BadModel("the model has nothing to tune: no operator of it became a TIR function")
+    return list(operators.values())
+
+
+def is_scheduled(function: Any) -> bool:
+    """Whether a TIR function says of itself that it has its schedule."""
+    return bool(function.attrs and function.attrs.get("tirx.is_scheduled", False))
+
+
+def workload_hash(mod: tvm.IRModule) -> str:
+    """16 hex digits that name one operator's TIR module: TVM's structural hash, which reads constants too."""
+    return f"{tvm_ffi.structural_hash(mod) & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def _operator(name: str, weight: int, mod: tvm.IRModule) -> Operator:
+    return Operator(
+        name=name,
+        weight=weight,
+        workload_hash=workload_hash(mod),
+        workload_json=json.dumps(_plain(ms.database.Workload(mod).as_json())),
+        flops=_flops(mod),
+    )
+
+
+def _flops(mod: tvm.IRModule) -> float:
+    """TVM's estimate; 0 where it has none, as for loops whose extent depends on data."""
+    try:
+        return float(tvm.s_tir.analysis.estimate_tir_flops(mod))
+    except Exception:  # noqa: BLE001  an estimate steers the budget at most; TVM raises any error for odd loops
+        return 0.0
+
+
+def _plain(value: Any) -> Any:
+    """TVM's containers as lists and strings."""
+    if isinstance(value, str | int | float):
+        return value
+    return [_plain(part) for part in value]

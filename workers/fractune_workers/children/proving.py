@@ -1,0 +1,32 @@
+"""The child that proves a share: enters it, and says what it was granted and on which device. It loads no TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fractune_core.shares import Share
+from fractune_workers.confinement import confinement_for
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """Enter the share that the one argument names. Raises ShareUnavailable."""
+    share = Share.parse(args[0])
+    confinement = confinement_for(share)
+    confinement.enter()
+    return {
+        "granted": lambda: confinement.verify().to_json(),
+        "device_key": lambda: _device_key(share),
+    }
+
+
+def _device_key(share: Share) -> str:
+    """As records name the GPU; empty for a CPU, whose name only TVM's compiler knows."""
+    if share.device_kind == "cpu":
+        return ""
+    from fractune_workers.gpu.driver import open_driver
+    from fractune_workers.gpu.identity import gpu_device
+    from fractune_workers.gpu.nvml import open_nvml
+    from fractune_workers.gpu.visible import visible_gpu
+
+    return gpu_device(visible_gpu(open_nvml().gpus()), open_driver().l2_bytes()).key

@@ -1,0 +1,96 @@
+"""What a measurer's child measures on: the host's CPU, or the GPU that CUDA shows a process within its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import te
+from tvm.s_tir import Schedule
+
+from fractune_core.devices import Device
+from fractune_core.errors import ShareUnavailable
+from fractune_core.toolkit import runtime_version
+from fractune_workers.children.artifacts import build_object, load_objects
+from fractune_workers.children.cuda_target import gpu_target
+from fractune_workers.children.processor import Processor, cpu_processor
+from fractune_workers.children.target import default_target, host_device
+from fractune_workers.children.timing import Anchor, matmul_anchor, random_args
+from fractune_workers.gpu.anchor import GpuAnchor
+from fractune_workers.gpu.driver import CudaDriver, open_driver
+from fractune_workers.gpu.identity import gpu_device
+from fractune_workers.gpu.nvml import Nvml, open_nvml
+from fractune_workers.gpu.visible import visible_gpu
+
+_POOL_LOOP = 64
+
+
+@dataclass(frozen=True)
+class Rig:
+    processor: Processor
+    device: Device
+    """the whole of it, as records name it"""
+    target: Any
+    """TVM's default target for it"""
+    anchor: Anchor
+    versions: dict[str, str]
+    """of what decides the times, as records keep them"""
+    get_ready: Callable[[], None]
+    """has to run before the share is verified"""
+
+
+def cpu_rig() -> Rig:
+    target, processor = default_target(1), cpu_processor()
+    return Rig(
+        processor=processor,
+        device=host_device(),
+        target=target,
+        anchor=Anchor(matmul_anchor(target, processor)),
+        versions=_versions(),
+        get_ready=_start_every_thread,
+    )
+
+
+def gpu_rig(
+    stream: int,
+    nvml: Callable[[], Nvml] = open_nvml,
+    driver: Callable[[], CudaDriver] = open_driver,
+    kind: str = "cuda",
+) -> Rig:
+    """The GPU that this process sees, its kernels on `stream` (an address; 0 = the default stream).
+
+    `kind` is TVM's name for the device. Raises ShareUnavailable when TVM, CUDA or NVML has no GPU.
+    """
+    device = tvm.device(kind, 0)
+    if not device.exist:
+        raise ShareUnavailable(
+            "TVM sees no GPU: its library for CUDA was not loaded, or CUDA shows this process none; see what "
+            "`fractune doctor` finds missing, and compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`"
+        )
+    gpu, cuda = visible_gpu(nvml().gpus()), driver()
+    return Rig(
+        # Twice the cache, and TVM copies as much from one buffer to another.
+        processor=Processor(device, stream, flush_bytes=2 * cuda.l2_bytes(), check=cuda.wait),
+        device=gpu_device(gpu, cuda.l2_bytes()),
+        target=tvm.target.Target(gpu_target(gpu.arch)),
+        anchor=Anchor(GpuAnchor(cuda, stream).seconds),
+        versions={**_versions(), "driver": gpu.driver, "cuda": runtime_version()},
+        get_ready=lambda: None,
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {"tvm": tvm.__version__, "tvm-ffi": tvm_ffi.__version__}
+
+
+def _start_every_thread() -> None:
+    """Run one parallel loop, so that TVM's pool is there when its threads are looked at."""
+    empty = te.placeholder((_POOL_LOOP,), name="empty")
+    fill = te.compute((_POOL_LOOP,), lambda i: empty[i] + 1.0, name="fill")
+    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([empty, fill])}))
+    sch.parallel(sch.get_loops(sch.get_sblock("fill"))[0])
+    kernel = load_objects([build_object(sch.mod, default_target(1))])
+    kernel["main"](*random_args([["TENSOR", "float32", [_POOL_LOOP]]] * 2, 0, cpu_processor()))

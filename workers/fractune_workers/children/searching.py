@@ -1,0 +1,75 @@
+"""The tuner instance's child: MetaSchedule's search for the operators it holds.
+
+Search state lives here and nowhere else. An operator that is new to the process is warmed from the trials that the
+log already holds; one that was not needed for long is forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+
+from fractune_core.records import candidate_id
+from fractune_workers.children.artifacts import read_workload
+from fractune_workers.children.cuda_building import stay_off_gpus
+from fractune_workers.children.operator_search import OperatorSearch
+
+_OPERATORS_KEPT = 256
+
+
+class SearcherChild:
+    """All operators of one tuner instance."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._operators: OrderedDict[tuple[str, str], OperatorSearch] = OrderedDict()
+
+    def knows(self, workload_hash: str, target_key: str) -> bool:
+        return (workload_hash, target_key) in self._operators
+
+    def open(
+        self,
+        workload_hash: str,
+        workload: str,
+        target: str,
+        target_key: str,
+        seed: int,
+        history: list[dict[str, Any]],
+        borrowed: list[str],
+    ) -> None:
+        """Take on an operator: MetaSchedule's workload as JSON text, its earlier trials (`trace` and `secs`), and
+        traces of other operators to try first.
+        """
+        # Operators of one job must not all draw the same random numbers.
+        own_seed = seed + int(workload_hash[:8], 16)
+        parsed = tvm.target.Target(json.loads(target))
+        search = OperatorSearch(read_workload(workload), parsed, own_seed, self._threads)
+        search.warm((trial["trace"], trial["secs"]) for trial in history)
+        search.borrow(borrowed)
+        self._operators[workload_hash, target_key] = search
+        while len(self._operators) > _OPERATORS_KEPT:
+            self._operators.popitem(last=False)
+
+    def learn(self, workload_hash: str, target_key: str, results: list[tuple[str, str, float]], shares: int) -> None:
+        """Results of an operator: (candidate, share, seconds or 0 for a failure); unknown ones are passed over."""
+        search = self._operators.get((workload_hash, target_key))
+        if search is not None:
+            search.learn(results, shares)
+
+    def propose(self, workload_hash: str, target_key: str, count: int) -> list[dict[str, str]]:
+        """Up to `count` new candidates of an open operator; fewer when its space holds no more."""
+        self._operators.move_to_end((workload_hash, target_key))
+        return self._operators[workload_hash, target_key].propose(
+            count, lambda trace: candidate_id(workload_hash, target_key, trace)
+        )
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """The methods; the one argument is the number of threads to search with."""
+    stay_off_gpus()
+    child = SearcherChild(int(args[0]))
+    return {"knows": child.knows, "open": child.open, "learn": child.learn, "propose": child.propose}

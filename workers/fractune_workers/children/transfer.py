@@ -1,0 +1,142 @@
+"""Schedule transfer: known good schedules of one operator, adapted to another one of the same anchor.
+
+An operator's design space is a few sketches: traces whose sampling steps are open. A schedule of another operator
+fits a sketch that tiles the same loops in the same way. What differs is passed over: how the fused neighbours are
+inlined, the names of blocks, and the loops' extents, to which the tiles are scaled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import tvm_ffi
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import Trace
+
+from fractune_core.records import UNTUNED
+from fractune_workers.children.artifacts import write_trace
+
+_TILE = "SamplePerfectTile"
+_CATEGORICAL = "SampleCategorical"
+_LOCATION = "SampleComputeLocation"
+_AT_ROOT = -1
+"""the compute location that every block has, a loop nest of its own; TVM moves an invalid one to the one before it"""
+_OF_NEIGHBOURS = frozenset({
+    "GetSBlock", "GetLoops", "GetConsumers", "GetProducers", "GetChildBlocks",
+    "ComputeInline", "ReverseComputeInline",
+    "CacheWrite",  # takes the place of the consumer where there is none
+})  # fmt: skip
+"""steps that depend on what is fused with the anchor, and say nothing about how the anchor is tiled"""
+_MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
+"""what TVM raises (ScheduleError and InternalError are RuntimeErrors) for a step that cannot be applied"""
+
+_Json = list[Any]
+
+
+def seeds(traces: Iterable[str], mod: Any, spaces: Iterable[Any], postprocs: Iterable[Any]) -> list[Any]:
+    """Schedules of `mod` adapted from the traces, in their order; none twice."""
+    sketches, rules = sketches_of(spaces), list(postprocs)
+    found: dict[int, Any] = {}
+    for trace in traces:
+        sch = adapt(trace, mod, sketches, rules)
+        if sch is not None:
+            found.setdefault(int(tvm_ffi.structural_hash(sch.mod)), sch)
+    return list(found.values())
+
+
+def sketches_of(spaces: Iterable[Any]) -> list[_Json]:
+    """The design space as traces in JSON, without what the postprocs add."""
+    return [json.loads(write_trace(space.trace.simplified(remove_postproc=True))) for space in spaces]
+
+
+def adapt(trace: str, mod: Any, sketches: Iterable[_Json], postprocs: Iterable[Any]) -> Any | None:
+    """A schedule of `mod`, after `postprocs`, that follows the trace of another operator; None when it does not fit.
+
+    `sketches` are those of the design space of `mod`, `postprocs` are those of its space generator.
+    """
+    if trace == UNTUNED:
+        return None
+    source = _before_postproc(json.loads(trace))
+    fitting = [sketch for sketch in sketches if _signature(sketch) == _signature(source)]
+    if not fitting:
+        return None
+    nearest = min(fitting, key=lambda sketch: _distance(_steps(sketch), _steps(source)))
+    return _apply([nearest[0], _decide(nearest, source)], mod, postprocs)
+
+
+def scale_tile(tile: list[int], extent: int, max_innermost: int) -> list[int]:
+    """The tile for a loop of another extent: each inner factor becomes the divisor of what remains that is nearest
+    in ratio, and the outermost one takes the rest.
+    """
+    inner: list[int] = []
+    for wanted in reversed(tile[1:]):
+        limit = extent if inner else min(extent, max_innermost)
+        divisors = [factor for factor in range(1, limit + 1) if extent % factor == 0]
+        inner.insert(0, min(divisors, key=lambda divisor: max(divisor / wanted, wanted / divisor)))
+        extent //= inner[0]
+    return [extent, *inner]
+
+
+def _before_postproc(trace: _Json) -> _Json:
+    steps, decisions = trace
+    end = next((at for at, step in enumerate(steps) if step[0] == "EnterPostproc"), len(steps))
+    return [steps[:end], [[at, decision] for at, decision in decisions if at < end]]
+
+
+def _signature(trace: _Json) -> tuple[list[Any], list[Any]]:
+    """What must agree: into how many parts each loop is tiled, and the choices of each categorical step."""
+    decided = [trace[0][at] for at, _ in trace[1]]
+    return (
+        [attrs[0] for kind, _, attrs, _ in decided if kind == _TILE],
+        [attrs[0] for kind, _, attrs, _ in decided if kind == _CATEGORICAL],
+    )
+
+
+def _steps(trace: _Json) -> Counter[str]:
+    """The steps in words that do not depend on the numbering of variables: `ReverseComputeAt Split4.1`.
+
+    Blocks are left out (neighbours have other names), and numbers (they follow from the device and the extents).
+    """
+    words: Counter[str] = Counter()
+    numbers: Counter[str] = Counter()
+    origin: dict[str, str] = {}
+    for kind, inputs, attrs, outputs in trace[0]:
+        origin.update({name: f"{kind}{numbers[kind]}.{at}" for at, name in enumerate(outputs)})
+        numbers[kind] += 1
+        if kind not in _OF_NEIGHBOURS:
+            used = [origin.get(name, name) for name in inputs if isinstance(name, str) and name[0] != "b"]
+            words[" ".join([kind, *used, *(text for text in attrs if isinstance(text, str))])] += 1
+    return words
+
+
+def _distance(one: Counter[str], other: Counter[str]) -> int:
+    return ((one - other) + (other - one)).total()
+
+
+def _decide(sketch: _Json, source: _Json) -> _Json:
+    """A decision for each sampling step of the sketch: what the source chose in its n-th step of that kind."""
+    chosen: dict[str, list[Any]] = defaultdict(list)
+    for at, decision in source[1]:
+        chosen[source[0][at][0]].append(decision)
+    decisions = []
+    for at, own in sketch[1]:
+        kind, _, attrs, _ = sketch[0][at]
+        # Only a location may be without a partner: the other kinds are as many, by the signature.
+        theirs: Any = chosen[kind].pop(0) if chosen[kind] else _AT_ROOT
+        # The sketch's own tile is of no worth, but its product is the loop's extent.
+        decisions.append([at, scale_tile(theirs, prod(own), attrs[1]) if kind == _TILE else theirs])
+    return decisions
+
+
+def _apply(trace: _Json, mod: Any, postprocs: Iterable[Any]) -> Any | None:
+    sch = Schedule(mod, debug_mask="none", error_render_level="none")
+    try:
+        Trace.apply_json_to_schedule(trace, sch)
+        sch.enter_postproc()
+        return sch if all(rule.apply(sch) for rule in postprocs) else None
+    except _MISFITS:
+        return None

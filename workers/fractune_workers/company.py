@@ -1,0 +1,119 @@
+"""Measurers side by side, and builds beside them: company that a measurement may have, on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from fractune_core.errors import ShareUnavailable
+from fractune_core.records import TimingPolicy
+from fractune_core.shares import GrantedShare, Share, units_text
+from fractune_core.side_by_side import claim_of
+from fractune_workers.bench import Batch, Bench, Outcome
+from fractune_workers.candidates import OperatorBuilder
+from fractune_workers.owner import Owner, owned
+
+BUILDERS_AT_MOST = 8
+
+
+def places(share: Share, count: int, available: Sequence[int]) -> list[list[int]]:
+    """Cores for each of `count` measurers: apart while there are cores left, then from the first one on again.
+
+    A GPU's measurer has one, from which it launches.
+    """
+    turns = itertools.cycle(available)
+    return [list(itertools.islice(turns, min(share.host_cores, len(available)))) for _ in range(count)]
+
+
+class Lane:
+    """A measurer: a bench, and the thread that owns its child. Raises ShareUnavailable."""
+
+    def __init__(self, share: Share, cores: Sequence[int]) -> None:
+        self.cores = list(cores)
+        self._bench = Bench(share, cores)
+        self.gpu_uuid = self._bench.gpu_uuid
+        self.owner = Owner(self._bench.stop)
+
+    def greet(self) -> Future[dict[str, Any]]:
+        """What the child says of its share. The future raises ShareUnavailable."""
+
+        def hello() -> dict[str, Any]:
+            self._bench.greet()
+            return self._bench.hello
+
+        return self.owner.submit(hello)
+
+    def time(self, batch: Batch, policy: TimingPolicy | None) -> Future[dict[str, Outcome]]:
+        """Time every candidate under `policy`, or race them when there is none."""
+        bench = self._bench
+        return self.owner.submit(lambda: bench.timed(batch, policy) if policy else bench.trials(batch))
+
+
+@dataclass(frozen=True)
+class Company:
+    """Measurers at one share that are ready."""
+
+    lanes: list[Lane]
+    counts: list[int]
+    """how many of them may measure at the same time, of the numbers asked for"""
+    hello: dict[str, Any]
+    """what the first one's child says of its device, share and target"""
+    notes: list[str]
+    """which other numbers were asked for, and why they cannot be"""
+
+    @property
+    def granted(self) -> GrantedShare:
+        return GrantedShare.from_json(self.hello["granted"])
+
+
+def gather(share: Share, counts: Sequence[int], available: Sequence[int], held: contextlib.ExitStack) -> Company:
+    """As many measurers as the largest of `counts` (ascending, from 1 on) that can be had; `held` ends them.
+
+    Raises ShareUnavailable when not even one can be had.
+    """
+    first, *others = places(share, counts[-1], available)
+    lanes = [held.enter_context(owned(Lane(share, first)))]
+    hello = lanes[0].greet().result()
+    fitting, notes = _fitting(GrantedShare.from_json(hello["granted"]), counts)
+    for cores in others[: fitting[-1] - 1]:
+        try:
+            lanes.append(held.enter_context(owned(Lane(share, cores))))
+        except ShareUnavailable as refusal:
+            notes += [f"{count} measurers were not tried: {refusal}" for count in fitting if count > len(lanes)]
+            break
+    for greeting in [lane.greet() for lane in lanes[1:]]:
+        greeting.result()
+    return Company(lanes, [count for count in fitting if count <= len(lanes)], hello, notes)
+
+
+def _fitting(granted: GrantedShare, counts: Sequence[int]) -> tuple[list[int], list[str]]:
+    """The numbers of measurers that the gate lets in at the same time, and for each other one why it does not."""
+    if granted.unit == "core":
+        return list(counts), []
+    claim = claim_of(granted)
+    fitting = [count for count in counts if claim.fits([claim] * (count - 1))]
+    why = f"{granted.units} of {units_text(granted.units_total, granted.unit)} each are too many"
+    if not claim.company:
+        why = f"at {granted.share} they take turns, and do not run side by side"
+    return fitting, [f"{count} measurers were not tried: {why}" for count in counts if count not in fitting]
+
+
+@contextlib.contextmanager
+def builds_beside(builders: Sequence[OperatorBuilder], traces: Sequence[str], cores: Sequence[int]) -> Iterator[None]:
+    """`builders` at work on `cores` until the block ends. They do not pass the gate: the disturbance is the purpose."""
+    ended = threading.Event()
+    busy = [threading.Event() for _ in builders]
+    under_way = [builder.build_until(ended, each, traces, cores) for builder, each in zip(builders, busy, strict=True)]
+    try:
+        for each in busy:
+            each.wait()
+        yield
+    finally:
+        ended.set()
+    for work in under_way:
+        work.result()

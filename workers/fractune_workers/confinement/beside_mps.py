@@ -1,0 +1,39 @@
+"""What a share of a GPU that is not one of MPS tells of faults: it stays alone with them, unless MPS takes it in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fractune_workers.gpu.driver import CudaDriver
+from fractune_workers.gpu.mps_control import PIPE_VARIABLE
+from fractune_workers.gpu.process import GpuProcess
+
+_DEFAULT_PIPE_DIR = "/tmp/nvidia-mps"  # noqa: S108  CUDA's own
+
+
+class BesideMps:
+    """To inherit from: CUDA makes every process a client of the daemon that it finds, whoever started that."""
+
+    _process: GpuProcess[CudaDriver]
+
+    @property
+    def shared_fate(self) -> str | None:
+        return self._process.gpu.uuid if _daemon_may_be_here() else None
+
+    @property
+    def gpu_uuid(self) -> str:
+        return self._process.gpu.uuid
+
+    def is_active(self) -> bool:
+        return True
+
+    def revive(self) -> None:
+        """A daemon that may be here is somebody else's."""
+
+    def before_kill(self, pid: int) -> bool:  # noqa: ARG002  nobody to ask to let go of it
+        return not _daemon_may_be_here()
+
+
+def _daemon_may_be_here() -> bool:
+    return Path(os.environ.get(PIPE_VARIABLE) or _DEFAULT_PIPE_DIR).is_dir()

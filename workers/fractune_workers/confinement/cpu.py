@@ -1,0 +1,104 @@
+"""CPU shares: N cores, by scheduler affinity, with as many TVM threads as cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import GrantedShare, Share
+from fractune_workers.confinement.contained import Contained
+
+_CGROUP_QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+
+
+class CpuConfinement(Contained):
+    """A `cpu:N` share on the cores `units`, or on the first N that this process may use."""
+
+    def __init__(self, share: Share, units: Sequence[int] = ()) -> None:
+        self.share = share
+        self._allowed = sorted(os.sched_getaffinity(0))
+        self.cores: list[int] = list(units) or self._allowed[: share.cores]
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        return None
+
+    def probe(self) -> None:
+        wanted = self.share.cores
+        if wanted > len(self._allowed):
+            raise ShareUnavailable(
+                f"share '{self.share}' is larger than this machine: {len(self._allowed)} core(s) may be used here; "
+                f"ask for cpu:{len(self._allowed)} at most"
+            )
+        if len(self.cores) != wanted or not set(self.cores) <= set(self._allowed):
+            raise ShareUnavailable(
+                f"share '{self.share}': cores {self.cores} are not {wanted} of the cores that may be used here "
+                f"({self._allowed})"
+            )
+        quota = cgroup_cores()
+        if quota is not None and quota < wanted:
+            raise ShareUnavailable(
+                f"share '{self.share}' cannot be verified: a cgroup caps this process at {quota:g} core(s); "
+                "raise the container's CPU limit or ask for a smaller share"
+            )
+
+    def environment(self) -> dict[str, str]:
+        # TVM would bind its threads to cores 0..N-1 whatever the affinity says; OpenMP libraries would start a
+        # thread for each core of the machine.
+        threads = str(self.share.cores)
+        return {"TVM_NUM_THREADS": threads, "TVM_BIND_THREADS": "0", "OMP_NUM_THREADS": threads}
+
+    def enter(self) -> None:
+        self.probe()
+        os.sched_setaffinity(0, self.cores)
+
+    def verify(self) -> GrantedShare:
+        """The granted cores: what every thread of this process may use, as the kernel tells."""
+        strays = {tid: allowed for tid, allowed in thread_affinities().items() if not allowed <= set(self.cores)}
+        if strays:
+            tid, allowed = next(iter(strays.items()))
+            raise ShareUnavailable(
+                f"share '{self.share}' cannot be verified: thread {tid} may run on cores {sorted(allowed)}, "
+                f"not only on {self.cores}; start this worker with TVM_BIND_THREADS=0"
+            )
+        return GrantedShare(
+            share=str(self.share),
+            units=len(self.cores),
+            units_total=os.cpu_count() or len(self._allowed),
+            unit="core",
+            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            reserved=False,
+            ids=tuple(self.cores),
+        )
+
+    def leave(self) -> None:
+        os.sched_setaffinity(0, self._allowed)
+
+
+def thread_affinities() -> dict[int, set[int]]:
+    """Cores that each thread of this process may use, by thread id."""
+    affinities = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            affinities[int(task.name)] = set(os.sched_getaffinity(int(task.name)))
+        except ProcessLookupError:
+            continue
+    return affinities
+
+
+def cgroup_cores() -> float | None:
+    """Cores that a cgroup's quota allows this process, None when there is no quota (version 2, then 1)."""
+    modern, legacy = _CGROUP_QUOTAS
+    try:
+        if modern.exists():
+            quota, period = modern.read_text().split()
+            return None if quota == "max" else int(quota) / int(period)
+        if legacy.exists():
+            micros = int(legacy.read_text())
+            period_us = int(legacy.with_name("cpu.cfs_period_us").read_text())
+            return None if micros < 0 else micros / period_us
+    except (OSError, ValueError):
+        return None
+    return None

@@ -1,0 +1,71 @@
+"""`none`: a GPU as it is found. Nothing is checked and nothing is proved; its records say so and match no other share.
+
+For a place that confines in a way that fractune does not know. Nobody gets it who does not ask for it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import GrantedShare, Share
+from fractune_workers.confinement.beside_mps import BesideMps
+from fractune_workers.gpu.driver import CudaDriver, open_driver
+from fractune_workers.gpu.nvml import Nvml, open_nvml
+from fractune_workers.gpu.process import GpuProcess
+
+
+class NoConfinement(BesideMps):
+    """Whatever SMs CUDA shows this process."""
+
+    def __init__(
+        self, share: Share, nvml: Callable[[], Nvml] = open_nvml, driver: Callable[[], CudaDriver] = open_driver
+    ) -> None:
+        self.share = share
+        self._process = GpuProcess(share, nvml, driver)
+
+    @property
+    def shared_fate(self) -> str | None:
+        try:
+            return super().shared_fate
+        except ShareUnavailable:  # NVML cannot be asked, which must not matter here
+            return "gpu"
+
+    @property
+    def gpu_uuid(self) -> str:
+        try:
+            return super().gpu_uuid
+        except ShareUnavailable:
+            return "gpu"
+
+    def probe(self) -> None:
+        """Anything will do."""
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+    def enter(self) -> None:
+        """The process stays as it was started."""
+
+    def verify(self) -> GrantedShare:
+        """What CUDA shows. Nobody has proved that a kernel keeps to it, nor that no other process does the same."""
+        driver = self._process.driver
+        shown = driver.sm_count()
+        return GrantedShare(
+            share=str(self.share),
+            units=shown,
+            units_total=max(shown, self._all_sms()),
+            unit="sm",
+            memory_bytes=driver.memory_bytes(),
+            reserved=False,
+        )
+
+    def leave(self) -> None:
+        """There is nothing to give back."""
+
+    def _all_sms(self) -> int:
+        """0 where NVML cannot be asked: that must not matter here."""
+        try:
+            return self._process.gpu.sms
+        except ShareUnavailable:
+            return 0

@@ -1,0 +1,194 @@
+"""CUDA source -> cubin, for an explicit architecture and without a GPU: by NVRTC, or by nvcc where that is missing.
+
+NVRTC is preferred: one library and its headers, no host compiler, no other process. Both are given the options that
+TVM gives them, but for diagnostics, and for fast math, which is off unless it is asked for: it would break the
+comparison of outputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from fractune_core.errors import FractuneError
+from fractune_core.toolkit import Toolkit, find_toolkits
+from fractune_workers.nvrtc_headers import small_headers
+
+INSTALL = "pip install 'fractune[cuda]', or install a CUDA toolkit and name its folder by CUDA_HOME"
+
+_LIST_TIMEOUT_S = 30.0
+_LOG_CHARS = 300
+_OPTIONS = (
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT16_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-U__CUDA_NO_BFLOAT162_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT162_CONVERSIONS__",
+    "--ptxas-options=--register-usage-level=10",
+)
+_NVRTC_OPTIONS = ("-default-device", "--device-int128")
+_NVCC_OPTIONS = ("--expt-relaxed-constexpr", "--expt-extended-lambda")
+_FAST_MATH = "--use_fast_math"
+_PREAMBLE = """\
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#line 1
+"""
+"""what TVM's code expects of <math.h>, which NVRTC does not read"""
+
+
+class CompileFailed(FractuneError):
+    """The compiler refused the source; the message is what it said of it."""
+
+
+class CudaCompiler(Protocol):
+    """One compiler of one toolkit."""
+
+    @property
+    def name(self) -> str:
+        """With its version: `NVRTC 13.0`"""
+        ...
+
+    @property
+    def archs(self) -> Sequence[int]:
+        """The compute capabilities that it compiles for, ascending: 90 is `sm_90`"""
+        ...
+
+    def compile(self, source: str, arch: str, *, fast_math: bool) -> bytes:
+        """The cubin of `source` for `arch` (`sm_90`). Raises CompileFailed."""
+        ...
+
+
+class Nvrtc:
+    """NVIDIA's compiler as a library (`libnvrtc.so`) with the headers at `include`.
+
+    Raises FractuneError when the library cannot be loaded.
+    """
+
+    def __init__(self, library: Path, include: Path) -> None:
+        self._include = include
+        try:
+            self._nvrtc = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise FractuneError(f"{library} cannot be loaded: {error}; {INSTALL}") from error
+        self._nvrtc.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    @cached_property
+    def name(self) -> str:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return f"NVRTC {major.value}.{minor.value}"
+
+    @cached_property
+    def archs(self) -> Sequence[int]:
+        count = ctypes.c_int()
+        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+        numbers = (ctypes.c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", numbers)
+        return sorted(numbers)
+
+    def compile(self, source: str, arch: str, *, fast_math: bool) -> bytes:
+        options = [f"--gpu-architecture={arch}", *_OPTIONS, *_NVRTC_OPTIONS]
+        # CUDA 13 keeps <cuda/std/...> in a folder of its own.
+        options += [f"-I{folder}" for folder in (self._include, self._include / "cccl")]
+        options += [_FAST_MATH] if fast_math else []
+        headers = small_headers(source)
+        program, text = ctypes.c_void_p(), (_PREAMBLE + source).encode()
+        in_memory = (len(headers), _strings(headers.values()), _strings(headers))
+        self._call("nvrtcCreateProgram", ctypes.byref(program), text, b"kernel.cu", *in_memory)
+        try:
+            if self._nvrtc.nvrtcCompileProgram(program, len(options), _strings(options)) != 0:
+                raise CompileFailed(_complaint(self.name, self._read("nvrtcGetProgramLog", program).decode()))
+            return self._read("nvrtcGetCUBIN", program)
+        finally:
+            self._nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, what: str, program: ctypes.c_void_p) -> bytes:
+        """What `nvrtcGet...` gives of the program; its text ends in a zero byte, a cubin in its own last byte."""
+        size = ctypes.c_size_t()
+        self._call(f"{what}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._call(what, program, buffer)
+        return buffer.raw.rstrip(b"\0") if what.endswith("Log") else buffer.raw
+
+    def _call(self, function: str, *args: object) -> None:
+        code = getattr(self._nvrtc, function)(*args)
+        if code != 0:
+            raise CompileFailed(f"{function}: {self._nvrtc.nvrtcGetErrorString(code).decode()}")
+
+
+class Nvcc:
+    """NVIDIA's compiler as a program, which runs others: cicc, ptxas and a host compiler."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+
+    @cached_property
+    def name(self) -> str:
+        version = re.search(r"release ([0-9.]+)", self._asked("--version"))
+        return f"nvcc {version[1] if version else 'of unknown version'}"
+
+    @cached_property
+    def archs(self) -> Sequence[int]:
+        return sorted({int(number) for number in re.findall(r"compute_([0-9]+)", self._asked("--list-gpu-arch"))})
+
+    def compile(self, source: str, arch: str, *, fast_math: bool) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="fractune-nvcc-") as folder:
+            path, out = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+            path.write_text(source)
+            command = [str(self._program), "--cubin", "-O3", "-arch", arch, *_OPTIONS, *_NVCC_OPTIONS]
+            command += [_FAST_MATH] if fast_math else []
+            done = subprocess.run(
+                [*command, "-o", str(out), str(path)], capture_output=True, text=True, errors="replace", check=False
+            )
+            if done.returncode != 0:
+                raise CompileFailed(_complaint(self.name, (done.stderr + done.stdout).replace(f"{folder}/", "")))
+            return out.read_bytes()
+
+    def _asked(self, option: str) -> str:
+        try:
+            asked = [str(self._program), option]
+            return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=_LIST_TIMEOUT_S).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            raise FractuneError(f"{self._program} {option} failed: {error}; {INSTALL}") from error
+
+
+def _strings(values: Collection[str]) -> ctypes.Array[ctypes.c_char_p]:
+    """C's `const char *[]`."""
+    return (ctypes.c_char_p * len(values))(*(value.encode() for value in values))
+
+
+def compilers(found: Iterable[Toolkit]) -> Iterator[CudaCompiler]:
+    """The compilers of the toolkits, the first choice first, each opened when it is asked for.
+
+    Raises FractuneError for one that cannot be loaded.
+    """
+    kits = list(found)
+    for kit in kits:
+        if kit.nvrtc and kit.include:
+            yield Nvrtc(kit.nvrtc, kit.include)
+    for kit in kits:
+        if kit.nvcc:
+            yield Nvcc(kit.nvcc)
+
+
+def find_compiler() -> CudaCompiler | None:
+    """The compiler that builds use on this machine, None where there is none."""
+    return next(compilers(find_toolkits()), None)
+
+
+def _complaint(compiler: str, log: str) -> str:
+    """The first error of a compiler's log in one line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    told = next(
+        (line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "no reason given"
+    )
+    return f"{compiler}: {told[:_LOG_CHARS]}"

@@ -1,0 +1,112 @@
+"""What this machine has of CUDA: compilers, the runtime library, the driver. Looking opens no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fractune_core.errors import FractuneError
+from fractune_core.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
+from fractune_workers.cuda_compilers import Nvcc, compilers
+from fractune_workers.gpu.libraries import LibraryHere, libraries
+
+_DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+_MPS_CONTROL = "nvidia-cuda-mps-control"
+_PROC = Path("/proc/driver/nvidia")
+_KERNEL_MODULE = re.compile(r"Kernel Module.*?\s([0-9]+\.[0-9.]+)")
+
+
+@dataclass(frozen=True)
+class CompilerHere:
+    """One CUDA compiler of this machine; an unusable one has a `fault`."""
+
+    name: str
+    """`NVRTC 13.0`"""
+    archs: Sequence[int] = ()
+    """compute capabilities that it compiles for"""
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class CudaHere:
+    """What there is; empty for what is not."""
+
+    compilers: Sequence[CompilerHere]
+    """the one that builds use first"""
+    cudart: str
+    """path of the CUDA runtime that TVM is linked with, or its name where the loader finds it"""
+    driver: str
+    """version of the kernel module: `580.65.06`"""
+    driver_cuda: int
+    """the newest CUDA that the driver's library serves, as 1000 * major + 10 * minor; 0 without a driver"""
+    gpus: Sequence[str]
+    """product names"""
+    nvml: bool
+    """NVML's own library, which comes with the driver"""
+    libraries: Sequence[LibraryHere]
+    """the packages that ask the driver and NVML"""
+    mps_control: str
+    """path of MPS's control program"""
+
+
+def look_for_cuda() -> CudaHere:
+    found = find_toolkits()
+    return CudaHere(
+        compilers=[*_compilers(found)],
+        cudart=RUNTIME_SONAME if _loads(RUNTIME_SONAME) else str(find_cudart(found) or ""),
+        driver=driver_version(_PROC),
+        driver_cuda=_driver_cuda(),
+        gpus=gpu_names(_PROC),
+        nvml=_loads(_NVML),
+        libraries=libraries(),
+        mps_control=shutil.which(_MPS_CONTROL) or "",
+    )
+
+
+def driver_version(proc: Path) -> str:
+    """Version of the kernel module, from the folder that it keeps in /proc; empty without one."""
+    try:
+        found = _KERNEL_MODULE.search((proc / "version").read_text())
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def gpu_names(proc: Path) -> list[str]:
+    """Product names of the GPUs that the kernel module drives."""
+    told = sorted(proc.glob("gpus/*/information"))
+    lines = (line for path in told for line in path.read_text().splitlines())
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+
+
+def _compilers(found: Sequence[Toolkit]) -> list[CompilerHere]:
+    seen: list[CompilerHere] = []
+    try:
+        for compiler in compilers(found):
+            fault = "" if not isinstance(compiler, Nvcc) or shutil.which("gcc") else "it needs a host compiler: gcc"
+            seen.append(CompilerHere(compiler.name, compiler.archs, fault))
+    except FractuneError as error:
+        seen.append(CompilerHere("a CUDA compiler", fault=str(error)))
+    return seen
+
+
+def _driver_cuda() -> int:
+    """Asked without `cuInit`: that would open the GPU."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL(_DRIVER).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return version.value
+
+
+def _loads(soname: str) -> bool:
+    try:
+        ctypes.CDLL(soname)
+    except OSError:
+        return False
+    return True

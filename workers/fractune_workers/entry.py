@@ -1,0 +1,66 @@
+"""Where RQ comes in: the function named on the queue, and the role that this process plays."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+import redis
+
+from fractune_core.errors import FractuneError, RedisGone
+from fractune_core.wire import SERVER_STREAM, Work, WorkFailed
+from fractune_workers.roles import Role
+from fractune_workers.station import Station
+
+_log = logging.getLogger(__name__)
+_playing: list[tuple[Station, Role]] = []
+
+
+def install(station: Station, role: Role) -> None:
+    """Make `role` the one that this process plays."""
+    _playing[:] = [(station, role)]
+
+
+def handle(work: Work) -> None:
+    """Do one piece of work. A worker that has lost its share or its Redis ends here, and the work is given again."""
+    station, role = _playing[0]
+    start, waited_before_s = time.perf_counter(), station.gate.waited_s
+    try:
+        role.handle(work)
+        waited_s = station.gate.waited_s - waited_before_s
+        _log.info("%s took %.2f s, %.2f s of it at the gate", work["do"], time.perf_counter() - start, waited_s)
+    except redis.ConnectionError as error:
+        _end(RedisGone(f"Redis went away ({error})"))
+    except FractuneError as error:
+        if error.exit_code == 4:
+            station.hand_back(work)
+            _end(error)
+        _report(station, work, error)
+    except Exception as error:  # noqa: BLE001  whatever it is, the server must hear of it
+        _log.exception("%s failed", work["do"])
+        _report(station, work, FractuneError(f"{type(error).__name__}: {error}"))
+
+
+def _end(error: FractuneError) -> None:
+    """Leave at once, so that RQ does not take the work for done: whoever finds this worker dead gives it again."""
+    sys.stderr.write(f"fractune: {error}\n")
+    sys.stderr.flush()
+    os._exit(error.exit_code)
+
+
+def _report(station: Station, work: Any, error: FractuneError) -> None:
+    event: WorkFailed = {
+        "event": "work_failed",
+        "job": work["job"],
+        "do": work["do"],
+        "error": type(error).__name__,
+        "message": str(error),
+    }
+    if "lease" in work:
+        event["lease"] = work["lease"]
+    delivery = station.delivery(work)
+    delivery.event(SERVER_STREAM, event)
+    delivery.send()

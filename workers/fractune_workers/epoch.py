@@ -1,0 +1,224 @@
+"""Fault epochs: who may run what on a device whose clients fall together, who has to leave it, and who is to blame.
+
+Under MPS the fault of one client is reported to all, its culprit unnamed, and nobody is let in until all have left.
+An epoch is the time between two such faults. The members are measurers; a member is a client while its process is on
+the device, and in flight while that process runs something. The rules:
+
+1. A fault voids every flight: the epoch has failed, and whatever was in flight is a suspect.
+2. Then every client leaves. When the last one has, and the device is active again, the next epoch opens.
+3. A suspect flies alone. When that goes well it is measured; when it fails, the failure is its own.
+4. What took the device down alone is guilty, and never flies again.
+5. What fails in company without taking anybody along is a suspect too: a neighbour may have been the reason.
+
+Nothing here reads a clock or a file: every method gives the epoch that follows.
+`fractune_workers.shared_device` keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+REMEMBERED = 256
+"""suspects, and guilty ones, of which no more are kept: the oldest are forgotten, at the price of one more fault"""
+
+
+class Step(StrEnum):
+    """What a member that wants to fly has to do next."""
+
+    GO = "go"
+    """the flight has begun"""
+    GO_ALONE = "go_alone"
+    """it has begun, and nobody else flies until it has ended"""
+    WAIT = "wait"
+    """ask again"""
+    REFUSED = "refused"
+    """an artifact is known to be guilty"""
+    LEAVE = "leave"
+    """the epoch has failed: end your process on the device"""
+    AWAY = "away"
+    """you have left, others have not: ask again"""
+    REOPEN = "reopen"
+    """everybody has left: look whether the device is active, and open the next epoch"""
+
+
+class Landing(StrEnum):
+    """What the end of a flight means."""
+
+    VALID = "valid"
+    VOID = "void"
+    """the epoch has failed meanwhile: whatever came out does not count"""
+    IN_COMPANY = "in_company"
+    """it failed beside others: nobody is blamed"""
+    OWN_FAULT = "own_fault"
+    """it failed while nobody else was in flight"""
+
+
+@dataclass(frozen=True)
+class Flight:
+    artifacts: tuple[str, ...]
+    """what is run; empty while a process only gets ready"""
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Guilt:
+    """How an artifact failed."""
+
+    status: str
+    """`fractune_core.records.Status`"""
+    cause: str
+
+
+@dataclass(frozen=True)
+class Epoch:
+    number: int = 0
+    failure: str = ""
+    """why the epoch failed; empty while it is open"""
+    clients: frozenset[str] = frozenset()
+    """members with a process on the device"""
+    flights: Mapping[str, Flight] = field(default_factory=dict)
+    """by member, all of them clients"""
+    waiting: frozenset[str] = frozenset()
+    """members that wait to fly alone: nobody takes off before them"""
+    suspects: tuple[str, ...] = ()
+    guilty: Mapping[str, Guilt] = field(default_factory=dict)
+    """by artifact: those that took the device down alone"""
+
+    def take_off(self, member: str, artifacts: tuple[str, ...], *, alone: bool = False) -> tuple[Epoch, Step]:
+        """Begin a flight of `artifacts`, if it may begin now. It is one alone if asked for, or if one is a suspect."""
+        if any(each in self.guilty for each in artifacts):
+            return self._not_waiting(member), Step.REFUSED
+        if self.failure:
+            return self, self._way_out(member)
+        if alone or not set(self.suspects).isdisjoint(artifacts):
+            if self.flights:
+                return replace(self, waiting=self.waiting | {member}), Step.WAIT
+            return self._flying(member, Flight(artifacts, alone=True)), Step.GO_ALONE
+        if self.waiting - {member} or any(flight.alone for flight in self.flights.values()):
+            return self._not_waiting(member), Step.WAIT
+        return self._flying(member, Flight(artifacts)), Step.GO
+
+    def land(self, member: str) -> tuple[Epoch, Landing]:
+        """End a flight that went well."""
+        flight, ended = self._ended(member)
+        if self.failure:
+            return ended, Landing.VOID
+        return (_cleared(ended, flight.artifacts) if flight.alone else ended), Landing.VALID
+
+    def fail(self, member: str, guilt: Guilt, *, spreads: bool) -> tuple[Epoch, Landing]:
+        """End a flight that failed; `spreads`: the other clients of the device are, or may be, affected.
+
+        Of several artifacts that failed together, alone, none can be named: they are suspects, for a flight each.
+        """
+        flight, ended = self._ended(member)
+        if self.failure:
+            return ended, Landing.VOID
+        named = flight.alone and len(flight.artifacts) == 1
+        ended = (_cleared if named else _suspecting)(ended, flight.artifacts)
+        if spreads:
+            if named:
+                ended = replace(ended, guilty=_newest({**ended.guilty, flight.artifacts[0]: guilt}))
+            ended = _down(ended, guilt.cause)
+        return ended, Landing.OWN_FAULT if flight.alone else Landing.IN_COMPANY
+
+    def turn_back(self, member: str) -> Epoch:
+        """End a flight that has run nothing."""
+        return self._ended(member)[1]
+
+    def abandon(self, member: str, cause: str) -> Epoch:
+        """A member has stopped in mid-flight, for a reason of its own: the device may be down, and nobody is blamed."""
+        if member not in self.flights:
+            return self
+        flight, ended = self._ended(member)
+        return ended if self.failure else _down(_suspecting(ended, flight.artifacts), cause)
+
+    def leave(self, member: str) -> Epoch:
+        """The member's process has ended, and the member is not in flight."""
+        return replace(self._not_waiting(member), clients=self.clients - {member})
+
+    def bury(self, members: Iterable[str]) -> Epoch:
+        """These members are dead, and their processes with them."""
+        epoch = self
+        for member in members:
+            epoch = epoch.abandon(member, "a measurer died in the middle of a measurement").leave(member)
+        return epoch
+
+    def reopen(self, number: int) -> Epoch:
+        """The device was seen active after epoch `number` had failed and everybody had left."""
+        if number != self.number or not self.is_deserted:
+            return self
+        return replace(self, number=number + 1, failure="")
+
+    @property
+    def is_deserted(self) -> bool:
+        """The epoch has failed, and everybody has left."""
+        return bool(self.failure) and not self.clients
+
+    def must_leave(self, member: str) -> bool:
+        return bool(self.failure) and member in self.clients
+
+    def guilt_of(self, artifacts: Iterable[str]) -> Guilt | None:
+        """The first guilt that is known of one of them."""
+        return next((self.guilty[each] for each in artifacts if each in self.guilty), None)
+
+    @property
+    def members(self) -> frozenset[str]:
+        """Everybody whose death would matter."""
+        return self.clients | self.waiting
+
+    def _way_out(self, member: str) -> Step:
+        if member in self.clients:
+            return Step.LEAVE
+        return Step.AWAY if self.clients else Step.REOPEN
+
+    def _not_waiting(self, member: str) -> Epoch:
+        return replace(self, waiting=self.waiting - {member})
+
+    def _flying(self, member: str, flight: Flight) -> Epoch:
+        return replace(
+            self._not_waiting(member), clients=self.clients | {member}, flights={**self.flights, member: flight}
+        )
+
+    def _ended(self, member: str) -> tuple[Flight, Epoch]:
+        others = {name: flight for name, flight in self.flights.items() if name != member}
+        return self.flights[member], replace(self, flights=others)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "clients": sorted(self.clients), "waiting": sorted(self.waiting)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Epoch:
+        """The epoch that `to_json` wrote. Raises KeyError or TypeError for anything else."""
+        flights = {
+            name: Flight(tuple(flight["artifacts"]), alone=flight["alone"]) for name, flight in data["flights"].items()
+        }
+        return cls(
+            number=data["number"],
+            failure=data["failure"],
+            clients=frozenset(data["clients"]),
+            flights=flights,
+            waiting=frozenset(data["waiting"]),
+            suspects=tuple(data["suspects"]),
+            guilty={name: Guilt(**guilt) for name, guilt in data["guilty"].items()},
+        )
+
+
+def _cleared(epoch: Epoch, artifacts: tuple[str, ...]) -> Epoch:
+    return replace(epoch, suspects=tuple(each for each in epoch.suspects if each not in artifacts))
+
+
+def _suspecting(epoch: Epoch, artifacts: tuple[str, ...]) -> Epoch:
+    return replace(epoch, suspects=tuple(dict.fromkeys((*epoch.suspects, *artifacts)))[-REMEMBERED:])
+
+
+def _down(epoch: Epoch, cause: str) -> Epoch:
+    """Failed, with everything that was in flight as suspects."""
+    flying = tuple(artifact for flight in epoch.flights.values() for artifact in flight.artifacts)
+    return replace(_suspecting(epoch, flying), failure=cause or "a fault", waiting=frozenset())
+
+
+def _newest(guilty: dict[str, Guilt]) -> dict[str, Guilt]:
+    return dict(list(guilty.items())[-REMEMBERED:])

@@ -1,0 +1,303 @@
+"""What becomes of the measurements on a device when one of them goes wrong: each has its own fate, or all share one.
+
+A bench runs everything that touches its child through `fly`. Where a fault stays with its process, that is a plain
+call. Where the clients of a device fall together, every flight follows the rules of `fractune_workers.epoch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar
+
+from fractune_core.errors import FractuneError, ShareUnavailable
+from fractune_core.records import Status
+from fractune_workers.child import Child, ChildDied, ChildTimeout
+from fractune_workers.confinement import Confinement
+from fractune_workers.epoch import Epoch, Guilt, Landing, Step
+from fractune_workers.shared_device import SharedDevice
+
+_LOOK_EVERY_S = 0.02
+_WATCH_EVERY_S = 0.1
+_REOPEN_TIMEOUT_S = 120.0
+"""How long a device may take, after a fault, to be left by everybody and be active again"""
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class Quarantined(FractuneError):
+    """An artifact took the whole device down while it ran alone, now or before; `status` is its record's."""
+
+    def __init__(self, message: str, status: Status = Status.CRASHED) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the child has to be told before something can run in it."""
+
+    is_done: Callable[[], bool]
+    """of the present child; starts none"""
+    do: Callable[[], None]
+
+
+class Fate(Protocol):
+    """Owned by one thread, the child's."""
+
+    def get_ready(self, setup: Setup) -> None:
+        """Start the child where none lives, and do its setup. Raises what that raises."""
+        ...
+
+    def fly(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:
+        """What `run` gives, once the setup is done; `alone`: while nobody else runs anything on the device.
+
+        `artifacts` are the names of what is run: the same name for the same bytes, wherever they run. An error that
+        `run` raises is the artifacts' own. Where fates are shared, `run` is called again when it was void, and
+        Quarantined is raised for an artifact that took the device down.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End the child."""
+        ...
+
+
+def fate_of(child: Child, confinement: Confinement, meeting_place: Path) -> Fate:
+    """`meeting_place` is the folder that all measurers of this host share."""
+    identity = confinement.shared_fate
+    if identity is None:
+        return OwnFate(child)
+    return SharedFate(child, confinement, SharedDevice(meeting_place, identity))
+
+
+class OwnFate:
+    """A fault stays with the process that had it."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def get_ready(self, setup: Setup) -> None:
+        if not setup.is_done():
+            setup.do()
+
+    def fly(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:  # noqa: ARG002  it meets nobody
+        self.get_ready(setup)
+        return run()
+
+    def stop(self) -> None:
+        self._child.stop()
+
+
+class SharedFate:
+    """A member of a shared device, and its process there.
+
+    A thread watches the epoch, because who waits for work has to leave a failed one too. It and the owner change who
+    is on the device under one lock.
+    """
+
+    def __init__(self, child: Child, confinement: Confinement, device: SharedDevice) -> None:
+        self._child = child
+        self._confinement = confinement
+        self._device = device
+        self._membership = device.join()
+        self._member = self._membership.name
+        self._guard = threading.Lock()
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="fault-epoch", daemon=True)
+        self._watcher.start()
+
+    def get_ready(self, setup: Setup) -> None:
+        """First beside others; when that fails, once more while nobody else flies: then it is no neighbour's doing."""
+        alone = False
+        while not setup.is_done():
+            try:
+                self._attempt((), setup.do, alone=alone)
+            except _Void as void:
+                alone = alone or void.failed
+            except (ChildDied, ChildTimeout) as error:
+                raise ShareUnavailable(
+                    f"a process on device {self._device.identity} does not get ready, though the device is active and "
+                    f"nothing else runs on it: {error}; see this worker's log, and start it again"
+                ) from error
+
+    def fly(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:
+        while True:
+            self.get_ready(setup)
+            try:
+                return self._attempt(tuple(artifacts), run, alone=alone, setup=setup)
+            except _Void as void:
+                alone = alone or void.failed
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._watcher.join()
+        with self._guard:
+            self._vacate()
+        self._membership.end()
+
+    def _attempt(
+        self, artifacts: tuple[str, ...], run: Callable[[], _T], *, alone: bool, setup: Setup | None = None
+    ) -> _T:
+        """One flight. Raises _Void when nothing came of it and nobody is to blame; the error when that is its own."""
+        with self._whatever_happens():
+            is_alone = self._take_off(artifacts, alone=alone)
+            if setup is not None and not setup.is_done():
+                self._turn_back()  # the child had to leave while we waited
+                raise _Void
+            if is_alone and not self._is_active():
+                self._give_up("the device was not active")
+                raise _Void
+            try:
+                answer = run()
+                if is_alone and not self._is_active():
+                    raise ChildDied("it ran to its end, and left the device unusable")
+            except FractuneError as error:
+                self._end_failed(artifacts, error)
+            if self._land() is not Landing.VALID:
+                raise _Void
+            return answer
+
+    def _take_off(self, artifacts: tuple[str, ...], *, alone: bool) -> bool:
+        """Wait until the flight may begin; whether it is one alone."""
+        patience = _Patience(_REOPEN_TIMEOUT_S)
+        while True:
+            step = self._device.change(lambda epoch: epoch.take_off(self._member, artifacts, alone=alone))
+            if step in {Step.GO, Step.GO_ALONE}:
+                return step is Step.GO_ALONE
+            if step is Step.REFUSED:
+                raise _quarantined(self._device.look().guilt_of(artifacts))
+            if step is Step.LEAVE:
+                with self._guard:
+                    self._vacate()
+                continue
+            if step is Step.REOPEN and self._reopened():
+                continue
+            if step is Step.WAIT:
+                patience.renew()
+            elif patience.is_over:
+                raise ShareUnavailable(self._refusal(self._device.look()))
+            self._ended.wait(_LOOK_EVERY_S)
+
+    def _reopened(self) -> bool:
+        number = self._device.look().number
+        if not self._is_active():
+            self._confinement.revive()
+            return False
+        self._device.change(lambda epoch: (epoch.reopen(number), None))
+        return True
+
+    def _land(self) -> Landing:
+        return self._device.change(lambda epoch: epoch.land(self._member))
+
+    def _turn_back(self) -> None:
+        self._device.change(lambda epoch: (epoch.turn_back(self._member), None))
+
+    def _end_failed(self, artifacts: tuple[str, ...], error: FractuneError) -> NoReturn:
+        """End the flight, and the process too: errors stick to it. Raises what the failure means."""
+        status = Status.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Status.CRASHED
+        guilt = Guilt(status.value, str(error))
+        spreads = _may_spread(error) or not self._is_active()
+        with self._guard:
+            landing = self._device.change(lambda epoch: epoch.fail(self._member, guilt, spreads=spreads))
+            self._vacate()
+        _log.info("flight of %d artifact(s): %s: %s%s", len(artifacts), landing, error, " (spreads)" if spreads else "")
+        if landing is not Landing.OWN_FAULT:
+            raise _Void(failed=landing is Landing.IN_COMPANY) from error
+        if spreads and len(artifacts) == 1:
+            raise _quarantined(guilt) from error
+        raise error
+
+    def _is_active(self) -> bool:
+        try:
+            return self._confinement.is_active()
+        except FractuneError as error:
+            _log.warning("device %s does not answer: %s", self._device.identity, error)
+            return False
+
+    def _give_up(self, cause: str) -> None:
+        """Leave in mid-flight."""
+        with self._guard:
+            self._device.change(lambda epoch: (epoch.abandon(self._member, cause), None))
+            self._child.kill()
+            self._vacate()
+
+    def _vacate(self) -> None:
+        """End the process, then say so; the caller holds the guard."""
+        self._child.stop()
+        self._device.change(lambda epoch: (epoch.leave(self._member), None))
+
+    @contextlib.contextmanager
+    def _whatever_happens(self) -> Iterator[None]:
+        """No flight is left behind, not even by a worker that is told to stop at once."""
+        try:
+            yield
+        except FractuneError:
+            raise
+        except BaseException:
+            self._give_up("a measurer was stopped in the middle of a measurement")
+            raise
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_WATCH_EVERY_S):
+            try:
+                if self._device.look().must_leave(self._member):
+                    self._make_way()
+            except FractuneError:
+                _log.exception("the epoch of device %s cannot be followed", self._device.identity)
+
+    def _make_way(self) -> None:
+        """The epoch has failed: a flight under way is void, so end it; the owner notices, and leaves."""
+        with self._guard:
+            epoch = self._device.look()  # once more: the owner may have left, and come back, since
+            if not epoch.must_leave(self._member):
+                return
+            if self._member in epoch.flights:
+                self._child.interrupt()
+            else:
+                self._vacate()
+
+    def _refusal(self, epoch: Epoch) -> str:
+        still = f"{len(epoch.clients)} measurer(s) have not left it" if epoch.clients else "it is not active again"
+        return (
+            f"device {self._device.identity} has been down for {_REOPEN_TIMEOUT_S:g} s after a fault "
+            f"({epoch.failure}): {still}; restart what serves the device, then this worker"
+        )
+
+
+class _Void(FractuneError):
+    """Nothing came of a flight, and nobody is to blame; `failed`: it failed beside others, by itself or by them."""
+
+    def __init__(self, message: str = "void", *, failed: bool = False) -> None:
+        super().__init__(message)
+        self.failed = failed
+
+
+def _may_spread(error: FractuneError) -> bool:
+    """A process that ended by itself, or was killed with its work on the device, may have taken others along."""
+    return isinstance(error, ChildDied) or (isinstance(error, ChildTimeout) and not error.released)
+
+
+class _Patience:
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self.renew()
+
+    def renew(self) -> None:
+        self._since = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self._since > self._limit_s
+
+
+def _quarantined(guilt: Guilt | None) -> Quarantined:
+    if guilt is None:
+        return Quarantined("it is known to take the device down")
+    return Quarantined(f"{guilt.cause}; it was alone on the device", Status(guilt.status))

@@ -1,0 +1,39 @@
+"""The clock of the GPU that this process works on, for who supervises measurements: NVML is asked, CUDA is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cached_property
+
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu.nvml import Clocks, Nvml, open_nvml
+from fractune_workers.gpu.visible import visible_gpu
+
+NOT_TOLD = Clocks(sm_mhz=0, throttled_ns={})
+
+_log = logging.getLogger(__name__)
+
+
+class GpuClock:
+    def __init__(self, nvml: Callable[[], Nvml] = open_nvml) -> None:
+        self._open_nvml = nvml
+        self._has_complained = False
+
+    def read(self) -> Clocks:
+        """Of the whole GPU; NOT_TOLD where NVML cannot be asked, for a measurement is no worse for that."""
+        try:
+            return self._nvml.clocks(self._uuid)
+        except ShareUnavailable as error:
+            if not self._has_complained:
+                _log.warning("records will not tell the clock of the GPU: %s", error)
+            self._has_complained = True
+            return NOT_TOLD
+
+    @cached_property
+    def _nvml(self) -> Nvml:
+        return self._open_nvml()
+
+    @cached_property
+    def _uuid(self) -> str:
+        return visible_gpu(self._nvml.gpus()).uuid

@@ -1,0 +1,163 @@
+"""CUDA's driver in a confined process: what it shows of the device, and on how many SMs a kernel really runs.
+
+To be opened after the share was entered: `cuInit` settles for the life of the process which device it has, and whether
+it is a client of MPS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import uuid
+from functools import cached_property
+from typing import Any, Protocol
+
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu.smid import KERNEL, PTX
+
+_BLOCKS_PER_SM = 32
+"""blocks of one thread that the smallest SM has room for at the same time"""
+_SPIN_CYCLES = 100_000
+"""some 60 us: longer than it takes to start the blocks of one wave"""
+
+_RESTART = "the process is lost to CUDA: start the worker again"
+_WHAT_TO_DO = {
+    2: "no device memory is left: end other processes on this GPU, or raise the memory limit",
+    46: "another process has the GPU to itself: end it, or set the compute mode to DEFAULT",
+    100: "CUDA sees no GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
+    101: "CUDA sees no such GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
+    218: "the driver is too old: install 580 or newer",
+    222: "the driver is too old: install 580 or newer",
+    700: _RESTART,
+    719: _RESTART,
+    801: "this driver or device cannot do it: install driver 580 or newer",
+    802: "the machine's GPUs are not ready: see that nvidia-fabricmanager runs",
+    803: "the driver was upgraded under the running kernel: reboot",
+    805: "no MPS server answers: see that the control daemon runs as this user, with this CUDA_MPS_PIPE_DIRECTORY",
+    806: "the MPS server went away: " + _RESTART,
+    807: "the MPS server is not ready: after a fault it waits until every affected client has ended; try again then",
+    808: "the MPS server has as many clients as it takes: end some",
+    809: "the MPS server has no connection left: lower CUDA_DEVICE_MAX_CONNECTIONS, or end some clients",
+    810: "MPS ended this client: start the worker again",
+    914: "the device has no such resource: install driver 580 or newer",
+    915: "the device cannot be divided like that: ask for fewer SMs; where an MPS daemon has static partitions, "
+    "CUDA_MPS_SM_PARTITION has to name one",
+    999: "look for a line with Xid in `dmesg`, and start the worker again",
+}
+_ELSE = "`nvidia-smi` and `dmesg` may tell more"
+
+
+class DriverFailed(ShareUnavailable):
+    """A call of CUDA's driver failed; the message says its number and name, and what to do."""
+
+    code: int = 0
+    """CUDA's number; 0 when the call was never made"""
+
+    @classmethod
+    def of(cls, call: str, code: int, name: str) -> DriverFailed:
+        error = cls(f"{call}: CUDA error {code} ({name}); {_WHAT_TO_DO.get(code, _ELSE)}")
+        error.code = code
+        return error
+
+
+class Driver(Protocol):
+    """What a confined process asks CUDA about the device that it sees as number 0. Opened after the share was entered.
+
+    Every method raises DriverFailed.
+    """
+
+    def is_mps_client(self) -> bool:
+        """Whether this process is a client of an MPS server (CU_DEVICE_ATTRIBUTE_MPS_ENABLED)."""
+        ...
+
+    def sm_count(self) -> int:
+        """SMs as this process sees them (CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)."""
+        ...
+
+    def memory_bytes(self) -> int:
+        """Total memory that cuMemGetInfo tells in this context."""
+        ...
+
+    def count_sms(self, stream: int = 0) -> int:
+        """Distinct %smid that a kernel of many short blocks met, launched on `stream`."""
+        ...
+
+    def device_uuid(self) -> str:
+        """`GPU-` and the UUID; of a MIG instance its own UUID, with the same prefix: CUDA does not tell which it is."""
+        ...
+
+
+class CudaDriver:
+    """The driver by `cuda`, which is the module `cuda.bindings.driver`. Raises DriverFailed when CUDA cannot start."""
+
+    def __init__(self, cuda: Any) -> None:
+        self.cuda = cuda
+        self.call("cuInit", 0)
+        self.device = self.call("cuDeviceGet", 0)
+        # The context that TVM launches from. A green context shares it, and would make and unmake it by itself.
+        self.call("cuCtxSetCurrent", self.call("cuDevicePrimaryCtxRetain", self.device))
+
+    def call(self, name: str, *args: Any) -> Any:
+        """What `cuda.NAME(*args)` returns: one value, or a tuple of several. Raises DriverFailed for its error code."""
+        try:
+            result, *values = getattr(self.cuda, name)(*args)
+        except RuntimeError as error:  # no libcuda.so.1, or an old one without this function
+            raise DriverFailed(
+                f"{name}: CUDA's driver cannot be called ({error}); install driver 580 or newer"
+            ) from error
+        if int(result) != 0:
+            raise DriverFailed.of(name, int(result), result.name)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def is_mps_client(self) -> bool:
+        return bool(self._attribute("MPS_ENABLED"))
+
+    def sm_count(self) -> int:
+        return self._attribute("MULTIPROCESSOR_COUNT")
+
+    def memory_bytes(self) -> int:
+        return int(self.call("cuMemGetInfo")[1])
+
+    def device_uuid(self) -> str:
+        return f"GPU-{uuid.UUID(bytes=self.call('cuDeviceGetUuid', self.device).bytes)}"
+
+    def l2_bytes(self) -> int:
+        """The second-level cache as this process sees it: of a MIG instance, its part."""
+        return self._attribute("L2_CACHE_SIZE")
+
+    def wait(self) -> None:
+        """Until all has ended that this process gave the device to do. Raises DriverFailed for good after a fault."""
+        self.call("cuCtxSynchronize")
+
+    def count_sms(self, stream: int = 0) -> int:
+        blocks = _BLOCKS_PER_SM * self.sm_count()
+        ids = (ctypes.c_uint32 * blocks)()
+        table = self.call("cuMemAlloc", ctypes.sizeof(ids))
+        try:
+            arguments = ((int(table), _SPIN_CYCLES), (ctypes.c_void_p, ctypes.c_uint64))
+            handle = self.cuda.CUstream(stream)
+            self.call("cuLaunchKernel", self._note_smid, blocks, 1, 1, 1, 1, 1, 0, handle, arguments, 0)
+            # The copy runs on the NULL stream, which does not wait for the stream of a green context.
+            self.call("cuStreamSynchronize", handle)
+            self.call("cuMemcpyDtoH", ids, table, ctypes.sizeof(ids))
+        finally:
+            self.call("cuMemFree", table)
+        return len(set(ids))
+
+    @cached_property
+    def _note_smid(self) -> Any:
+        return self.call("cuModuleGetFunction", self.call("cuModuleLoadData", PTX), KERNEL.encode())
+
+    def _attribute(self, name: str) -> int:
+        attribute = getattr(self.cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(self.call("cuDeviceGetAttribute", attribute, self.device))
+
+
+def open_driver() -> CudaDriver:
+    """CUDA's driver in this process, its primary context current. Raises DriverFailed when there is none."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise DriverFailed(
+            f"the package cuda-bindings cannot be imported ({error}); install 'fractune[cuda]'"
+        ) from error
+    return CudaDriver(driver)

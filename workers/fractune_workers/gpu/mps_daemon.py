@@ -1,0 +1,284 @@
+"""An MPS control daemon: one that runs is joined and never changed; one of our own is started for one GPU, used by
+all of this user's workers on it, and ended by the last of them.
+
+One daemon for each GPU: a fault stops every client of a server, and a server of several GPUs carries it to them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu.locks import FolderLocks, Held
+from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl, MpsFailed, MpsUnreachable, ServerState
+from fractune_workers.gpu.mps_partitions import PartitionPool
+
+PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
+_LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+_ACTIVE_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 20.0
+_QUIT_TIMEOUT_S = 20.0
+_LOOK_EVERY_S = 0.1
+_LONGEST_SOCKET_PATH = 107
+"""bytes of a Unix socket's path on Linux; beyond it the daemon starts, and nobody can reach it"""
+
+_log = logging.getLogger(__name__)
+
+
+class MpsDaemon:
+    """The daemon behind `pipe_dir`, which somebody else runs."""
+
+    def __init__(self, pipe_dir: Path, program: str = PROGRAM) -> None:
+        self.pipe_dir = pipe_dir
+        self.control = MpsControl(pipe_dir, program)
+
+    def probe(self) -> None:
+        """Check that the daemon can be had; changes nothing. Raises MpsFailed."""
+        self.control.servers()
+
+    def hold(self) -> None:
+        """Have the daemon run from now until `release`. Raises ShareUnavailable."""
+        self.probe()
+
+    def release(self) -> None:
+        """Give back what `hold` and `take_partition` took."""
+
+    def take_partition(self, chunks: int) -> str:
+        """The full id of a static partition of `chunks` chunks: here the one that the environment names.
+
+        Raises ShareUnavailable when it names none, or one of another size.
+        """
+        named = os.environ.get(PARTITION_VARIABLE, "")
+        partition = next((partition for partition in self.control.partitions() if partition.is_called(named)), None)
+        if partition is None:
+            raise ShareUnavailable(
+                f"{PARTITION_VARIABLE}='{named}' is no partition of the MPS daemon at {self.pipe_dir}; set it to one "
+                f"that `echo lspart | {PROGRAM}` lists, or unset {PIPE_VARIABLE} to have a daemon started"
+            )
+        if partition.chunks != chunks:
+            raise ShareUnavailable(
+                f"{PARTITION_VARIABLE} names a partition of {partition.chunks} chunks, and mps-sm:{chunks} was asked "
+                f"for; ask for mps-sm:{partition.chunks}, or name another partition"
+            )
+        return named
+
+    def is_active(self) -> bool:
+        """Whether a new client would be let in: every server is ACTIVE, or none has been started yet."""
+        return all(self.control.server_state(server) is ServerState.ACTIVE for server in self.control.servers())
+
+    def wait_until_active(self, timeout_s: float = _ACTIVE_TIMEOUT_S) -> None:
+        """Return once a new client will be let in: after a fault, when every client of that time has left.
+
+        Raises MpsFailed after `timeout_s`.
+        """
+        if not _within(timeout_s, self.is_active):
+            servers = self.control.servers()
+            told = ", ".join(f"server {server} is {self.control.server_state(server)}" for server in servers)
+            left = [str(client) for server in servers for client in self.control.clients(server)]
+            raise MpsFailed(
+                f"MPS: {told or 'no server'} after {timeout_s:g} s; a fault is over when every client of its time has "
+                f"left, and there are still: {', '.join(left) or 'none'}"
+            )
+
+    def revive(self) -> None:
+        """Start the daemon again if it has died and is ours; called once every client has left. Raises MpsFailed."""
+
+    def end_client(self, pid: int) -> bool:
+        """End the contexts of the client process `pid`, so that it can be killed: killing a busy client leaves its
+        server in an undefined state. False when `pid` is no client, or none any more; it can be killed at once.
+
+        Raises MpsFailed when it could not be ended: who kills it all the same has to take the server for faulted.
+        """
+        # The same number in another PID namespace is another process.
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+        ours = {client for client in self.control.processes() if client.namespace == namespace}
+        found = {client for client in ours if client.pid == pid}
+        for client in found:
+            self.control.terminate_client(client.server, client.pid)
+        strange = [client.pid for client in ours if not Path(f"/proc/{client.pid}").exists()]
+        if strange and not found:
+            raise MpsFailed(
+                f"MPS: client {pid} cannot be ended: the daemon at {self.pipe_dir} knows processes by other numbers "
+                f"({strange[0]} is none here); run the worker in the daemon's PID namespace (--pid=host)"
+            )
+        return bool(found)
+
+
+class OwnMpsDaemon(MpsDaemon):
+    """The daemon of one GPU: started by the first worker that holds it, ended by the last.
+
+    `folder` has the daemon's pipes and logs, and the locks of those who hold it. A daemon that killed workers left
+    behind is taken over by the next worker.
+    """
+
+    def __init__(
+        self, gpu_uuid: str, *, static: bool = False, folder: Path | None = None, program: str = PROGRAM
+    ) -> None:
+        self._folder = folder or default_folder(gpu_uuid)
+        super().__init__(self._folder / "pipe", program)
+        self._gpu_uuid = gpu_uuid
+        self._static = static
+        self._program = program
+        self._locks = FolderLocks(self._folder)
+        self._pool = PartitionPool(gpu_uuid, self.control, self._locks)
+        self._user: Held | None = None
+        self._partition: tuple[str, Held] | None = None
+
+    def probe(self) -> None:
+        if shutil.which(self._program) is None:
+            raise MpsFailed(
+                f"MPS: there is no program {self._program} here; it comes with the NVIDIA driver, on some systems in a "
+                "package of its own"
+            )
+        longest = len(os.fsencode(self.pipe_dir / "control_privileged"))
+        if longest > _LONGEST_SOCKET_PATH:
+            raise MpsFailed(
+                f"MPS: a socket in {self.pipe_dir} would have a path of {longest} bytes, and {_LONGEST_SOCKET_PATH} "
+                "are possible; set TMPDIR to a shorter folder"
+            )
+
+    def hold(self) -> None:
+        if self._user is not None:
+            return
+        self.probe()
+        self._own_folder()
+        with self._locks.door():
+            if self._is_running() and self._is_static() != self._static:
+                self._end_other_mode()
+            if not self._is_running():
+                self._start()
+            self._user = self._locks.share("users")
+
+    def release(self) -> None:
+        if self._user is None:
+            return
+        with self._locks.door():
+            if self._partition is not None:
+                self._partition[1].close()
+            self._user.close()
+            self._user = self._partition = None
+            if self._locks.is_free("users"):
+                self._end()
+
+    def revive(self) -> None:
+        with self._locks.door():
+            if self._user is None or self._is_running():
+                return
+            if self._static:
+                raise MpsFailed(
+                    f"MPS: the control daemon of {self._gpu_uuid} has died, and its partitions with it; look into "
+                    f"{self._logs}, and start the workers of mps-sm shares again"
+                )
+            _log.warning("the MPS control daemon at %s has died and is started again", self.pipe_dir)
+            self._start()
+
+    def take_partition(self, chunks: int) -> str:
+        """A partition that no other worker has. Raises ShareUnavailable."""
+        self.hold()
+        if self._partition is None:
+            with self._locks.door():
+                self._partition = self._pool.take(chunks)
+        return self._partition[0]
+
+    def _own_folder(self) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._folder.stat().st_uid != os.getuid():
+            raise MpsFailed(f"MPS: the folder {self._folder} belongs to another user; remove it, or set TMPDIR")
+
+    def _is_running(self) -> bool:
+        try:
+            self.control.servers()
+        except MpsUnreachable:
+            return False
+        return True
+
+    def _is_static(self) -> bool:
+        return self._mode_file.exists()
+
+    @property
+    def _logs(self) -> Path:
+        return self._folder / "log"
+
+    @property
+    def _mode_file(self) -> Path:
+        """Exists while the daemon is one that was started for static partitions."""
+        return self._folder / "static"
+
+    def _end_other_mode(self) -> None:
+        """A daemon has one mode for its life: end one that nobody uses."""
+        if not self._locks.is_free("users"):
+            serves, wanted = ("mps-sm", "mps") if self._is_static() else ("mps", "mps-sm")
+            raise ShareUnavailable(
+                f"the MPS daemon of {self._gpu_uuid} serves {serves} shares, and cannot serve {wanted} shares beside "
+                f"them; end the workers of {serves} shares on this GPU first"
+            )
+        self._end()
+
+    def _start(self) -> None:
+        shutil.rmtree(self.pipe_dir, ignore_errors=True)  # the sockets of a daemon that died
+        logs = self._logs
+        for folder in (self.pipe_dir, logs):
+            folder.mkdir(exist_ok=True)
+        self._mode_file.unlink(missing_ok=True)
+        if self._static:
+            self._mode_file.touch()
+        # Into a file: the daemon keeps its output open, and a pipe would never come to its end.
+        with (logs / "start.log").open("w") as said:
+            try:
+                subprocess.run(
+                    [self._program, "-d", *(["-S"] if self._static else [])],
+                    env=self._environment_of_daemon(logs),
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    timeout=_START_TIMEOUT_S,
+                    check=True,
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                hint = "; static partitions need driver 590 or newer" if self._static else ""
+                raise MpsFailed(f"MPS: the control daemon did not start ({error}); look into {logs}{hint}") from error
+        if not _within(_START_TIMEOUT_S, self._is_running):
+            raise MpsFailed(f"MPS: the control daemon did not answer within {_START_TIMEOUT_S:g} s; look into {logs}")
+
+    def _environment_of_daemon(self, logs: Path) -> dict[str, str]:
+        """Without MPS's own variables, whose limits would hold for every client; and with the GPU by its UUID, because
+        the daemon renumbers devices.
+        """
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
+        own = {PIPE_VARIABLE: str(self.pipe_dir), _LOG_VARIABLE: str(logs), "CUDA_VISIBLE_DEVICES": self._gpu_uuid}
+        return environment | own
+
+    def _end(self) -> None:
+        with contextlib.suppress(MpsUnreachable):
+            self.control.quit()
+        if not _within(_QUIT_TIMEOUT_S, lambda: not self._is_running()):
+            raise MpsFailed(f"MPS: the control daemon at {self.pipe_dir} did not end within {_QUIT_TIMEOUT_S:g} s")
+
+
+def default_folder(gpu_uuid: str) -> Path:
+    """Where this user's workers on this host find the daemon of a GPU."""
+    return Path(tempfile.gettempdir()) / f"fractune-mps-{os.getuid()}-{gpu_uuid}"
+
+
+def mps_daemon(gpu_uuid: str, *, static: bool = False) -> MpsDaemon:
+    """The daemon that CUDA_MPS_PIPE_DIRECTORY names, or one of our own for this GPU."""
+    pipe_dir = os.environ.get(PIPE_VARIABLE)
+    return MpsDaemon(Path(pipe_dir)) if pipe_dir else OwnMpsDaemon(gpu_uuid, static=static)
+
+
+def _within(timeout_s: float, holds: Callable[[], bool]) -> bool:
+    """Whether `holds` comes true in time; polls."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_EVERY_S)
+    return True

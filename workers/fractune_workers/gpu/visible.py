@@ -1,0 +1,40 @@
+"""Which GPU a worker works on: the first that CUDA_VISIBLE_DEVICES names, else the first of all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu.nvml import Gpu
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpu(gpus: Sequence[Gpu]) -> Gpu:
+    """The GPU of this process. A number counts as nvidia-smi counts; a MIG instance means the GPU that it is part of.
+
+    Raises ShareUnavailable when there is none, or none of that name.
+    """
+    if not gpus:
+        raise ShareUnavailable("the NVIDIA driver sees no GPU; see what `nvidia-smi -L` says")
+    named = os.environ.get(VISIBLE)
+    if named is None:
+        return gpus[0]
+    first = named.partition(",")[0].strip()
+    found = [gpu for gpu in gpus if _is_named(gpu, first)]
+    if len(found) != 1:
+        there = ", ".join(gpu.uuid for gpu in gpus)
+        raise ShareUnavailable(
+            f"{VISIBLE}='{named}' names no one GPU; name it by its number or its UUID, of which there are: {there}"
+        )
+    return found[0]
+
+
+def _is_named(gpu: Gpu, name: str) -> bool:
+    """Whether `name` is the GPU's number, its UUID or the beginning of it, or the UUID of one of its instances."""
+    if name.isdecimal():
+        return gpu.index == int(name)
+    if any(instance.uuid == name for instance in gpu.instances):
+        return True
+    return name.startswith("GPU-") and gpu.uuid.startswith(name)

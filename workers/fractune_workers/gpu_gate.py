@@ -1,0 +1,96 @@
+"""The gate of a GPU: measurements run side by side as long as their claims fit, or alone; first come, first served.
+
+A folder for each GPU, with a file for each claim. Its holder locks it; the kernel frees the claims of a process that
+dies. Who comes stands at the turnstile until its claim fits, and whoever comes later stands behind: a final that wants
+the GPU to itself is not passed by trials that would still fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from fractune_core.side_by_side import Claim
+from fractune_workers.locked import is_locked
+
+_LOOK_EVERY_S = 0.005
+"""how soon the first in the queue sees that a claim has ended; those behind it sleep in the kernel"""
+
+
+@dataclass
+class Turn:
+    """A measurement's turn."""
+
+    neighbours: int
+    """other measurements beside it when it began; on a GPU, once it is over, the most that there were at one time"""
+
+
+class GpuGate:
+    """The claims on the GPU `identity` (its UUID), in a folder below `directory`, where all workers of a host meet."""
+
+    def __init__(self, directory: Path, identity: str) -> None:
+        self._folder = directory / f"gpu-{quote(identity, safe='')}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def holding(self, claim: Claim) -> Iterator[Turn]:
+        """Wait until `claim` fits beside those that are held, and hold it until the block ends or this process does."""
+        with contextlib.ExitStack() as held:
+            with (self._folder / "turnstile").open("a") as turnstile:
+                fcntl.flock(turnstile, fcntl.LOCK_EX)
+                self._bury_the_dead()
+                while not claim.fits((others := self._claims()).values()):
+                    time.sleep(_LOOK_EVERY_S)
+                own = self._put_down(claim, held)
+                _note_company([own, *others], len(others))
+            turn = Turn(len(others))
+            try:
+                yield turn
+            finally:
+                turn.neighbours = _most_company(own)
+
+    # Only who is in the turnstile puts down a claim, removes one that is not his, or writes into one.
+
+    def _put_down(self, claim: Claim, held: contextlib.ExitStack) -> Path:
+        path = self._folder / f"claim-{uuid.uuid4().hex}"
+        file = held.enter_context(path.open("x"))
+        held.callback(path.unlink, missing_ok=True)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(asdict(claim)))
+        file.flush()
+        return path
+
+    def _claims(self) -> dict[Path, Claim]:
+        """Those that are held."""
+        claims = {}
+        for path in filter(is_locked, self._files()):
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                claims[path] = Claim(**json.loads(path.read_text().partition("\n")[0]))
+        return claims
+
+    def _bury_the_dead(self) -> None:
+        for path in self._files():
+            if not is_locked(path):
+                path.unlink(missing_ok=True)
+
+    def _files(self) -> Iterator[Path]:
+        return self._folder.glob("claim-*")
+
+
+def _note_company(paths: Iterable[Path], others: int) -> None:
+    """Tell those who hold the claims that each has so many beside it now: a line at the end of its file."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
+            file.seek(0, 2)
+            file.write(f"\n{others}")
+
+
+def _most_company(own: Path) -> int:
+    return max(int(line) for line in own.read_text().splitlines()[1:])

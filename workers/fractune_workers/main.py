@@ -1,0 +1,189 @@
+"""One worker process: gets ready, registers, and serves its queues until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+from rq import Queue, SimpleWorker
+from rq.serializers import JSONSerializer
+
+from fractune_core.errors import BadRequest, RedisGone
+from fractune_core.noise import DEFAULT_MARGIN
+from fractune_core.records import WARM
+from fractune_core.shares import Share
+from fractune_core.wire import WORKER_TTL_S, WorkerInfo, worker_key
+from fractune_workers import entry
+from fractune_workers.confinement.cpu import CpuConfinement
+from fractune_workers.gate import Gate, default_gate_dir
+from fractune_workers.roles import Role
+from fractune_workers.roles.build import Builder
+from fractune_workers.roles.compile import Compiler
+from fractune_workers.roles.measure import Measurer
+from fractune_workers.roles.tune import Tuner
+from fractune_workers.spool import open_spool
+from fractune_workers.station import Station
+
+ROLES = ("compile", "tune", "build", "measure")
+_RENEW_S = 1.0
+_REDIS_RETRIES = 6
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How to run a worker."""
+
+    role: str
+    redis_url: str
+    secret: bytes
+    """shared by the fleet: artifacts are signed with it"""
+    share: str | None = None
+    """measurers only, and they need it"""
+    cores: list[int] | None = None
+    """cores to compute on, of a GPU's measurer those that launch its kernels; None = all that this process may use, for
+    a CPU's measurer as many of them as its share says"""
+    gate_dir: Path | None = None
+    """lock files of the host's cores; None = one folder for all of this user's workers on this host"""
+    name: str | None = None
+    margin: float | None = None
+    """measurers only: a trial at most this many times slower than the fastest is timed for longer; None = default"""
+    cache: str = WARM
+    """measurers of a GPU only: WARM or COLD"""
+
+
+def run_worker(options: WorkerOptions) -> None:
+    """Serve until SIGTERM or SIGINT, which let the work in hand end first.
+
+    Raises BadRequest for options that do not fit, RedisGone when Redis is not there, ShareUnavailable when the
+    share cannot be entered or verified.
+    """
+    _check(options)
+    _stay_on(options)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    with open_spool() as spool:
+        station = _station(options, spool)
+        role = _role(options, station)
+        try:
+            role.start()
+            entry.install(station, role)
+            with _registered(station, role, options.role):
+                _serve(station, role)
+        finally:
+            role.stop()
+
+
+def _check(options: WorkerOptions) -> None:
+    if options.role not in ROLES:
+        raise BadRequest(f"role '{options.role}' is unknown; choose one of {', '.join(ROLES)}")
+    if (options.role == "measure") != (options.share is not None):
+        raise BadRequest(f"role '{options.role}': --share goes with the role measure, and the role measure needs it")
+
+
+def _stay_on(options: WorkerOptions) -> None:
+    """Keep search and builds on their cores. Of a measurer, only the child is kept on them, when it starts."""
+    if not options.cores or _measures_on_cpu(options):  # whose confinement has its own word on cores
+        return
+    allowed = os.sched_getaffinity(0)
+    if allowed.isdisjoint(options.cores):
+        raise BadRequest(f"cores {options.cores}: this process may use {sorted(allowed)} only")
+    if options.role != "measure":
+        os.sched_setaffinity(0, options.cores)
+
+
+def _measures_on_cpu(options: WorkerOptions) -> bool:
+    return options.share is not None and Share.parse(options.share).device_kind == "cpu"
+
+
+def _station(options: WorkerOptions, spool: Path) -> Station:
+    # RQ waits on its queues for minutes: redis-py's own limit of a few seconds would end the worker.
+    retry = Retry(ExponentialBackoff(), _REDIS_RETRIES)
+    connection = redis.Redis.from_url(options.redis_url, retry=retry, socket_timeout=None)
+    try:
+        connection.ping()
+    except redis.RedisError as error:
+        raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
+    cores = options.cores or sorted(os.sched_getaffinity(0))
+    if options.share is not None and not options.cores:
+        share = Share.parse(options.share)
+        if share.mechanism == "cpu":
+            cores = CpuConfinement(share).cores
+    return Station(
+        name=options.name or f"{options.role}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
+        redis=connection,
+        secret=options.secret,
+        gate=Gate(options.gate_dir or default_gate_dir()),
+        cores=cores,
+        spool=spool,
+    )
+
+
+def _role(options: WorkerOptions, station: Station) -> Role:
+    if options.share is not None:
+        return Measurer(station, Share.parse(options.share), options.margin or DEFAULT_MARGIN, options.cache)
+    if options.role == "compile":
+        return Compiler(station)
+    if options.role == "tune":
+        return Tuner(station)
+    return Builder(station)
+
+
+@contextlib.contextmanager
+def _registered(station: Station, role: Role, role_name: str) -> Iterator[None]:
+    """Say every second that this worker lives; take the entry back at the end."""
+    info = _info(station, role_name)
+    role.describe(info)
+    text = json.dumps(info)
+    ended = threading.Event()
+
+    def renew() -> None:
+        while True:
+            with contextlib.suppress(redis.RedisError):
+                station.redis.set(worker_key(station.name), text, ex=WORKER_TTL_S)
+            if ended.wait(_RENEW_S):
+                return
+
+    thread = threading.Thread(target=renew, name="renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(redis.RedisError):
+            station.redis.delete(worker_key(station.name))
+
+
+def _info(station: Station, role_name: str) -> WorkerInfo:
+    return {
+        "name": station.name,
+        "role": role_name,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started_at": time.time(),
+        "cores": station.cores,
+        "device": {},
+        "granted": {},
+        "share": "",
+        "target": "",
+        "versions": {},
+    }
+
+
+def _serve(station: Station, role: Role) -> None:
+    """RQ's loop, without a fork for each piece of work: the role's child is the process that may crash."""
+    queues = [Queue(name, connection=station.redis, serializer=JSONSerializer) for name in role.queues()]
+    worker = SimpleWorker(queues, name=station.name, connection=station.redis, serializer=JSONSerializer)
+    worker.log.setLevel(logging.WARNING)
+    worker.work(logging_level="WARNING")

@@ -1,0 +1,176 @@
+"""What a measurement is worth on this machine: the same candidates, timed with more and less care and company.
+
+Every setting is passed twice, in turn with the others, so that all meet the same weather. The second pass goes through
+the candidates backwards and on another measurer: a machine that gets slower, or a core that is slower, shows as spread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fractune_core.devices import Device
+from fractune_core.records import TRIAL_POLICY
+from fractune_core.shares import Share
+from fractune_core.side_by_side import ALONE
+from fractune_workers.bench import Batch
+from fractune_workers.candidates import (
+    Candidates,
+    Operator,
+    OperatorBuilder,
+    Workplace,
+    builtin_operator,
+    heaviest_operator,
+    sample,
+)
+from fractune_workers.company import BUILDERS_AT_MOST, Company, Lane, builds_beside, gather
+from fractune_workers.gate import Gate, default_gate_dir
+from fractune_workers.gpu_gate import GpuGate
+from fractune_workers.noise_report import FIRST, RACE, REFERENCE, Pass, Setting, report
+from fractune_workers.owner import owned
+
+_PASSES = 2
+_BATCH = 8
+"""candidates given to a measurer at once, about as many as a search gives"""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class NoiseOptions:
+    """What to time, and in how much company."""
+
+    share: Share
+    measurers: tuple[int, ...] = (1, 2)
+    """numbers of concurrent measurers; one alone is always among them"""
+    candidates: int = 24
+    seed: int = 0
+    model: Path | None = None
+    """take its heaviest operator; None = a convolution"""
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    only: str = ""
+
+
+def measure_noise(options: NoiseOptions, tell: Tell) -> dict[str, Any]:
+    """Measure and judge; the report as plain JSON values (see `noise_report`).
+
+    `tell` is given a line of progress now and then. Raises ShareUnavailable, BadModel, or FractuneError when too few
+    candidates can be built or timed.
+    """
+    start = time.perf_counter()
+    cores = sorted(os.sched_getaffinity(0))
+    gate = Gate(default_gate_dir())
+    measurers = sorted({1, *options.measurers})
+    with contextlib.ExitStack() as held:
+        company = gather(options.share, measurers, cores, held)
+        tell(f"measurers at {options.share}: {len(company.lanes)}")
+        place = Workplace(gate, cores)
+        operator = _operator(options, company, place)
+        tell(f"operator {operator.name}: building {options.candidates} candidates")
+        operator = operator.for_units(company.granted.units)
+        # A builder's child starts with its first work: those that are never needed cost nothing.
+        builders = [held.enter_context(owned(OperatorBuilder(operator))) for _ in cores[:BUILDERS_AT_MOST]]
+        candidates = sample(operator, options.candidates, options.seed, place, builders[0])
+        experiment = Experiment(gate, cores, company.lanes, builders, candidates)
+        passes = experiment.run(settings(company.counts), tell)
+    own_cores = {count: experiment.are_apart(count) for count in company.counts}
+    return {
+        "event": "noise",
+        "share": str(options.share),
+        "granted": company.granted.to_json(),
+        "device": Device.from_json(company.hello["device"]).key,
+        "operator": candidates.operator.name,
+        "seed": options.seed,
+        **report(passes, own_cores, company.notes),
+        "wall_s": time.perf_counter() - start,
+    }
+
+
+def settings(measurers: Sequence[int]) -> list[Setting]:
+    """The reference, the shortest timing alone, the race, and each number of measurers without and with builds."""
+    crowds = itertools.product(measurers, (False, True))
+    return [REFERENCE, FIRST, RACE, *(Setting(TRIAL_POLICY, count, builds) for count, builds in crowds)]
+
+
+class Experiment:
+    """The candidates, the measurers and the builders; every pass has the whole machine to itself."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        cores: Sequence[int],
+        lanes: Sequence[Lane],
+        builders: Sequence[OperatorBuilder],
+        candidates: Candidates,
+    ) -> None:
+        self._gate = gate
+        self._cores = cores
+        self._lanes = lanes
+        self._builders = builders
+        self._candidates = candidates
+
+    def run(self, wanted: Sequence[Setting], tell: Tell) -> dict[Setting, list[Pass]]:
+        passes: dict[Setting, list[Pass]] = {setting: [] for setting in wanted}
+        for turn, setting in itertools.product(range(_PASSES), wanted):
+            with self._undisturbed():
+                timed = self._pass(setting, turn)
+            tell(f"pass {turn + 1} of {_PASSES}: {setting}: {timed.wall_s:.1f} s, {timed.failures} failed")
+            passes[setting].append(timed)
+        return passes
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """No other measurement on the GPU, nor anything else on the cores."""
+        gpu = self._lanes[0].gpu_uuid
+        with contextlib.ExitStack() as held:
+            if gpu is not None:
+                held.enter_context(GpuGate(self._gate.directory, gpu).holding(ALONE))
+            held.enter_context(self._gate.measuring(self._cores))
+            yield
+
+    def are_apart(self, count: int) -> bool:
+        """Whether the first `count` measurers have no core in common."""
+        taken = [core for lane in self._lanes[:count] for core in lane.cores]
+        return len(set(taken)) == len(taken)
+
+    def _pass(self, setting: Setting, turn: int) -> Pass:
+        lanes = self._lanes[: setting.measurers]
+        with self._builds_beside(lanes) if setting.builds else contextlib.nullcontext():
+            start = time.perf_counter()
+            timings = [lane.time(batch, setting.policy) for lane, batch in self._dealt(lanes, setting, turn)]
+            outcomes = {name: outcome for timing in timings for name, outcome in timing.result().items()}
+            return Pass(outcomes, time.perf_counter() - start)
+
+    def _builds_beside(self, lanes: Sequence[Lane]) -> contextlib.AbstractContextManager[None]:
+        """As the one-machine stack has them: one a core that is not measured, or one a core if none is left."""
+        measured = {core for lane in lanes for core in lane.cores}
+        rest = [core for core in self._cores if core not in measured] or self._cores
+        return builds_beside(self._builders[: len(rest)], self._candidates.traces, rest)
+
+    def _dealt(self, lanes: Sequence[Lane], setting: Setting, turn: int) -> Iterator[tuple[Lane, Batch]]:
+        """Every candidate to one of the measurers, in batches; in the next turn backwards, and to the next one."""
+        names = list(self._candidates.codes)
+        for number, lane in enumerate(lanes):
+            own = names[(number + turn) % len(lanes) :: len(lanes)][:: -1 if turn else 1]
+            # A race goes on from the fastest so far, which is known within a batch only.
+            size = _BATCH if setting.policy else len(own)
+            for first in range(0, len(own), size):
+                yield lane, self._batch(own[first : first + size])
+
+    def _batch(self, names: Sequence[str]) -> Batch:
+        seed = zlib.crc32(self._candidates.operator.workload_hash.encode())
+        return Batch(self._candidates.args_info, seed, {name: self._candidates.codes[name] for name in names})
+
+
+def _operator(options: NoiseOptions, company: Company, place: Workplace) -> Operator:
+    target = company.hello["target"] if options.share.device_kind == "cuda" else ""
+    if options.model is None:
+        return builtin_operator(target, place)
+    return heaviest_operator(options.model, options.inputs, options.only, target, place)

@@ -1,0 +1,151 @@
+"""What was timed, and what it tells: every setting's score, and the advice, as plain JSON values."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fractune_core.errors import FractuneError
+from fractune_core.noise import (
+    DEFAULT_MARGIN,
+    NoiseAdvice,
+    Score,
+    is_negligible,
+    mean_times,
+    measurers_at_once,
+    racing_margin,
+    score,
+    spread,
+    tie_width,
+)
+from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
+from fractune_workers.bench import Outcome
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How candidates are timed."""
+
+    policy: TimingPolicy | None
+    """None = raced, as a search does it"""
+    measurers: int = 1
+    """at the same time, each with its part of the candidates"""
+    builds: bool = False
+    """builds run beside"""
+
+    @property
+    def policy_name(self) -> str:
+        return self.policy.name if self.policy else "race"
+
+    def __str__(self) -> str:
+        company = "alone" if self.measurers == 1 else f"{self.measurers} measurers"
+        return f"{self.policy_name}, {company}{', builds beside' if self.builds else ''}"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One timing of all candidates."""
+
+    outcomes: dict[str, Outcome]
+    wall_s: float
+
+    @property
+    def times(self) -> dict[str, float]:
+        return {name: each.median_s for name, each in self.outcomes.items() if each.status is Status.OK}
+
+    @property
+    def failures(self) -> int:
+        return len(self.outcomes) - len(self.times)
+
+
+REFERENCE = Setting(FINAL_POLICY)
+FIRST = Setting(FIRST_POLICY)
+RACE = Setting(None)
+Passes = Mapping[Setting, Sequence[Pass]]
+
+
+def report(passes: Passes, own_cores: Mapping[int, bool], notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Scores, advice and notes of a finished experiment: times in seconds, spreads and regrets as fractions.
+
+    `own_cores`: by number of measurers, whether each has cores of its own. `notes` come before those of the report.
+    Raises FractuneError when the reference could time nothing.
+    """
+    first, second = (each.times for each in passes[REFERENCE])
+    reference = mean_times(first, second)
+    noise = spread(first, second)
+    if noise is None:
+        causes = [each.cause for each in passes[REFERENCE][0].outcomes.values() if each.cause]
+        raise FractuneError(f"no candidate could be timed twice: {causes[0] if causes else 'each failed once'}")
+    tie = tie_width(noise)
+    # The reference's own passes are judged by each other: against their mean they would vouch for themselves.
+    against = dict.fromkeys(passes, (reference, reference)) | {REFERENCE: (second, first)}
+    scores = {
+        setting: score([each.times for each in timed], against[setting], tie) for setting, timed in passes.items()
+    }
+    return {
+        "candidates": len(passes[REFERENCE][0].outcomes),
+        "tie_width": tie,
+        "settings": [_told(setting, passes[setting], scores[setting], own_cores) for setting in passes],
+        "advice": asdict(_advice(reference, passes, scores)),
+        "race_margin": DEFAULT_MARGIN,
+        "race_keeps_winner": is_negligible(scores[RACE].regret),
+        "notes": [*notes, *_notes(noise.p90, scores[REFERENCE], own_cores)],
+    }
+
+
+def _advice(reference: Mapping[str, float], passes: Passes, scores: Mapping[Setting, Score]) -> NoiseAdvice:
+    """A reference that does not agree with itself cannot vouch for others: then the careful advice."""
+    quiet = {each.measurers: score for each, score in scores.items() if each.policy == TRIAL_POLICY and not each.builds}
+    judges = scores[REFERENCE].is_good
+    measurers = measurers_at_once(quiet) if judges else 1
+    margin = racing_margin(reference, [each.times for each in passes[FIRST]])
+    return NoiseAdvice(
+        measurers=measurers,
+        margin=margin if judges else max(margin, DEFAULT_MARGIN),
+        builds_beside=judges and scores[Setting(TRIAL_POLICY, measurers, builds=True)].is_good,
+        tau=quiet[measurers].tau,
+        regret=quiet[measurers].regret,
+        measured_at=time.time(),
+    )
+
+
+def _told(setting: Setting, timed: Sequence[Pass], judged: Score, own_cores: Mapping[int, bool]) -> dict[str, Any]:
+    candidates = timed[0].outcomes
+    return {
+        "name": str(setting),
+        "policy": setting.policy_name,
+        "measurers": setting.measurers,
+        "builds": setting.builds,
+        "own_cores": own_cores[setting.measurers],
+        "spread_median": judged.spread.median if judged.spread else None,
+        "spread_p90": judged.spread.p90 if judged.spread else None,
+        "tau": judged.tau,
+        "tau_all": judged.tau_all,
+        "regret": judged.regret,
+        "failures": sum(each.failures for each in timed),
+        "secs_per_candidate": sum(each.wall_s for each in timed) / len(timed) / len(candidates),
+        "median_s": {name: [_finite(each.outcomes[name].median_s) for each in timed] for name in candidates},
+    }
+
+
+def _notes(noise: float, reference: Score, own_cores: Mapping[int, bool]) -> list[str]:
+    notes = [
+        f"{count} measurers share cores: this machine has too few for each to have its own"
+        for count, own in own_cores.items()
+        if not own
+    ]
+    if reference.tau is None:
+        notes.append("the candidates are ties: nothing to rank, so the advice is careful; try more of them, or --model")
+    elif not reference.is_good:
+        notes.append(
+            f"the reference does not agree with itself (A/A p90 {noise:.1%}), so the advice is careful: something else "
+            "uses this machine, or its clock wanders; repeat this when it is quiet"
+        )
+    return notes
+
+
+def _finite(secs: float) -> float | None:
+    return secs if math.isfinite(secs) else None

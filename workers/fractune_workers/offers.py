@@ -1,0 +1,209 @@
+"""What this machine can offer: its devices, the shares of each, and the proof of each one.
+
+Whether a share can be had is asked of its own confinement. Where CUDA or MPS rounds, the units are known only once
+somebody has entered the share; until then they are what is expected, or not said at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
+from fractune_core.shares import GrantedShare, Share
+from fractune_workers.child import Child
+from fractune_workers.confinement import confinement_for
+from fractune_workers.gpu.nvml import Gpu, open_nvml
+from fractune_workers.gpu.visible import VISIBLE
+
+NOT_PROVED = "not proved"
+PROOF_FAILED = "proof failed"
+_PROVE_TIMEOUT_S = 60.0
+_PERCENTAGES = (10, 25, 50, 75, 100)
+_CHUNKS = (1, 2, 4, 8)
+_PROOFS = {
+    "cpu": "affinity of every thread, cgroup quota",
+    "mps": "MPS attribute, SM count, %smid",
+    "mps-sm": "MPS attribute, SM count, %smid",
+    "mig": "UUID, SM count, %smid",
+    "green": "resources of the context, %smid on its stream",
+    "full": "UUID, SM count, %smid",
+}
+"""What `verify` of each mechanism reads from inside"""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A share of a device."""
+
+    share: str
+    units: int | None
+    """proved, or expected; None where only a proof can tell"""
+    units_total: int
+    unit: str
+    memory_bytes: int | None
+    reserved: bool | None
+    """None where only a proof can tell"""
+    proof: str
+    """what was read from inside to prove it, or NOT_PROVED, or PROOF_FAILED"""
+    device_key: str = ""
+    """as records name the device; empty when not known"""
+    instances: tuple[str, ...] = ()
+    """UUIDs of the MIG instances that it may be"""
+    refusal: str = ""
+    """why it cannot be had here, or how its proof failed; empty when it can"""
+
+    @property
+    def fraction(self) -> float | None:
+        return None if self.units is None else self.units / self.units_total
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "instances": list(self.instances), "fraction": self.fraction}
+
+
+@dataclass(frozen=True)
+class Offers:
+    """The shares of one device."""
+
+    kind: str
+    """`cpu` or `cuda`"""
+    label: str
+    """the product's name, with what tells it apart"""
+    uuid: str
+    offers: tuple[Offer, ...]
+
+
+def machine_offers(*, prove: bool) -> Iterator[Offers]:
+    """The host CPU, then each GPU. With `prove`, each share is entered and verified in a child process.
+
+    Raises NvmlFailed after the host CPU when GPUs cannot be asked for.
+    """
+    yield _cpu_offers(prove=prove)
+    for gpu in open_nvml().gpus():
+        with _working_on(gpu):
+            found = _gpu_offers(gpu, prove=prove)
+        yield found
+
+
+def _cpu_offers(*, prove: bool) -> Offers:
+    cores, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    blank = Offer("", None, total, "core", memory_bytes, reserved=False, proof="")
+    offers = [
+        _offer(Share("cpu", str(count)), replace(blank, units=count), prove=prove) for count in _doubling(1, cores)
+    ]
+    return Offers("cpu", f"{_cpu_name()} ({cores} of {total} cores may be used here)", "", tuple(offers))
+
+
+def _gpu_offers(gpu: Gpu, *, prove: bool) -> Offers:
+    memory_gib = round(gpu.memory_bytes / 2**30)
+    mode = ", MIG mode" if gpu.mig else ""
+    label = f"{gpu.name} ({gpu.arch}, {gpu.sms} SMs, {memory_gib} GiB, driver {gpu.driver}{mode})"
+    blank = Offer("", None, gpu.sms, "sm", gpu.memory_bytes, reserved=None, proof="")
+    shares = [(Share("full"), replace(blank, units=gpu.sms, reserved=gpu.exclusive))]
+    shares += [(Share("green", str(sms)), replace(blank, units=sms, reserved=False)) for sms in _green_sizes(gpu)]
+    shares += [(Share("mps", str(percent)), replace(blank, reserved=False)) for percent in _PERCENTAGES]
+    shares += [(Share("mps-sm", str(chunks)), replace(blank, reserved=True)) for chunks in _CHUNKS]
+    shares += list(_mig_shares(gpu, blank))
+    return Offers("cuda", label, gpu.uuid, tuple(_offer(share, expected, prove=prove) for share, expected in shares))
+
+
+def _green_sizes(gpu: Gpu) -> list[int]:
+    """Sizes that CUDA's documented steps leave as they are: multiples of 8 since 9.0, before that of 2 from 4 on."""
+    step, least = (8, 8) if gpu.capability >= (9, 0) else (2, 4)
+    return _doubling(least, gpu.sms // step * step)
+
+
+def _mig_shares(gpu: Gpu, blank: Offer) -> Iterator[tuple[Share, Offer]]:
+    """One for each kind of instance; a part of a GPU instance has no short name and goes by its UUID."""
+    for kind in dict.fromkeys((found.profile, found.sms, found.memory_bytes) for found in gpu.instances):
+        profile, sms, memory_bytes = kind
+        alike = [found.uuid for found in gpu.instances if (found.profile, found.sms, found.memory_bytes) == kind]
+        for size in [profile] if _is_share(f"mig:{profile}") else alike:
+            uuids = tuple(alike) if size == profile else (size,)
+            expected = replace(blank, units=sms, memory_bytes=memory_bytes, reserved=True, instances=uuids)
+            yield Share("mig", size), expected
+    if not gpu.instances:
+        yield Share("mig"), replace(blank, reserved=True)  # refused, with the way to make some
+
+
+def _is_share(text: str) -> bool:
+    try:
+        Share.parse(text)
+    except BadRequest:
+        return False
+    return True
+
+
+def _offer(share: Share, expected: Offer, *, prove: bool) -> Offer:
+    """The share as its confinement sees it, proved if wanted and possible."""
+    named = replace(expected, share=str(share), proof=NOT_PROVED)
+    try:
+        confinement_for(share).probe()
+    except ShareUnavailable as error:
+        return replace(named, units=None, reserved=None, refusal=str(error))
+    return _proved(share, named) if prove else named
+
+
+def _proved(share: Share, expected: Offer) -> Offer:
+    """The share as a child was granted it that entered it as a worker would."""
+    confinement = confinement_for(share)
+    try:
+        granted, device_key = _enter(share, confinement.environment())
+    except FractuneError as error:  # refused, or the child died or hung
+        return replace(expected, units=None, reserved=None, proof=PROOF_FAILED, refusal=str(error))
+    finally:
+        confinement.leave()
+    return replace(
+        expected,
+        units=granted.units,
+        units_total=granted.units_total,
+        memory_bytes=granted.memory_bytes,
+        reserved=granted.reserved,
+        proof=_PROOFS[share.mechanism],
+        device_key=device_key,
+    )
+
+
+def _enter(share: Share, environment: dict[str, str]) -> tuple[GrantedShare, str]:
+    child = Child("fractune_workers.children.proving", [str(share)], env=environment)
+    try:
+        granted = GrantedShare.from_json(child.call("granted", _PROVE_TIMEOUT_S))
+        return granted, child.call("device_key", _PROVE_TIMEOUT_S)
+    finally:
+        child.stop()
+
+
+@contextlib.contextmanager
+def _working_on(gpu: Gpu) -> Iterator[None]:
+    """Within the block this process and its children work on `gpu`."""
+    before = os.environ.get(VISIBLE)
+    os.environ[VISIBLE] = gpu.uuid
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VISIBLE]
+        else:
+            os.environ[VISIBLE] = before
+
+
+def _doubling(least: int, most: int) -> list[int]:
+    """`least`, twice that and so on, and `most` at the end."""
+    sizes = []
+    while least < most:
+        sizes.append(least)
+        least *= 2
+    return [*sizes, most]
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "host CPU"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "host CPU")

@@ -1,0 +1,170 @@
+"""Build: candidates -> signed artifacts on the queue of every share asked for. Built once, measured at K shares."""
+
+from __future__ import annotations
+
+import base64
+import math
+import statistics
+import uuid
+from collections import defaultdict, deque
+from collections.abc import Collection
+from typing import Any
+
+from fractune_core.blobs import get_blob
+from fractune_core.records import Kind, Status
+from fractune_core.wire import (
+    BUILD_QUEUE,
+    ArtifactItem,
+    BuildWork,
+    CandidateItem,
+    MeasureWork,
+    WorkerInfo,
+    artifact_blob,
+    measure_queue,
+    workload_blob,
+)
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.station import Station
+
+_LONGEST_S, _LONGEST_FINAL_S = 10, 60
+_TIMES_ANY, _SHORTEST_ANY_S = 8, 2
+_TIMES_OWN, _SHORTEST_OWN_S = 4, 1
+_KNOWN = 4
+_WINDOW = 64
+_STUCK_S = 120.0
+"""the child's own deadline, by the clock: far beyond what the limit on CPU time allows"""
+_LEARN_TIMEOUT_S = 30.0
+
+
+class Deadline:
+    """How much CPU time the build of a trial may take: four times what the operator's own usually take, and eight times
+    what any took as long as it has few. One that takes longer is unrolled beyond reason, and the builds after it wait.
+    """
+
+    def __init__(self) -> None:
+        self._any: deque[float] = deque(maxlen=_WINDOW)
+        self._own: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+
+    def note(self, workload_hash: str, build_secs: float) -> None:
+        self._any.append(build_secs)
+        self._own[workload_hash].append(build_secs)
+
+    def limit_cpu_s(self, workload_hash: str) -> int:
+        """Whole seconds: the kernel counts no others."""
+        own = self._own[workload_hash]
+        if len(own) >= _KNOWN:
+            return _limit(own, _TIMES_OWN, _SHORTEST_OWN_S)
+        return _limit(self._any, _TIMES_ANY, _SHORTEST_ANY_S)
+
+
+def _limit(secs: Collection[float], times: int, shortest_s: int) -> int:
+    usual_s = statistics.median(secs) if secs else _LONGEST_S
+    return min(_LONGEST_S, max(shortest_s, math.ceil(times * usual_s)))
+
+
+class Builder:
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._deadline = Deadline()
+        # One thread: a fork takes only the calling one along.
+        self._child = Child(
+            "fractune_workers.children.building", env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        )
+        self._args_info: dict[tuple[int, str], list[Any]] = {}
+
+    def start(self) -> None:
+        pass  # the child starts with the first work: a command that has none should not wait for TVM
+
+    def queues(self) -> list[str]:
+        return [BUILD_QUEUE]
+
+    def describe(self, info: WorkerInfo) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._child.stop()
+
+    def handle(self, work: BuildWork) -> None:
+        if self._station.is_moot(work):
+            return
+        delivery = self._station.delivery(work)
+        artifacts: list[ArtifactItem] = []
+        for item in work["candidates"]:
+            with self._station.gate.working(self._station.cores) as passage, self._child.giving_way(passage):
+                artifact, code = self._build(work, item)
+            artifacts.append(artifact)
+            if code:
+                delivery.blob(artifact_blob(work["lease"], item["candidate"]), code)
+        args_info = self._workload(work["workload_hash"])
+        for share in work["shares"]:
+            delivery.enqueue(measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts))
+        delivery.send()
+
+    def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
+        """One candidate; how it failed, when it does, is part of the item."""
+        try:
+            self._workload(work["workload_hash"])
+            answer = self._child.call(
+                "build",
+                _STUCK_S,
+                workload_hash=work["workload_hash"],
+                target=work["target"],
+                trace=item["trace"],
+                limit_cpu_s=self._limit_cpu_s(work),
+            )
+        except CallFailed as error:
+            return _artifact(item, Status.BUILD_FAILED, str(error)), b""
+        except ChildTimeout as error:
+            return _artifact(item, Status.BUILD_TIMEOUT, str(error)), b""
+        except ChildDied as error:
+            return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
+        if answer["status"] == Status.OK:
+            self._deadline.note(work["workload_hash"], answer["build_secs"])
+        artifact = _artifact(item, Status(answer["status"]), answer["cause"], answer["build_secs"], answer["versions"])
+        return artifact, base64.b64decode(answer["object"])
+
+    def _limit_cpu_s(self, work: BuildWork) -> int:
+        # A contestant of a final was built in time before: what is usual by now must not cost a winner its place. The
+        # untuned default was not, and without it nothing is published: a GPU's may be unrolled far.
+        return _LONGEST_FINAL_S if work["kind"] == Kind.FINAL else self._deadline.limit_cpu_s(work["workload_hash"])
+
+    def _workload(self, workload_hash: str) -> list[Any]:
+        """Make sure that the present child knows the workload; its argument descriptions."""
+        key = (self._child.ensure(), workload_hash)
+        if key not in self._args_info:
+            text = get_blob(self._station.redis, workload_blob(workload_hash)).decode()
+            self._args_info[key] = self._child.call(
+                "learn_workload", _LEARN_TIMEOUT_S, workload_hash=workload_hash, workload=text
+            )
+        return self._args_info[key]
+
+
+def _artifact(
+    item: CandidateItem, status: Status, cause: str, build_secs: float = 0.0, versions: dict[str, str] | None = None
+) -> ArtifactItem:
+    return {
+        "candidate": item["candidate"],
+        "trace": item["trace"],
+        "build_secs": build_secs,
+        "status": status.value,
+        "cause": cause,
+        "versions": versions or {},
+    }
+
+
+def _measure_work(work: BuildWork, share: str, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:
+    return {
+        "do": "measure",
+        "work_id": uuid.uuid4().hex,
+        "lease": work["lease"],
+        "job": work["job"],
+        "kind": work["kind"],
+        "workload_hash": work["workload_hash"],
+        "operator": work["operator"],
+        "target": work["target"],
+        "target_key": work["target_key"],
+        "share": share,
+        "args_info": args_info,
+        "artifacts": artifacts,
+        "reply": work["reply"],
+    }

@@ -1,0 +1,108 @@
+"""Compile: model file -> operators, and later model file + schedules -> bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fractune_core.blobs import put_blob, read_blob
+from fractune_core.errors import FractuneError
+from fractune_core.signing import sign
+from fractune_core.wire import (
+    COMPILE_QUEUE,
+    SERVER_STREAM,
+    Compiled,
+    CompileWork,
+    Ingested,
+    IngestWork,
+    WorkerInfo,
+    WorkFailed,
+)
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.station import Station
+
+_INGEST_TIMEOUT_S = 600.0
+_COMPILE_TIMEOUT_S = 1800.0
+_RECYCLE_CALLS = 50
+
+
+class Compiler:
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._child = Child("fractune_workers.children.compiling", recycle_calls=_RECYCLE_CALLS)
+
+    def start(self) -> None:
+        pass  # the child starts with the first work: a command that has none should not wait for TVM
+
+    def queues(self) -> list[str]:
+        return [COMPILE_QUEUE]
+
+    def describe(self, info: WorkerInfo) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._child.stop()
+
+    def handle(self, work: IngestWork | CompileWork) -> None:
+        if self._station.is_moot(work):
+            return
+        delivery = self._station.delivery(work)
+        try:
+            with self._station.gate.working(self._station.cores):
+                event = self._ingest(work) if work["do"] == "ingest" else self._compile(work)
+            delivery.event(SERVER_STREAM, event)
+        except FractuneError as error:
+            delivery.event(SERVER_STREAM, _failed(work, error))
+        delivery.send()
+
+    def _ingest(self, work: IngestWork) -> Ingested:
+        answer = self._child.call("ingest", _INGEST_TIMEOUT_S, **self._model_args(work), isa=work["isa"])
+        return {
+            "event": "ingested",
+            "job": work["job"],
+            "target": answer["target"],
+            "target_key": answer["target_key"],
+            "operators": answer["operators"],
+            "notes": answer["notes"],
+        }
+
+    def _compile(self, work: CompileWork) -> Compiled:
+        out = self._station.spool / "compiled.fractune"
+        try:
+            self._child.call(
+                "compile_bundle",
+                _COMPILE_TIMEOUT_S,
+                **self._model_args(work),
+                variants=work["variants"],
+                manifest=work["manifest"],
+                records=work["records"],
+                out=str(out),
+            )
+            put_blob(self._station.redis, work["bundle"], sign(self._station.secret, out.read_bytes()))
+        finally:
+            out.unlink(missing_ok=True)
+        return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
+
+    def _model_args(self, work: IngestWork | CompileWork) -> dict[str, Any]:
+        return {
+            "path": str(self._model_file(work["model"], work["model_name"])),
+            "inputs": work["inputs"],
+            "target": work["target"],
+        }
+
+    def _model_file(self, digest: str, name: str) -> Path:
+        """The model as a file in this worker's spool, under its own name: messages of the importer quote it."""
+        path = self._station.spool / digest / Path(name).name
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                file.writelines(read_blob(self._station.redis, digest))
+        return path
+
+
+def _failed(work: IngestWork | CompileWork, error: FractuneError) -> WorkFailed:
+    kind, message = type(error).__name__, str(error)
+    if isinstance(error, CallFailed | ChildDied | ChildTimeout):
+        doing = "be read" if work["do"] == "ingest" else "be compiled"
+        kind, message = "BadModel", f"{work['model_name']} could not {doing}: {error}"
+    return {"event": "work_failed", "job": work["job"], "do": work["do"], "error": kind, "message": message}

@@ -1,0 +1,176 @@
+"""Measure: run artifacts under this worker's share and write the records, failed builds included.
+
+A batch is delivered whole, and measured again when the machine changed under it (`fractune_workers.steady`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from contextlib import AbstractContextManager
+from functools import partial
+
+from fractune_core.devices import Device
+from fractune_core.errors import FractuneError
+from fractune_core.noise import DEFAULT_MARGIN
+from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
+from fractune_core.shares import GrantedShare, Share
+from fractune_core.side_by_side import ALONE, claim_of
+from fractune_core.wire import (
+    SERVER_STREAM,
+    ArtifactItem,
+    Measured,
+    MeasureWork,
+    ModelTimed,
+    TimeModelWork,
+    WorkerInfo,
+    WorkFailed,
+    artifact_blob,
+    measure_queue,
+)
+from fractune_workers.bench import Batch, Bench, Outcome
+from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu_gate import Turn
+from fractune_workers.station import Station
+from fractune_workers.steady import Conditions, steadily
+
+
+class Measurer:
+    def __init__(self, station: Station, share: Share, margin: float = DEFAULT_MARGIN, cache: str = WARM) -> None:
+        self._station = station
+        self._share = share
+        self._bench = Bench(share, station.cores, margin, station.gate.directory, cache)
+        self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: NOT_TOLD
+        self._best_s: dict[tuple[str, str], float] = {}
+        """fastest median seen here, by workload and target: what a trial races against"""
+
+    def start(self) -> None:
+        self._bench.greet()
+
+    def queues(self) -> list[str]:
+        return [measure_queue(Device.from_json(self._bench.hello["device"]).key, str(self._share))]
+
+    def describe(self, info: WorkerInfo) -> None:
+        info["device"] = self._bench.hello["device"]
+        info["granted"] = self._bench.hello["granted"]
+        info["target"] = self._bench.hello["target"]
+        info["versions"] = self._bench.hello["versions"]
+        info["share"] = str(self._share)
+
+    def stop(self) -> None:
+        self._bench.stop()
+
+    def handle(self, work: MeasureWork | TimeModelWork) -> None:
+        if self._station.is_moot(work):
+            return
+        if work["do"] == "time_model":
+            self._time_model(work)
+        else:
+            self._measure(work)
+
+    def _measure(self, work: MeasureWork) -> None:
+        batch = self._batch(work)
+        untuned = candidate_id(work["workload_hash"], work["target_key"], UNTUNED)
+        operator = (work["workload_hash"], work["target_key"])
+        final = partial(self._bench.final, untuned=untuned)
+        trials = partial(self._bench.trials, best_s=self._best_s.get(operator, math.inf))
+        run = final if work["kind"] == Kind.FINAL else trials
+        with self._turn(alone=work["kind"] == Kind.FINAL) as turn:
+            outcomes, conditions = steadily(self._bench, self._clocks, partial(run, batch))
+        if outcomes and work["kind"] == Kind.TRIAL:
+            fastest_s = min(outcome.median_s for outcome in outcomes.values())
+            self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
+        delivery = self._station.delivery(work)
+        for item in work["artifacts"]:
+            outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])
+            record = self._record(work, item, outcome, conditions, turn.neighbours)
+            event: Measured = {
+                "event": "measured",
+                "job": work["job"],
+                "lease": work["lease"],
+                "record": record.to_json(),
+            }
+            delivery.event(work["reply"], event)
+        delivery.send()
+
+    def _turn(self, *, alone: bool) -> AbstractContextManager[Turn]:
+        """Wait for this measurement's turn; `alone`: with nobody beside it on the GPU. Cores are always its own."""
+        gate, cores, gpu = self._station.gate, self._station.cores, self._bench.gpu_uuid
+        if gpu is None:
+            return gate.measuring(cores)
+        granted = GrantedShare.from_json(self._bench.hello["granted"])
+        return gate.measuring_on(gpu, ALONE if alone else claim_of(granted), cores)
+
+    def _batch(self, work: MeasureWork) -> Batch:
+        """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
+        codes = {
+            item["candidate"]: self._station.signed_blob(artifact_blob(work["lease"], item["candidate"]))
+            for item in work["artifacts"]
+            if item["status"] == Status.OK
+        }
+        return Batch(work["args_info"], zlib.crc32(work["workload_hash"].encode()), codes)
+
+    def _time_model(self, work: TimeModelWork) -> None:
+        delivery = self._station.delivery(work)
+        path = self._station.spool / "timed.fractune"
+        try:
+            path.write_bytes(self._station.signed_blob(work["bundle"]))
+            with self._turn(alone=True):
+                answer = self._bench.time_model(path)
+        except FractuneError as error:
+            delivery.event(SERVER_STREAM, _model_failed(work, error))
+        else:
+            timed: ModelTimed = {
+                "event": "model_timed",
+                "job": work["job"],
+                "share": str(self._share),
+                "granted": self._bench.hello["granted"],
+                "run_secs": answer["run_secs"],
+                "max_error": answer["max_error"],
+            }
+            delivery.event(SERVER_STREAM, timed)
+        finally:
+            path.unlink(missing_ok=True)
+        delivery.send()
+
+    def _record(
+        self, work: MeasureWork, item: ArtifactItem, outcome: Outcome, conditions: Conditions, neighbours: int
+    ) -> TuningRecord:
+        return TuningRecord(
+            record_id=record_id(work["lease"], item["candidate"], str(self._share)),
+            kind=Kind(work["kind"]),
+            candidate_id=item["candidate"],
+            workload_hash=work["workload_hash"],
+            operator=work["operator"],
+            target=work["target"],
+            target_key=work["target_key"],
+            trace=item["trace"],
+            device=Device.from_json(self._bench.hello["device"]),
+            share=str(self._share),
+            granted=GrantedShare.from_json(self._bench.hello["granted"]),
+            status=outcome.status,
+            cause=outcome.cause,
+            run_secs=outcome.run_secs,
+            policy=outcome.policy,
+            anchor_ratio=conditions.anchor_ratio,
+            neighbours=neighbours,
+            job=work["job"],
+            worker=self._station.name,
+            measured_at=time.time(),
+            build_secs=item["build_secs"],
+            max_error=outcome.max_error,
+            clock_mhz=conditions.clock_mhz,
+            throttled_ns=dict(conditions.throttled_ns),
+            versions={**self._bench.hello["versions"], **item.get("versions", {})},
+        )
+
+
+def _model_failed(work: TimeModelWork, error: FractuneError) -> WorkFailed:
+    return {
+        "event": "work_failed",
+        "job": work["job"],
+        "do": "time_model",
+        "error": "JobFailed",
+        "message": f"the compiled model could not be timed at {work['share']}: {error}",
+    }

@@ -1,0 +1,167 @@
+"""Tune: one tuner instance. Learns from its own results stream, searches, and sends the next batch to be built."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import defaultdict
+from typing import Any
+
+import redis
+
+from fractune_core.blobs import get_blob
+from fractune_core.errors import FractuneError
+from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.wire import (
+    BUILD_QUEUE,
+    EVENT_FIELD,
+    RECORDER,
+    STREAMS,
+    TUNER,
+    BuildWork,
+    Proposed,
+    SearchWork,
+    WorkerInfo,
+    WorkFailed,
+    tune_queue,
+    tuner_stream,
+    workload_blob,
+)
+from fractune_workers.child import Child
+from fractune_workers.station import Station, chunks
+
+_SEARCH_TIMEOUT_S = 300.0
+_LEARN_TIMEOUT_S = 120.0
+BATCH = 8
+"""candidates in one piece of build work: several builders share a round, and the anchor is timed once for each"""
+_READ = 1000
+_THREADS_AT_MOST = 8
+
+
+class Tuner:
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        threads = min(len(station.cores), _THREADS_AT_MOST)
+        self._child = Child("fractune_workers.children.searching", [str(threads)])
+        self._stream = tuner_stream(station.name)
+        self._results: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
+        """results not yet learned, by workload and target"""
+
+    def start(self) -> None:
+        self._join_stream()
+
+    def _join_stream(self) -> None:
+        """Make the stream and its groups where they are not: at the start, or when Redis came back empty."""
+        for group in (RECORDER, TUNER):
+            try:
+                self._station.redis.xgroup_create(self._stream, group, id="0", mkstream=True)
+            except redis.ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+        self._station.redis.sadd(STREAMS, self._stream)
+
+    def queues(self) -> list[str]:
+        return [tune_queue(self._station.name)]
+
+    def describe(self, info: WorkerInfo) -> None:
+        pass
+
+    def stop(self) -> None:
+        self._child.stop()
+
+    def handle(self, work: SearchWork) -> None:
+        self._read_results()
+        if self._station.is_moot(work):
+            return
+        delivery = self._station.delivery(work)
+        try:
+            candidates = self._search(work)
+        except FractuneError as error:
+            delivery.event(self._stream, _failed(work, error))
+            delivery.send()
+            return
+        delivery.event(self._stream, _proposed(work, candidates))
+        for batch in chunks(candidates, BATCH):
+            delivery.enqueue(BUILD_QUEUE, _build_work(work, batch, self._stream))
+        delivery.send()
+
+    def _search(self, work: SearchWork) -> list[dict[str, str]]:
+        operator: dict[str, Any] = {"workload_hash": work["workload_hash"], "target_key": work["target_key"]}
+        with self._station.gate.working(self._station.cores) as passage, self._child.giving_way(passage):
+            if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
+                self._child.call(
+                    "open",
+                    _SEARCH_TIMEOUT_S,
+                    **operator,
+                    workload=get_blob(self._station.redis, workload_blob(work["workload_hash"])).decode(),
+                    target=work["target"],
+                    seed=work["seed"],
+                    history=work.get("history", []),
+                    borrowed=work.get("borrowed", []),
+                )
+            results = self._results.pop((work["workload_hash"], work["target_key"]), [])
+            if results:
+                self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=len(work["shares"]))
+            proposed: list[dict[str, str]] = self._child.call(
+                "propose", _SEARCH_TIMEOUT_S, **operator, count=work["count"]
+            )
+        return proposed
+
+    def _read_results(self) -> None:
+        """Take in what the stream holds by now; acknowledged at once: thoughts may be lost."""
+        self._join_stream()
+        while True:
+            answer: Any = self._station.redis.xreadgroup(TUNER, self._station.name, {self._stream: ">"}, count=_READ)
+            entries = answer[0][1] if answer else []
+            if not entries:
+                return
+            for _, fields in entries:
+                self._note(json.loads(fields[EVENT_FIELD.encode()]))
+            self._station.redis.xack(self._stream, TUNER, *(entry for entry, _ in entries))
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["event"] != "measured":
+            return
+        record = TuningRecord.from_json(event["record"])
+        secs = record.median_s if record.status is Status.OK else 0.0
+        self._results[record.workload_hash, record.target_key].append((record.candidate_id, record.share, secs))
+
+
+def _proposed(work: SearchWork, candidates: list[dict[str, str]]) -> Proposed:
+    return {
+        "event": "proposed",
+        "job": work["job"],
+        "lease": work["lease"],
+        "workload_hash": work["workload_hash"],
+        "candidates": [item["candidate"] for item in candidates],
+        "exhausted": len(candidates) < work["count"],
+    }
+
+
+def _failed(work: SearchWork, error: FractuneError) -> WorkFailed:
+    return {
+        "event": "work_failed",
+        "job": work["job"],
+        "do": "search",
+        "lease": work["lease"],
+        "error": type(error).__name__,
+        "message": f"operator {work['operator']}: {error}",
+    }
+
+
+def _build_work(work: SearchWork, batch: list[Any], reply: str) -> BuildWork:
+    return {
+        "do": "build",
+        "work_id": uuid.uuid4().hex,
+        "lease": work["lease"],
+        "job": work["job"],
+        "kind": Kind.TRIAL.value,
+        "workload_hash": work["workload_hash"],
+        "operator": work["operator"],
+        "target": work["target"],
+        "target_key": work["target_key"],
+        "device_key": work["device_key"],
+        "shares": work["shares"],
+        "candidates": batch,
+        "reply": reply,
+    }

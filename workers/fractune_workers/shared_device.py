@@ -1,0 +1,106 @@
+"""A device that several measurers of this host share: the present epoch in a file, and who of them is alive.
+
+A folder for each device. Whoever changes the epoch holds the folder's lock; a member holds a lock of its own for as
+long as it lives. The kernel frees the locks of a process that dies, so that the next one to come buries it: nothing
+has to be renewed, and no process ids are compared, which mean nothing between containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from fractune_core.errors import StateUnusable
+from fractune_workers.epoch import Epoch
+from fractune_workers.locked import is_locked
+
+_T = TypeVar("_T")
+
+
+class SharedDevice:
+    """The epochs of the device `identity`, in a folder below `directory`. May be used by several threads.
+
+    Every method raises StateUnusable when the folder cannot be read or written.
+    """
+
+    def __init__(self, directory: Path, identity: str) -> None:
+        self.identity = identity
+        self._directory = directory / f"device-{re.sub(r'[^A-Za-z0-9._-]', '_', identity)}"
+        with self._told():
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def join(self) -> Membership:
+        """Take part, until the membership is ended or this process dies."""
+        with self._told():
+            return Membership(self._directory)
+
+    def look(self) -> Epoch:
+        """The epoch as it is. Its dead members are still in it."""
+        with self._told():
+            return self._read()
+
+    def change(self, transition: Callable[[Epoch], tuple[Epoch, _T]]) -> _T:
+        """Bury the dead, put what `transition` makes of the epoch in its place, and give its other answer."""
+        with self._told(), (self._directory / "lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            before = self._read()
+            dead = [member for member in before.members if not is_locked(_presence(self._directory, member))]
+            after, answer = transition(before.bury(dead))
+            if after != before:
+                self._write(after)
+            for member in dead:
+                _presence(self._directory, member).unlink(missing_ok=True)
+            return answer
+
+    def _read(self) -> Epoch:
+        path = self._directory / "epoch.json"
+        try:
+            return Epoch.from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            return Epoch()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StateUnusable(
+                f"{path} is no epoch of this version ({type(error).__name__}: {error}); "
+                f"end the measurers of device {self.identity}, remove the file and start them again"
+            ) from error
+
+    def _write(self, epoch: Epoch) -> None:
+        """Whole or not at all: who looks holds no lock."""
+        draft = self._directory / "epoch.json.new"
+        draft.write_text(json.dumps(epoch.to_json()))
+        draft.replace(self._directory / "epoch.json")
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StateUnusable(
+                f"the folder {self._directory}, where the measurers of one device meet, cannot be used ({error}); "
+                "mend it, or name another one by --gate"
+            ) from error
+
+
+class Membership:
+    """A name, and the lock that says that its bearer is alive."""
+
+    def __init__(self, directory: Path) -> None:
+        self.name = uuid.uuid4().hex
+        self._path = _presence(directory, self.name)
+        self._file = self._path.open("ab")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """Once the member is no client any more. Twice is as good as once."""
+        self._path.unlink(missing_ok=True)
+        self._file.close()
+
+
+def _presence(directory: Path, member: str) -> Path:
+    return directory / f"member-{member}"

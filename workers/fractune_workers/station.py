@@ -1,0 +1,87 @@
+"""What every role stands on: the queue, the fleet's secret, the gate, and one way to deliver results."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from fractune_core.blobs import add_blob, get_blob
+from fractune_core.signing import open_signed, sign
+from fractune_core.wire import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
+from fractune_workers.gate import Gate
+
+_QUEUE_TIMEOUT_S = 24 * 3600
+"""RQ's own limit: far out, because the supervisor holds the real deadlines"""
+
+
+@dataclass(frozen=True)
+class Station:
+    """The surroundings of one worker."""
+
+    name: str
+    redis: redis.Redis
+    secret: bytes
+    gate: Gate
+    cores: list[int]
+    """cores that this worker may compute on"""
+    spool: Path
+    """a folder of its own that goes when the worker goes"""
+
+    def is_moot(self, work: Work) -> bool:
+        """True when the work was delivered already by a worker that died after it, or its job was cancelled."""
+        return bool(self.redis.exists(done_key(work["work_id"]), cancel_key(work["job"])))
+
+    def hand_back(self, work: Work) -> None:
+        """Say that this worker ends without having done it, and not because of it."""
+        with contextlib.suppress(redis.RedisError):  # then it counts as a death, of which work survives two
+            self.redis.set(handed_back_key(work["work_id"]), 1, ex=BLOB_TTL_S)
+
+    def signed_blob(self, name: str) -> bytes:
+        """The blob, its signature checked. Raises NotFound or Unsigned."""
+        return open_signed(self.secret, get_blob(self.redis, name))
+
+    def delivery(self, work: Work) -> Delivery:
+        return Delivery(self, work["work_id"])
+
+
+class Delivery:
+    """Everything that a piece of work brings about, in one transaction: all of it or nothing, and only once."""
+
+    def __init__(self, station: Station, work_id: str) -> None:
+        self._station = station
+        self._done = done_key(work_id)
+        self._pipe = station.redis.pipeline(transaction=True)
+
+    def event(self, stream: str, event: Event) -> None:
+        self._pipe.xadd(stream, {EVENT_FIELD: json.dumps(event)})
+
+    def events(self, stream: str, events: Iterable[Event]) -> None:
+        for event in events:
+            self.event(stream, event)
+
+    def blob(self, name: str, payload: bytes) -> None:
+        """Put `payload`, signed, where the next worker finds it."""
+        add_blob(self._pipe, name, sign(self._station.secret, payload))
+
+    def enqueue(self, queue: str, work: Work) -> None:
+        rq_queue = Queue(queue, connection=self._station.redis, serializer=JSONSerializer)
+        # The one call of RQ that leaves a transaction open for what else belongs into it.
+        data = Queue.prepare_data(HANDLER, args=(work,), timeout=_QUEUE_TIMEOUT_S, result_ttl=0, failure_ttl=3600)
+        rq_queue.enqueue_many([data], pipeline=self._pipe)
+
+    def send(self) -> None:
+        self._pipe.set(self._done, 1, ex=BLOB_TTL_S)
+        self._pipe.execute()
+
+
+def chunks(items: list[Any], size: int) -> Iterable[list[Any]]:
+    """`items` in lists of at most `size`."""
+    return (items[start : start + size] for start in range(0, len(items), size))
