@@ -26,7 +26,7 @@ import redis
 
 from benchmarks import match_log
 from benchmarks.machine import arguments, write_result
-from fractune_core.match import How, Policy
+from fractune_core.analysis.match import How, Policy
 from fractune_server.blob_store import BlobStore
 from fractune_server.deps import Changes, Deps
 from fractune_server.matching import Asked, Matcher

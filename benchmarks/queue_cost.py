@@ -18,7 +18,7 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from benchmarks.machine import arguments, write_result
-from fractune_core.wire import BUILD_QUEUE, HANDLER, SERVER_STREAM
+from fractune_core.messages import BUILD_QUEUE, HANDLER, SERVER_STREAM
 from fractune_workers import entry
 from fractune_workers.gate import Gate
 from fractune_workers.roles.tune import BATCH

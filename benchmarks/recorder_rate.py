@@ -11,8 +11,8 @@ from pathlib import Path
 import redis
 
 from benchmarks.queue_cost import TRACE
+from fractune_core.messages import EVENT_FIELD, STREAMS, tuner_stream
 from fractune_core.records import candidate_id
-from fractune_core.wire import EVENT_FIELD, STREAMS, tuner_stream
 from fractune_server.recorder import Recorder
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url

@@ -19,8 +19,8 @@ from pathlib import Path
 import redis
 
 from fractune_core.jobs import JobSpec, JobState
+from fractune_core.messages import WorkerInfo
 from fractune_core.records import Status, TuningRecord
-from fractune_core.wire import WorkerInfo
 from fractune_server.blob_store import BlobStore
 from fractune_server.deps import Changes, Deps
 from fractune_server.fleet import Fleet

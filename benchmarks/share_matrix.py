@@ -27,8 +27,8 @@ from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model, operators_of
 from benchmarks.reference import differences
 from benchmarks.trajectory import geometric_mean
+from fractune_core.analysis.slowdown_ci import Loss, loss, ratio
 from fractune_core.bundles import UNTUNED_VARIANT, Bundle
-from fractune_core.losses import Loss, loss, ratio
 
 SHARES = ("cpu:1", "cpu:2")
 BOTH = ",".join(SHARES)

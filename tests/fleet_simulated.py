@@ -26,7 +26,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 
-from fractune_core import wire
+from fractune_core import messages
 from fractune_core.blobs import get_blob, put_blob
 from fractune_core.devices import Device
 from fractune_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, candidate_id, record_id
@@ -110,11 +110,11 @@ class SimulatedWorker:
 
     def start(self) -> SimulatedWorker:
         if self.role == "tune":
-            stream = wire.tuner_stream(self.name)
-            for group in (wire.RECORDER, wire.TUNER):
+            stream = messages.tuner_stream(self.name)
+            for group in (messages.RECORDER, messages.TUNER):
                 with contextlib.suppress(redis.ResponseError):
                     self.redis.xgroup_create(stream, group, id="0", mkstream=True)
-            self.redis.sadd(wire.STREAMS, stream)
+            self.redis.sadd(messages.STREAMS, stream)
         self.started_at = time.time()
         self.register()
         self._threads = [
@@ -131,12 +131,12 @@ class SimulatedWorker:
         for thread in self._threads:
             thread.join()
         with contextlib.suppress(redis.RedisError):
-            self.redis.delete(wire.worker_key(self.name))
+            self.redis.delete(messages.worker_key(self.name))
         self.redis.close()
 
     def register(self) -> None:
         measuring = self.role == "measure"
-        info: wire.WorkerInfo = {
+        info: messages.WorkerInfo = {
             "name": self.name,
             "role": self.role,
             "host": "here",
@@ -149,7 +149,7 @@ class SimulatedWorker:
             "target": self.target if measuring else "",
             "versions": VERSIONS,
         }
-        self.redis.set(wire.worker_key(self.name), json.dumps(info), ex=wire.WORKER_TTL_S)
+        self.redis.set(messages.worker_key(self.name), json.dumps(info), ex=messages.WORKER_TTL_S)
 
     def granted(self) -> GrantedShare:
         return granted(self.share)
@@ -161,10 +161,10 @@ class SimulatedWorker:
 
     def _queue(self) -> str:
         return {
-            "compile": wire.COMPILE_QUEUE,
-            "build": wire.BUILD_QUEUE,
-            "tune": wire.tune_queue(self.name),
-            "measure": wire.measure_queue(self.device.key, self.share),
+            "compile": messages.COMPILE_QUEUE,
+            "build": messages.BUILD_QUEUE,
+            "tune": messages.tune_queue(self.name),
+            "measure": messages.measure_queue(self.device.key, self.share),
         }[self.role]
 
     def _work(self) -> None:
@@ -198,22 +198,22 @@ class SimulatedWorker:
         self.handled.append(work)
         while self.hold.is_set() and not self.stopped.is_set():
             time.sleep(0.01)
-        if self.redis.exists(wire.done_key(work["work_id"]), wire.cancel_key(work["job"])):
+        if self.redis.exists(messages.done_key(work["work_id"]), messages.cancel_key(work["job"])):
             return
         try:
             self._handlers[work["do"]](work)
-            self.redis.set(wire.done_key(work["work_id"]), 1, ex=60)
+            self.redis.set(messages.done_key(work["work_id"]), 1, ex=60)
         except redis.RedisError:
             self.started_at = time.time()  # a real worker ends here, and its successor is another one
             raise
 
     def _send(self, stream: str, event: dict[str, Any]) -> None:
         for _ in range(2 if self.twice else 1):
-            self.redis.xadd(stream, {wire.EVENT_FIELD: json.dumps(event)})
+            self.redis.xadd(stream, {messages.EVENT_FIELD: json.dumps(event)})
 
     def _enqueue(self, queue: str, work: dict[str, Any]) -> None:
         Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(
-            wire.HANDLER, args=(work,), timeout=600, result_ttl=0
+            messages.HANDLER, args=(work,), timeout=600, result_ttl=0
         )
 
     def _ingest(self, work: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ class SimulatedWorker:
         except ValueError:
             message = f"{work['model_name']} is not an ONNX file"
             failed = {"event": "work_failed", "job": work["job"], "do": "ingest", "error": "BadModel"}
-            self._send(wire.SERVER_STREAM, {**failed, "message": message})
+            self._send(messages.SERVER_STREAM, {**failed, "message": message})
             return
         operators = [
             {
@@ -234,11 +234,11 @@ class SimulatedWorker:
             for op in model["operators"]
         ]
         event = {"event": "ingested", "job": work["job"], "target": TARGET, "target_key": TARGET_KEY}
-        self._send(wire.SERVER_STREAM, {**event, "operators": operators, "notes": ["made up"]})
+        self._send(messages.SERVER_STREAM, {**event, "operators": operators, "notes": ["made up"]})
 
     def _search(self, work: dict[str, Any]) -> None:
         name = work["workload_hash"]
-        operator = json.loads(get_blob(self.redis, wire.workload_blob(name)))
+        operator = json.loads(get_blob(self.redis, messages.workload_blob(name)))
         space = operator.get("space", 1_000_000)
         self._tried[name].update(past["trace"] for past in work.get("history", []))
         items: list[dict[str, str]] = []
@@ -248,7 +248,7 @@ class SimulatedWorker:
             if trace not in self._tried[name]:
                 self._tried[name].add(trace)
                 items.append({"candidate": candidate_id(name, work["target_key"], trace), "trace": trace})
-        stream = wire.tuner_stream(self.name)
+        stream = messages.tuner_stream(self.name)
         proposed = {"event": "proposed", "job": work["job"], "lease": work["lease"], "workload_hash": name}
         proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
         self._send(stream, proposed)
@@ -256,7 +256,7 @@ class SimulatedWorker:
         for start in range(0, len(items), 4):
             build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": stream}
             build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
-            self._enqueue(wire.BUILD_QUEUE, build)
+            self._enqueue(messages.BUILD_QUEUE, build)
 
     def _build(self, work: dict[str, Any]) -> None:
         same = ("lease", "job", "kind", "workload_hash", "operator", "target", "target_key", "reply")
@@ -265,11 +265,11 @@ class SimulatedWorker:
             for item in work["candidates"]
         ]
         for item in artifacts:
-            put_blob(self.redis, wire.artifact_blob(work["lease"], item["candidate"]), b"code")
+            put_blob(self.redis, messages.artifact_blob(work["lease"], item["candidate"]), b"code")
         for share in work["shares"]:
             measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
             measure |= {field: work[field] for field in same} | {"artifacts": artifacts}
-            self._enqueue(wire.measure_queue(work["device_key"], share), measure)
+            self._enqueue(messages.measure_queue(work["device_key"], share), measure)
 
     def _measure(self, work: dict[str, Any]) -> None:
         for item in work["artifacts"]:
@@ -280,7 +280,7 @@ class SimulatedWorker:
     def _compile(self, work: dict[str, Any]) -> None:
         payload = json.dumps({"manifest": work["manifest"], "variants": work["variants"]}).encode()
         put_blob(self.redis, work["bundle"], sign(SECRET, payload))
-        self._send(wire.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
+        self._send(messages.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
 
     def _time_model(self, work: dict[str, Any]) -> None:
         bundle = json.loads(open_signed(SECRET, get_blob(self.redis, work["bundle"])))
@@ -289,7 +289,7 @@ class SimulatedWorker:
         event["granted"] = granted(work["share"]).to_json()
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
         event["max_error"] = dict.fromkeys(variants, 0.0)
-        self._send(wire.SERVER_STREAM, event)
+        self._send(messages.SERVER_STREAM, event)
 
 
 def made_up_record(

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.devices import Device
 from fractune_core.errors import ShareUnavailable
-from fractune_core.noise import DEFAULT_MARGIN
 from fractune_core.records import Status, TimingPolicy
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.targets import target_key

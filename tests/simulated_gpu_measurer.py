@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from fractune_core import wire
+from fractune_core import messages
 from fractune_core.blobs import get_blob
 from fractune_core.bundles import UNTUNED_VARIANT, Bundle
 from fractune_core.devices import Device
@@ -49,7 +49,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         event["granted"] = self.granted().to_json()
         event["run_secs"] = {name: [2e-3] * 3 if name == UNTUNED_VARIANT else [1e-3] * 3 for name in names}
         event["max_error"] = dict.fromkeys(names, 0.0)
-        self._send(wire.SERVER_STREAM, event)
+        self._send(messages.SERVER_STREAM, event)
 
     def _record(self, work: dict[str, Any], item: dict[str, Any]) -> TuningRecord:
         status = Status(item["status"])
@@ -69,7 +69,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
 
     def _secs(self, work: dict[str, Any], item: dict[str, Any]) -> float:
         """Seconds that follow from the machine code and the share; the untuned default is slow."""
-        archive = open_signed(SECRET, get_blob(self.redis, wire.artifact_blob(work["lease"], item["candidate"])))
+        archive = open_signed(SECRET, get_blob(self.redis, messages.artifact_blob(work["lease"], item["candidate"])))
         code = unpack(archive)["device.o"]
         _check_cubins(code)
         draw = hashlib.sha256(code + self.share.encode()).digest()[0] / 255

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.command import fractune
 from benchmarks.gpu.part import Finding, PartFailed, Slice
-from fractune_core.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED
+from fractune_core.analysis.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED
 
 QUARTER, CROWD = "mps:25", 4
 RATE_BAR = 3.0

@@ -26,10 +26,10 @@ from xml.etree import ElementTree as ET
 from fractune import load
 from fractune.client import Client
 from fractune.inference.comparing import differences, time_in_turns
+from fractune_core.analysis.slowdown_ci import loss
 from fractune_core.convert import spec_to_proto, state_from_proto
 from fractune_core.errors import FractuneError, JobFailed
 from fractune_core.jobs import JobSpec
-from fractune_core.losses import loss
 from fractune_core.names import Collection
 from fractune_core.shares import parse_shares
 

@@ -24,9 +24,9 @@ import redis
 
 from fractune_core.blobs import put_blob
 from fractune_core.devices import Device
+from fractune_core.messages import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from fractune_core.records import Status, TuningRecord, candidate_id
 from fractune_core.signing import sign
-from fractune_core.wire import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from fractune_server.fleet import live_workers
 from fractune_server.queues import WorkQueues
 from fractune_server.reaper import ATTEMPTS, Reaper

@@ -18,10 +18,10 @@ from fractune.client import Client
 from fractune.inference.choosing import choose_variant
 from fractune.inference.cuda_driver import NoDriver, ask_gpu, look_at_gpu
 from fractune.inference.gpu_share import PERCENTAGE, check_gpu, gpu_share_here
+from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle
 from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
-from fractune_core.match import How
 from fractune_workers.cuda_compilers import find_compiler
 from tests.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
 from tests.cubins import cubin_arch, cubins_in

@@ -12,10 +12,10 @@ import pytest
 import redis
 from sqlalchemy import event
 
-from fractune_core import wire
+from fractune_core import messages
 from fractune_core.errors import FractuneError, RedisGone, StateUnusable
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
-from fractune_core.wire import tuner_stream
+from fractune_core.messages import tuner_stream
 from fractune_server.blob_store import BlobStore
 from fractune_server.deps import Changes, Deps
 from fractune_server.engine import Engine
@@ -77,11 +77,11 @@ def test_a_full_disk_ends_the_engine_and_no_result_is_acknowledged(deps: Deps) -
         connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
 
     records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x" * 10_000) for i in range(100)]
-    send(deps.redis, *records, stream=wire.SERVER_STREAM)
+    send(deps.redis, *records, stream=messages.SERVER_STREAM)
     failure = run_to_its_end(deps)
     assert isinstance(failure, StateUnusable)
     assert "database or disk is full" in str(failure)
-    assert deps.redis.xpending(wire.SERVER_STREAM, wire.RECORDER)["pending"] == 100
+    assert deps.redis.xpending(messages.SERVER_STREAM, messages.RECORDER)["pending"] == 100
     assert deps.store.log.count(RecordFilter()) == 0
     assert records[0].device == DEVICE
 
@@ -119,12 +119,12 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(deps: Deps
     proposed = {"event": "proposed", "job": "job1", "lease": lease, "workload_hash": name}
     proposed |= {"candidates": candidates, "exhausted": False}
     with deps.redis.pipeline(transaction=True) as pipe:
-        pipe.xadd(tuner_stream("tune-1"), {wire.EVENT_FIELD: json.dumps(proposed)})
+        pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(proposed)})
         for candidate in candidates:
             work = {**BUILD, "share": "cpu:1", "lease": lease, "workload_hash": name, "target_key": TARGET_KEY}
             record = made_up_record(work, candidate, "[]")
             event = {"event": "measured", "job": "job1", "lease": lease, "record": record.to_json()}
-            pipe.xadd(tuner_stream("tune-1"), {wire.EVENT_FIELD: json.dumps(event)})
+            pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(event)})
         pipe.execute()
     engine._turn()
     second = deps.store.jobs.rounds("job1")

@@ -17,8 +17,8 @@ import grpc
 import pytest
 import redis
 
+from fractune_core.messages import worker_key
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.wire import worker_key
 from tests.fleet_simulated import simulated_fleet
 from tests.redis_process import running_redis, wait_until
 from tests.server_process import Client, model_bytes, running_server

@@ -17,9 +17,7 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import put_blob
 from fractune_core.devices import Device
-from fractune_core.records import UNTUNED, TuningRecord, candidate_id
-from fractune_core.shares import GrantedShare
-from fractune_core.wire import (
+from fractune_core.messages import (
     BUILD_QUEUE,
     EVENT_FIELD,
     HANDLER,
@@ -30,6 +28,8 @@ from fractune_core.wire import (
     tuner_stream,
     workload_blob,
 )
+from fractune_core.records import UNTUNED, TuningRecord, candidate_id
+from fractune_core.shares import GrantedShare
 from tests.redis_process import running_redis, wait_until
 from tests.worker_processes import WorkerProcess, alive, matmul_workload, worker
 

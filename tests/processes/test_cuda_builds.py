@@ -22,12 +22,12 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import get_blob, put_blob
 from fractune_core.bundles import UNTUNED_VARIANT, Bundle
+from fractune_core.cuda_toolkit import find_cudart, find_toolkits
 from fractune_core.devices import Device
+from fractune_core.messages import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
 from fractune_core.records import UNTUNED
 from fractune_core.shares import GrantedShare
 from fractune_core.signing import open_signed
-from fractune_core.toolkit import find_cudart, find_toolkits
-from fractune_core.wire import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
 from fractune_workers.child import Child
 from fractune_workers.children.archives import unpack
 from fractune_workers.children.target import parse_target
@@ -225,7 +225,7 @@ _STUB = "".join(
 _LOAD = """
 import sys
 from pathlib import Path
-from fractune_core.toolkit import load_cudart
+from fractune_core.cuda_toolkit import load_cudart
 assert load_cudart()
 from fractune_workers.children.artifacts import load_objects
 module = load_objects([Path(sys.argv[1]).read_bytes()])

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fractune_core.analysis.slowdown_ci import Loss, loss, ratio
 from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.convert import record_from_proto
-from fractune_core.losses import Loss, loss, ratio
 from fractune_core.pb import fractune_pb2 as pb
 
 

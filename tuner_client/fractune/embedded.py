@@ -24,10 +24,10 @@ from fractune.client import Client
 from fractune.noise_file import advice_for
 from fractune.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.state import StateFolder, open_state, socket_dir
+from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
-from fractune_core.noise import NoiseAdvice
+from fractune_core.gpu_sharing import default_measurers
 from fractune_core.shares import Share, parse_shares
-from fractune_core.side_by_side import default_measurers
 
 START_TIMEOUT_S = 60.0
 MAX_BUILDERS = 8

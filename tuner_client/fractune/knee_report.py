@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fractune_core.analysis.knee import Curve, Knee, find_knee, fit_curve
 from fractune_core.errors import BadRequest
-from fractune_core.knee import Curve, Knee, find_knee, fit_curve
 
 
 @dataclass(frozen=True)

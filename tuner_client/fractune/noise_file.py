@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fractune_core.analysis.noise import DEFAULT_MARGIN, NoiseAdvice
 from fractune_core.errors import StateUnusable
-from fractune_core.noise import DEFAULT_MARGIN, NoiseAdvice
 
 NOISE_FILE = "noise.json"
 

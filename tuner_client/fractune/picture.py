@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from fractune.cross_table import CrossTable, verdict
 from fractune.output_files import check_writable
 from fractune.text import time_text
+from fractune_core.analysis.slowdown_ci import Loss
 from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
-from fractune_core.losses import Loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from fractune_core.errors import NotFound
-from fractune_core.wire import BLOB_TTL_S, blob_key
+from fractune_core.messages import BLOB_TTL_S, blob_key
 
 CHUNK_BYTES = 4 << 20
 

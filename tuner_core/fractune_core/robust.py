@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fractune_core.finals import Times
+from fractune_core.analysis.validated import Times
 
 _GAIN = 1e-9
 """a smaller gain of the worst regret is rounding"""

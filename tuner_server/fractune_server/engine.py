@@ -15,8 +15,8 @@ import redis
 
 from fractune_core.errors import BadModel, FractuneError, RedisGone, StateUnusable, revive
 from fractune_core.jobs import JobState
+from fractune_core.messages import BLOB_TTL_S, Event, Work, WorkFailed, cancel_key, tuner_stream
 from fractune_core.records import Kind
-from fractune_core.wire import BLOB_TTL_S, Event, Work, WorkFailed, cancel_key, tuner_stream
 from fractune_server.deps import Deps
 from fractune_server.fleet import BUILD, COMPILE, MEASURE, TUNE, Fleet, live_workers
 from fractune_server.job_run import JobRun

@@ -11,8 +11,8 @@ from redis import Redis
 
 from fractune_core.devices import Device
 from fractune_core.errors import ShareUnavailable
+from fractune_core.messages import WorkerInfo, worker_key
 from fractune_core.shares import GrantedShare
-from fractune_core.wire import WorkerInfo, worker_key
 
 MEASURE = "measure"
 TUNE = "tune"

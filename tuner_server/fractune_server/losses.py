@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 from redis import Redis
 
-from fractune_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, record_id
-from fractune_core.wire import (
+from fractune_core.messages import (
     EVENT_FIELD,
     SERVER_STREAM,
     BuildWork,
@@ -19,6 +18,7 @@ from fractune_core.wire import (
     WorkFailed,
     done_key,
 )
+from fractune_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, record_id
 from fractune_server.reaper import ATTEMPTS
 from fractune_server.store.stored_job import StoredJob
 

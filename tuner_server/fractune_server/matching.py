@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fractune_core.analysis.match import Match, Policy, find_match
+from fractune_core.analysis.validated import Finals
 from fractune_core.bundles import UNTUNED_VARIANT
 from fractune_core.devices import Device
 from fractune_core.errors import BadRequest, NotFound, ServerUnreachable, ShareUnavailable
-from fractune_core.finals import Finals
 from fractune_core.jobs import OperatorTask
-from fractune_core.match import Match, Policy, find_match
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.targets import target_key

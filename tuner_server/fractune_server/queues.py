@@ -12,7 +12,7 @@ from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from fractune_core.wire import BLOB_TTL_S, HANDLER, Work, done_key, tune_queue
+from fractune_core.messages import BLOB_TTL_S, HANDLER, Work, done_key, tune_queue
 
 _JOB_TIMEOUT_S = 3 * 3600
 """a last resort: the worker's parent process holds the real deadlines"""

@@ -12,7 +12,7 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
-from fractune_core.wire import Work, cancel_key, handed_back_key
+from fractune_core.messages import Work, cancel_key, handed_back_key
 from fractune_server.fleet import Fleet
 from fractune_server.queues import WorkQueues, fetch, work_of
 

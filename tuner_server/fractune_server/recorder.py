@@ -11,8 +11,8 @@ from typing import Any, cast
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event
 from fractune_core.records import TuningRecord
-from fractune_core.wire import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event
 from fractune_server.store.log import TuningLog
 
 _BATCH = 1000

@@ -7,7 +7,7 @@ from typing import Any
 
 from redis import Redis
 
-from fractune_core.wire import RECORDER, SERVER_STREAM, tuner_stream
+from fractune_core.messages import RECORDER, SERVER_STREAM, tuner_stream
 from fractune_server.recorder import Recorder
 
 

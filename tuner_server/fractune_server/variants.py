@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fractune_core.analysis.match import How, Match, find_match
+from fractune_core.analysis.validated import Finals, Measured, Times
 from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
-from fractune_core.finals import Finals, Measured, Times
-from fractune_core.match import How, Match, find_match
 from fractune_core.records import UNTUNED, candidate_id
 from fractune_core.robust import robust_for_model
 from fractune_core.shares import GrantedShare, units_text

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
-from fractune_core.noise import DEFAULT_MARGIN
 from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout

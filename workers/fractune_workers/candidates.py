@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, FractuneError
-from fractune_core.noise import FEWEST_CANDIDATES
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fractune_core.errors import ShareUnavailable
+from fractune_core.gpu_sharing import claim_of
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import GrantedShare, Share, units_text
-from fractune_core.side_by_side import claim_of
 from fractune_workers.bench import Batch, Bench, Outcome
 from fractune_workers.candidates import OperatorBuilder
 from fractune_workers.owner import Owner, owned

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fractune_core.cuda_toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from fractune_core.errors import FractuneError
-from fractune_core.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from fractune_workers.cuda_compilers import Nvcc, compilers
 from fractune_workers.gpu.libraries import LibraryHere, libraries
 

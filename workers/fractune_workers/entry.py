@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from fractune_core.errors import FractuneError, RedisGone
-from fractune_core.wire import SERVER_STREAM, Work, WorkFailed
+from fractune_core.messages import SERVER_STREAM, Work, WorkFailed
 from fractune_workers.roles import Role
 from fractune_workers.station import Station
 

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fractune_core.side_by_side import Claim
+from fractune_core.gpu_sharing import Claim
 from fractune_workers.gpu_gate import GpuGate, Turn
 from fractune_workers.locked import is_locked
 

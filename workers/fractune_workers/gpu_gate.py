@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from fractune_core.side_by_side import Claim
+from fractune_core.gpu_sharing import Claim
 from fractune_workers.locked import is_locked
 
 _LOOK_EVERY_S = 0.005

@@ -20,11 +20,11 @@ from redis.retry import Retry
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
+from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.noise import DEFAULT_MARGIN
+from fractune_core.messages import WORKER_TTL_S, WorkerInfo, worker_key
 from fractune_core.records import WARM
 from fractune_core.shares import Share
-from fractune_core.wire import WORKER_TTL_S, WorkerInfo, worker_key
 from fractune_workers import entry
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.gate import Gate, default_gate_dir

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.devices import Device
+from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import TRIAL_POLICY
 from fractune_core.shares import Share
-from fractune_core.side_by_side import ALONE
 from fractune_workers.bench import Batch
 from fractune_workers.candidates import (
     Candidates,

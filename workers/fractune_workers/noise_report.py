@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fractune_core.errors import FractuneError
-from fractune_core.noise import (
+from fractune_core.analysis.noise import (
     DEFAULT_MARGIN,
     NoiseAdvice,
     Score,
@@ -21,6 +20,7 @@ from fractune_core.noise import (
     spread,
     tie_width,
 )
+from fractune_core.errors import FractuneError
 from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
 from fractune_workers.bench import Outcome
 

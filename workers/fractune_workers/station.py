@@ -14,8 +14,8 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import add_blob, get_blob
+from fractune_core.messages import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
 from fractune_core.signing import open_signed, sign
-from fractune_core.wire import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
 from fractune_workers.gate import Gate
 
 _QUEUE_TIMEOUT_S = 24 * 3600

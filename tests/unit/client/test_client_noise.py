@@ -14,8 +14,8 @@ import fractune.cli.noise as command
 from fractune.cli import main
 from fractune.noise_file import NOISE_FILE, advice_for, load_noise, measuring_text, save_noise
 from fractune.noise_picture import draw_noise
+from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import StateUnusable
-from fractune_core.noise import NoiseAdvice
 
 ADVICE = NoiseAdvice(measurers=2, margin=1.25, builds_beside=False, tau=0.95, regret=0.01, measured_at=1_000.0)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fractune.inference.choosing import choose_variant
+from fractune_core.analysis.match import How, Policy
 from fractune_core.bundles import Bundle
-from fractune_core.match import How, Policy
 from tests.client_samples import bundle_bytes
 
 MEASURED = {

@@ -11,10 +11,10 @@ from fractune.inference import cuda_driver
 from fractune.inference.choosing import choose_variant
 from fractune.inference.cuda_driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
 from fractune.inference.gpu_share import PERCENTAGE, VISIBLE, check_gpu, check_held, confine_gpu, gpu_share_here
+from fractune_core.analysis.match import How, Policy
 from fractune_core.bundles import Bundle
 from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
-from fractune_core.match import How, Policy
 from fractune_core.shares import GrantedShare, Share
 from tests.client_samples import bundle_bytes
 from tests.simulated_cuda import Staged

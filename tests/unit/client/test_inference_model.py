@@ -25,9 +25,9 @@ from fractune import Model
 from fractune.inference.processor import CPUINFO, isa_name, read_cpuinfo
 from fractune.inference.runtime import aligned_bytes
 from fractune.inference.tensors import as_arguments, as_array
+from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle, write_bundle
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
-from fractune_core.match import How
 from fractune_workers.confinement.cpu import thread_affinities
 from tests.redis_process import wait_until
 from tests.unit.client.conftest import REPOSITORY, Small

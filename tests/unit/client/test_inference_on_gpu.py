@@ -13,10 +13,10 @@ import pytest
 import fractune
 from fractune.inference import backends, cuda_driver, on_gpu, runtime, tensors
 from fractune.inference.cuda_driver import ask_gpu
+from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle, write_bundle
 from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
-from fractune_core.match import How
 from fractune_core.shares import GrantedShare
 from tests.simulated_cuda import Staged
 from tests.simulated_gpu import MODELS, SimulatedGpu

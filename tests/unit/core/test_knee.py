@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.analysis.knee import CurveKind, find_knee, fit_curve
 from fractune_core.errors import BadRequest
-from fractune_core.knee import CurveKind, find_knee, fit_curve
 
 PUBLISHED = Path(__file__).parents[3].parent / "shared" / "data"
 """beside the repository, never inside: other people's measurements"""

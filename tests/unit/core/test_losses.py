@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.losses import Loss, loss
+from fractune_core.analysis.slowdown_ci import Loss, loss
 
 SECS = st.lists(st.floats(1e-6, 10), min_size=3, max_size=15)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.finals import Finals, best_times
-from fractune_core.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
+from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
+from fractune_core.analysis.validated import Finals, best_times
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord
 from fractune_core.robust import robust_for_model
 from tests.samples import DEVICE, TARGET_KEY, final, granted

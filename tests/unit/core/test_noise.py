@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.noise import (
+from fractune_core.analysis.noise import (
     MARGINS,
     WIDEST_TIE,
     Score,

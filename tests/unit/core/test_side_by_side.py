@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.gpu_sharing import ALONE, Claim, claim_of, default_measurers
 from fractune_core.shares import GrantedShare, Share
-from fractune_core.side_by_side import ALONE, Claim, claim_of, default_measurers
 
 SMS = 132
 

@@ -12,7 +12,7 @@ import redis
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-from fractune_core import wire
+from fractune_core import messages
 from fractune_core.jobs import JobSpec
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
@@ -28,8 +28,8 @@ from fractune_server.trimmer import trim
 from tests.fleet_simulated import DEVICE, made_up_record
 from tests.redis_process import running_redis, wait_until
 
-STREAM = wire.tuner_stream("tune-1")
-BUILD: wire.BuildWork = {
+STREAM = messages.tuner_stream("tune-1")
+BUILD: messages.BuildWork = {
     "do": "build",
     "work_id": "work1",
     "lease": "lease1",
@@ -56,7 +56,7 @@ def redis_url() -> Iterator[str]:
 def connection(redis_url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
-        connection.sadd(wire.STREAMS, STREAM)
+        connection.sadd(messages.STREAMS, STREAM)
         yield connection
 
 
@@ -74,7 +74,7 @@ def record(candidate: str, share: str = "cpu:1") -> TuningRecord:
 def send(connection: redis.Redis, *records: TuningRecord, stream: str = STREAM) -> None:
     for each in records:
         event = {"event": "measured", "job": "job1", "lease": "lease1", "record": each.to_json()}
-        connection.xadd(stream, {wire.EVENT_FIELD: json.dumps(event)})
+        connection.xadd(stream, {messages.EVENT_FIELD: json.dumps(event)})
 
 
 def count(store: Store) -> int:
@@ -86,14 +86,14 @@ def count(store: Store) -> int:
 
 def test_results_are_committed_before_they_are_acknowledged(connection: redis.Redis, store: Store) -> None:
     send(connection, record("a"), record("b"))
-    send(connection, record("c"), stream=wire.SERVER_STREAM)
+    send(connection, record("c"), stream=messages.SERVER_STREAM)
     recorder = Recorder(connection, store.log)
     batches = [recorder.poll(10) for _ in range(2)]  # first what was left over, then what is new
     assert [len(batch.arrivals) for batch in batches] == [0, 3]
     assert count(store) == 3
-    assert connection.xpending(STREAM, wire.RECORDER)["pending"] == 2
+    assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 2
     recorder.acknowledge(batches[1])
-    assert connection.xpending(STREAM, wire.RECORDER)["pending"] == 0
+    assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
 
 
 def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: redis.Redis, store: Store) -> None:
@@ -116,9 +116,9 @@ def record_of(store: Store) -> TuningRecord:
 def test_an_unreadable_entry_is_dropped_and_the_others_are_kept(
     connection: redis.Redis, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection.xadd(STREAM, {wire.EVENT_FIELD: "no JSON"})
+    connection.xadd(STREAM, {messages.EVENT_FIELD: "no JSON"})
     connection.xadd(STREAM, {"other": "field"})
-    connection.xadd(STREAM, {wire.EVENT_FIELD: json.dumps({"event": "measured", "record": {"record_id": "x"}})})
+    connection.xadd(STREAM, {messages.EVENT_FIELD: json.dumps({"event": "measured", "record": {"record_id": "x"}})})
     send(connection, record("a"))
     recorder = Recorder(connection, store.log)
     recorder.poll(10)
@@ -126,7 +126,7 @@ def test_an_unreadable_entry_is_dropped_and_the_others_are_kept(
     recorder.acknowledge(batch)
     assert count(store) == 1
     assert caplog.text.count("dropped an unreadable entry") == 3
-    assert connection.xpending(STREAM, wire.RECORDER)["pending"] == 0
+    assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
 
 
 def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis, store: Store) -> None:
@@ -136,23 +136,23 @@ def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis
     while count(store) < 4000:
         recorder.acknowledge(recorder.poll(10))
     assert count(store) == 4000
-    assert connection.xpending(STREAM, wire.RECORDER)["pending"] == 0
+    assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
 
 
 # ---- trimmer ----
 
 
 def test_a_stream_is_cut_to_what_some_group_still_needs(connection: redis.Redis, store: Store) -> None:
-    connection.xgroup_create(STREAM, wire.TUNER, id="0", mkstream=True)
+    connection.xgroup_create(STREAM, messages.TUNER, id="0", mkstream=True)
     send(connection, *(record(f"c{index}") for index in range(10)))
     recorder = Recorder(connection, store.log)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     trim(connection, recorder, alive=["tune-1"], needed=[])
     assert connection.xlen(STREAM) == 10
-    entries = connection.xreadgroup(wire.TUNER, "tune-1", {STREAM: ">"}, count=6)
+    entries = connection.xreadgroup(messages.TUNER, "tune-1", {STREAM: ">"}, count=6)
     assert entries
-    connection.xack(STREAM, wire.TUNER, *[entry for entry, _ in connection.xrange(STREAM, count=4)])
+    connection.xack(STREAM, messages.TUNER, *[entry for entry, _ in connection.xrange(STREAM, count=4)])
     trim(connection, recorder, alive=["tune-1"], needed=[])
     assert connection.xlen(STREAM) == 6
 
@@ -170,7 +170,7 @@ def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
     assert connection.exists(STREAM)
     trim(connection, recorder, alive=[], needed=[])
     assert not connection.exists(STREAM)
-    assert not connection.sismember(wire.STREAMS, STREAM)
+    assert not connection.sismember(messages.STREAMS, STREAM)
     assert recorder.poll(10).arrivals == []
 
 
@@ -179,7 +179,7 @@ def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
 
 def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
     """Take the next build work as RQ's worker does, and never end it."""
-    queue = Queue(wire.BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
+    queue = Queue(messages.BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
     worker = SimpleWorker([queue], name=name, connection=connection, serializer=JSONSerializer)
     found = worker.dequeue_job_and_maintain_ttl(timeout=None)
     assert found is not None
@@ -194,14 +194,14 @@ def alive(name: str, started_at: float) -> Fleet:
 
 
 def waiting(connection: redis.Redis) -> int:
-    return connection.llen(f"rq:queue:{wire.BUILD_QUEUE}")
+    return connection.llen(f"rq:queue:{messages.BUILD_QUEUE}")
 
 
 def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
-    given_up: list[wire.Work] = []
+    given_up: list[messages.Work] = []
     reaper = Reaper(connection, queues, given_up.append)
-    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     reaper.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
@@ -218,12 +218,12 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
 
 def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
-    given_up: list[wire.Work] = []
+    given_up: list[messages.Work] = []
     reaper = Reaper(connection, queues, given_up.append)
-    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
     for attempt in range(2 * ATTEMPTS):
         take(connection, f"w{attempt}")
-        connection.set(wire.handed_back_key(BUILD["work_id"]), 1)
+        connection.set(messages.handed_back_key(BUILD["work_id"]), 1)
         reaper.sweep(Fleet(()))
         assert waiting(connection) == 1
     for attempt in range(ATTEMPTS):
@@ -235,7 +235,7 @@ def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Red
 
 def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
-    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     Reaper(connection, queues, lambda _: None).sweep(alive("w1", started_at=time.time() + 1))
     assert waiting(connection) == 1
@@ -244,7 +244,7 @@ def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: red
 def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) -> None:
     """Redis went away while the worker began: it waits for work again, and the work counts as started."""
     queues = WorkQueues(connection)
-    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     reaper = Reaper(connection, queues, lambda _: None)
     reaper.sweep(alive("w1", started_at=0.0))
@@ -257,7 +257,7 @@ def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) 
 def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fractune_server.reaper._STUCK_S", 0.2)
     queues = WorkQueues(connection)
-    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1", start=False)
     reaper = Reaper(connection, queues, lambda _: None)
     reaper.sweep(alive("w1", started_at=0.0))
@@ -284,24 +284,24 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
         (candidate, share) for candidate in ("c1", "c2") for share in spec.shares
     }
     assert {(each.status, each.kind) for each in found} == {(Status.CRASHED, Kind.TRIAL)}
-    assert connection.exists(wire.done_key("work1"))
+    assert connection.exists(messages.done_key("work1"))
 
 
 def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
-    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     queues.withdraw("work1")
     assert queues.idle()
     assert not queues.has("work1")
-    assert connection.exists(wire.done_key("work1"))
+    assert connection.exists(messages.done_key("work1"))
 
 
 def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
-    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    connection.set(wire.cancel_key("job1"), 1)
+    connection.set(messages.cancel_key("job1"), 1)
     Reaper(connection, queues, lambda _: None).sweep(Fleet(()))
     assert queues.idle()
     assert not queues.has("work1")
@@ -310,8 +310,8 @@ def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> 
 def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     for name in ("tune-1", "tune-2"):
-        queues.enqueue(wire.tune_queue(name), {**BUILD, "work_id": name})
-    queues.enqueue(wire.BUILD_QUEUE, BUILD)
+        queues.enqueue(messages.tune_queue(name), {**BUILD, "work_id": name})
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
     queues.drop_tuners_but(["tune-2"])
     assert [queues.has(name) for name in ("tune-1", "tune-2", "work1")] == [False, True, True]
     queues.clear()

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from fractune_core.analysis.match import How
+from fractune_core.analysis.validated import Finals
 from fractune_core.devices import Device
-from fractune_core.finals import Finals
-from fractune_core.match import How
 from fractune_core.records import UNTUNED
 from fractune_core.shares import GrantedShare
 from fractune_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.cuda_toolkit import Toolkit, find_toolkits
 from fractune_core.errors import FractuneError
-from fractune_core.toolkit import Toolkit, find_toolkits
 from fractune_workers.cuda_compilers import CompileFailed, CudaCompiler, Nvcc, Nvrtc, compilers
 from fractune_workers.nvrtc_headers import small_headers
 from tests.cubins import cubin_arch

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fractune_core.gpu_sharing import ALONE, Claim, claim_of
 from fractune_core.shares import GrantedShare
-from fractune_core.side_by_side import ALONE, Claim, claim_of
 from fractune_workers.gate import Gate
 from fractune_workers.gpu_gate import GpuGate
 from tests.redis_process import wait_until
@@ -31,7 +31,7 @@ CLAIMS = {
 _HOLD = """
 import sys
 from pathlib import Path
-from fractune_core.side_by_side import Claim
+from fractune_core.gpu_sharing import Claim
 from fractune_workers.gate import Gate
 folder, gpu, company, units, total = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 with Gate(folder, 8).measuring_on(gpu, Claim(company, units, total), [0]) as turn:

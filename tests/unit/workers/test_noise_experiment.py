@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError, ShareUnavailable
-from fractune_core.noise import DEFAULT_MARGIN
+from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
 from fractune_core.shares import Share
-from fractune_core.side_by_side import ALONE
 from fractune_workers import company as company_module
 from fractune_workers.bench import Outcome
 from fractune_workers.candidates import Candidates, Operator

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from fractune.knee_report import KneeReport
 from fractune.text import percent_text, time_text
+from fractune_core.analysis.knee import CurveKind
 from fractune_core.errors import BadRequest
-from fractune_core.knee import CurveKind
 from fractune_core.shares import units_text
 
 _SLACK = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")

@@ -19,8 +19,8 @@ from fractune.parts import measure_noise
 from fractune.picture import check_picture
 from fractune.state import default_state_dir
 from fractune.text import percent_text, score_text, span_text, table_console, time_text
+from fractune_core.analysis.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, NoiseAdvice
 from fractune_core.errors import BadModel, BadRequest
-from fractune_core.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, NoiseAdvice
 from fractune_core.shares import Share, units_text
 
 _CANDIDATES_AT_MOST = 200

@@ -20,9 +20,9 @@ from fractune.inference.model import Model, load
 from fractune.inference.tensors import read_inputs
 from fractune.share_here import confine
 from fractune.text import ratio_text
+from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.bundles import UNTUNED_VARIANT
 from fractune_core.errors import BadRequest, StateUnusable
-from fractune_core.match import DEFAULT_POLICY, Policy
 from fractune_core.shares import Share, units_text
 
 if TYPE_CHECKING:

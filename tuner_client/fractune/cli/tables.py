@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fractune.cross_table import CrossTable, sentences, verdict
 from fractune.text import time_text
-from fractune_core.losses import Loss
+from fractune_core.analysis.slowdown_ci import Loss
 
 COLUMNS = ("tuned_at", "run_at", "median_s", "loss", "loss_low", "loss_high", "tie", "run_secs")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fractune_core.analysis.match import DEFAULT_POLICY, How, Policy, choose
 from fractune_core.bundles import UNTUNED_VARIANT, Bundle
-from fractune_core.match import DEFAULT_POLICY, How, Policy, choose
 from fractune_core.shares import units_text
 
 
@@ -32,7 +32,7 @@ def choose_variant(
     """The variant for a share of `units` units by `mechanism`; times under another mechanism say nothing here.
 
     The variant tuned at just as many units where none is known to be faster there. Else by what was measured
-    (`fractune_core.match.choose`). Where that has no answer: the variant tuned at just as many units; with
+    (`fractune_core.analysis.match.choose`). Where that has no answer: the variant tuned at just as many units; with
     `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
     """
     unit = "core" if mechanism == "cpu" else "sm"

@@ -18,8 +18,8 @@ from fractune.inference.choosing import VariantChoice, choose_variant
 from fractune.inference.runner import Runner
 from fractune.inference.signatures import check_signature
 from fractune.share_here import ShareHere
+from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.bundles import Bundle
-from fractune_core.match import DEFAULT_POLICY, Policy
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.bundles import ALIGNMENT_BYTES, WEIGHTS, Bundle
+from fractune_core.cuda_toolkit import load_cudart
 from fractune_core.errors import BadBundle, FractuneError
-from fractune_core.toolkit import load_cudart
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""

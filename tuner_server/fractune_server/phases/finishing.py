@@ -6,8 +6,8 @@ import uuid
 
 from fractune_core.errors import NotFound, revive
 from fractune_core.jobs import JobState
+from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_core.wire import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
 from fractune_server.deps import Deps
 from fractune_server.job_run import JobRun, LiveRound
 from fractune_server.phases.ingesting import send_workload

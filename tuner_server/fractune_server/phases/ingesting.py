@@ -7,8 +7,8 @@ import threading
 from fractune_core.blobs import has_blob, put_blob
 from fractune_core.errors import BadModel, FractuneError, revive
 from fractune_core.jobs import JobState, OperatorTask
+from fractune_core.messages import COMPILE_QUEUE, Ingested, IngestWork, WorkFailed, workload_blob
 from fractune_core.targets import with_cores
-from fractune_core.wire import COMPILE_QUEUE, Ingested, IngestWork, WorkFailed, workload_blob
 from fractune_server.deps import Deps
 from fractune_server.job_run import JobRun
 from fractune_server.queues import WorkQueues

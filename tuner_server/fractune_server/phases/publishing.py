@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fractune_core import bundles
+from fractune_core.analysis.match import Match
 from fractune_core.blobs import get_blob, has_blob, put_blob
 from fractune_core.jobs import JobState
-from fractune_core.match import Match
-from fractune_core.records import TuningRecord
-from fractune_core.signing import open_signed, sign
-from fractune_core.wire import (
+from fractune_core.messages import (
     COMPILE_QUEUE,
     Compiled,
     CompileWork,
@@ -23,6 +21,8 @@ from fractune_core.wire import (
     VariantItem,
     measure_queue,
 )
+from fractune_core.records import TuningRecord
+from fractune_core.signing import open_signed, sign
 from fractune_server.deps import Deps
 from fractune_server.job_run import JobRun
 from fractune_server.phases.ingesting import send_model

@@ -12,8 +12,7 @@ from itertools import zip_longest
 
 from fractune_core.blobs import drop_blobs
 from fractune_core.jobs import JobState
-from fractune_core.records import Kind, TuningRecord
-from fractune_core.wire import (
+from fractune_core.messages import (
     PastTrial,
     Proposed,
     SearchWork,
@@ -22,6 +21,7 @@ from fractune_core.wire import (
     artifact_blob,
     tune_queue,
 )
+from fractune_core.records import Kind, TuningRecord
 from fractune_server.deps import Deps
 from fractune_server.fleet import BUILD, TUNE, Fleet
 from fractune_server.job_run import JobRun, LiveRound

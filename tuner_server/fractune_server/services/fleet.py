@@ -8,11 +8,11 @@ import grpc
 
 from fractune_core.convert import device_to_proto, granted_to_proto, timestamp
 from fractune_core.devices import Device
+from fractune_core.messages import WorkerInfo
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.shares import GrantedShare
-from fractune_core.wire import WorkerInfo
 from fractune_server.deps import Deps
 from fractune_server.fleet import live_workers
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 
+from fractune_core.analysis.match import How, Policy
 from fractune_core.convert import record_from_proto, record_to_proto, shapes_from_proto
 from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_core.jobs import OperatorTask
-from fractune_core.match import How, Policy
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from fractune_core.finals import Finals
+from fractune_core.analysis.validated import Finals
 from fractune_core.records import Kind, TuningRecord
 from fractune_server.store.database import Database, parts
 from fractune_server.store.rows import RecordReader

@@ -18,8 +18,8 @@ from sqlalchemy import (
     tuple_,
 )
 
+from fractune_core.analysis.validated import Finals
 from fractune_core.errors import BadRequest, NotFound
-from fractune_core.finals import Finals
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.store.database import Database, parts
 from fractune_server.store.filters import RecordFilter

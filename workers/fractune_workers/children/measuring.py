@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fractune_core.cuda_toolkit import RUNTIME_SONAME, load_cudart
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
-from fractune_core.toolkit import RUNTIME_SONAME, load_cudart
 from fractune_workers.confinement import Confinement, confinement_for, stream_of
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
+from fractune_core.cuda_toolkit import runtime_version
 from fractune_core.devices import Device
 from fractune_core.errors import ShareUnavailable
-from fractune_core.toolkit import runtime_version
 from fractune_workers.children.artifacts import build_object, load_objects
 from fractune_workers.children.cuda_target import gpu_target
 from fractune_workers.children.processor import Processor, cpu_processor

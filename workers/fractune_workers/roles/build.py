@@ -11,8 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fractune_core.blobs import get_blob
-from fractune_core.records import Kind, Status
-from fractune_core.wire import (
+from fractune_core.messages import (
     BUILD_QUEUE,
     ArtifactItem,
     BuildWork,
@@ -23,6 +22,7 @@ from fractune_core.wire import (
     measure_queue,
     workload_blob,
 )
+from fractune_core.records import Kind, Status
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.station import Station
 

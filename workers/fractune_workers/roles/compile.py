@@ -7,8 +7,7 @@ from typing import Any
 
 from fractune_core.blobs import put_blob, read_blob
 from fractune_core.errors import FractuneError
-from fractune_core.signing import sign
-from fractune_core.wire import (
+from fractune_core.messages import (
     COMPILE_QUEUE,
     SERVER_STREAM,
     Compiled,
@@ -18,6 +17,7 @@ from fractune_core.wire import (
     WorkerInfo,
     WorkFailed,
 )
+from fractune_core.signing import sign
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.station import Station
 

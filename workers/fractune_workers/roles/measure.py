@@ -11,13 +11,11 @@ import zlib
 from contextlib import AbstractContextManager
 from functools import partial
 
+from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.devices import Device
 from fractune_core.errors import FractuneError
-from fractune_core.noise import DEFAULT_MARGIN
-from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
-from fractune_core.shares import GrantedShare, Share
-from fractune_core.side_by_side import ALONE, claim_of
-from fractune_core.wire import (
+from fractune_core.gpu_sharing import ALONE, claim_of
+from fractune_core.messages import (
     SERVER_STREAM,
     ArtifactItem,
     Measured,
@@ -29,6 +27,8 @@ from fractune_core.wire import (
     artifact_blob,
     measure_queue,
 )
+from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
+from fractune_core.shares import GrantedShare, Share
 from fractune_workers.bench import Batch, Bench, Outcome
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
 from fractune_workers.gpu_gate import Turn

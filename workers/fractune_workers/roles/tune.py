@@ -11,8 +11,7 @@ import redis
 
 from fractune_core.blobs import get_blob
 from fractune_core.errors import FractuneError
-from fractune_core.records import Kind, Status, TuningRecord
-from fractune_core.wire import (
+from fractune_core.messages import (
     BUILD_QUEUE,
     EVENT_FIELD,
     RECORDER,
@@ -27,6 +26,7 @@ from fractune_core.wire import (
     tuner_stream,
     workload_blob,
 )
+from fractune_core.records import Kind, Status, TuningRecord
 from fractune_workers.child import Child
 from fractune_workers.station import Station, chunks
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fractune_core.finals import Finals, Times
+from fractune_core.analysis.validated import Finals, Times
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, units_text
 
