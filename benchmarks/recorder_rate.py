@@ -13,9 +13,9 @@ import redis
 from benchmarks.queue_cost import TRACE
 from fractune_core.messages import EVENT_FIELD, STREAMS, tuner_stream
 from fractune_core.records import candidate_id
-from fractune_server.recorder import Recorder
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
+from fractune_server.transport.recorder import Recorder
 from tests.fleet_simulated import TARGET, TARGET_KEY, made_up_record, workload_hash
 from tests.redis_process import running_redis
 

@@ -22,14 +22,14 @@ from fractune_core.jobs import JobSpec, JobState
 from fractune_core.messages import WorkerInfo
 from fractune_core.records import Status, TuningRecord
 from fractune_server.blob_store import BlobStore
-from fractune_server.deps import Changes, Deps
-from fractune_server.fleet import Fleet
 from fractune_server.job_run import JobRun
 from fractune_server.phases.tuning import Instance, TuningPhase
-from fractune_server.queues import WorkQueues
 from fractune_server.scheduler.rounds import OperatorPlan, next_round
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.transport.context import Changes, Deps
+from fractune_server.transport.live_workers import Fleet
+from fractune_server.transport.work_queues import WorkQueues
 from tests.fleet_simulated import DEVICE, SECRET, TARGET, TARGET_KEY, granted, made_up_record, workload_hash
 from tests.redis_process import running_redis
 

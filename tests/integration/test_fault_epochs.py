@@ -27,9 +27,9 @@ from fractune_core.devices import Device
 from fractune_core.messages import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from fractune_core.records import Status, TuningRecord, candidate_id
 from fractune_core.signing import sign
-from fractune_server.fleet import live_workers
-from fractune_server.queues import WorkQueues
-from fractune_server.reaper import ATTEMPTS, Reaper
+from fractune_server.transport.live_workers import live_workers
+from fractune_server.transport.requeue import ATTEMPTS, Reaper
+from fractune_server.transport.work_queues import WorkQueues
 from tests.poison import FOLDER, PoisonDevice
 from tests.redis_process import running_redis, wait_until
 

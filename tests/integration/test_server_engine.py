@@ -17,13 +17,13 @@ from fractune_core.errors import FractuneError, RedisGone, StateUnusable
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.messages import tuner_stream
 from fractune_server.blob_store import BlobStore
-from fractune_server.deps import Changes, Deps
 from fractune_server.engine import Engine
 from fractune_server.phases.ingesting import ingest_key
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.models import IngestedModel
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
+from fractune_server.transport.context import Changes, Deps
 from tests.fleet_simulated import (
     DEVICE,
     SECRET,

@@ -17,19 +17,19 @@ from fractune_core.errors import BadModel, FractuneError, RedisGone, StateUnusab
 from fractune_core.jobs import JobState
 from fractune_core.messages import BLOB_TTL_S, Event, Work, WorkFailed, cancel_key, tuner_stream
 from fractune_core.records import Kind
-from fractune_server.deps import Deps
-from fractune_server.fleet import BUILD, COMPILE, MEASURE, TUNE, Fleet, live_workers
 from fractune_server.job_run import JobRun
-from fractune_server.losses import report_loss
 from fractune_server.phases.finishing import FinishingPhase
 from fractune_server.phases.ingesting import IngestPhase, LooseIngests, ingest_key
 from fractune_server.phases.publishing import PublishingPhase
 from fractune_server.phases.tuning import TuningPhase
-from fractune_server.queues import WorkQueues
-from fractune_server.reaper import Reaper
-from fractune_server.recorder import Arrival, Recorder
 from fractune_server.store.stored_job import StoredJob
-from fractune_server.trimmer import trim
+from fractune_server.transport.context import Deps
+from fractune_server.transport.dead_letters import report_loss
+from fractune_server.transport.live_workers import BUILD, COMPILE, MEASURE, TUNE, Fleet, live_workers
+from fractune_server.transport.recorder import Arrival, Recorder
+from fractune_server.transport.requeue import Reaper
+from fractune_server.transport.trim import trim
+from fractune_server.transport.work_queues import WorkQueues
 
 POLL_MS = 200
 SAVE_EVERY_S = 0.2

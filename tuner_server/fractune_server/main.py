@@ -22,10 +22,8 @@ from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.blob_store import BlobStore
-from fractune_server.deps import Changes, Deps
 from fractune_server.engine import Engine, tell_cancelled
 from fractune_server.matching import Matcher
-from fractune_server.queues import WorkQueues
 from fractune_server.services.bundles import BundleService
 from fractune_server.services.errors import ErrorInterceptor
 from fractune_server.services.fleet import FleetService
@@ -34,6 +32,8 @@ from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
+from fractune_server.transport.context import Changes, Deps
+from fractune_server.transport.work_queues import WorkQueues
 
 THREADS = 32
 _GRACE_S = 5.0

@@ -16,15 +16,15 @@ from fractune_core import messages
 from fractune_core.jobs import JobSpec
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
-from fractune_server.fleet import Fleet
-from fractune_server.losses import report_loss
-from fractune_server.queues import WorkQueues
-from fractune_server.reaper import ATTEMPTS, Reaper
-from fractune_server.recorder import Recorder
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
-from fractune_server.trimmer import trim
+from fractune_server.transport.dead_letters import report_loss
+from fractune_server.transport.live_workers import Fleet
+from fractune_server.transport.recorder import Recorder
+from fractune_server.transport.requeue import ATTEMPTS, Reaper
+from fractune_server.transport.trim import trim
+from fractune_server.transport.work_queues import WorkQueues
 from tests.fleet_simulated import DEVICE, made_up_record
 from tests.redis_process import running_redis, wait_until
 
@@ -255,7 +255,7 @@ def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) 
 
 
 def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fractune_server.reaper._STUCK_S", 0.2)
+    monkeypatch.setattr("fractune_server.transport.requeue._STUCK_S", 0.2)
     queues = WorkQueues(connection)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1", start=False)

@@ -8,14 +8,14 @@ from fractune_core.errors import NotFound, revive
 from fractune_core.jobs import JobState
 from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_server.deps import Deps
 from fractune_server.job_run import JobRun, LiveRound
 from fractune_server.phases.ingesting import send_workload
-from fractune_server.queues import WorkQueues
 from fractune_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import StoredOperator
+from fractune_server.transport.context import Deps
+from fractune_server.transport.work_queues import WorkQueues
 
 _PASSES = 3
 """contests of one operator in one job: contestants that fail make room for the next best, this often"""

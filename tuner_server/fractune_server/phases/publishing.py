@@ -23,10 +23,10 @@ from fractune_core.messages import (
 )
 from fractune_core.records import TuningRecord
 from fractune_core.signing import open_signed, sign
-from fractune_server.deps import Deps
 from fractune_server.job_run import JobRun
 from fractune_server.phases.ingesting import send_model
-from fractune_server.queues import WorkQueues
+from fractune_server.transport.context import Deps
+from fractune_server.transport.work_queues import WorkQueues
 from fractune_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 
 _log = logging.getLogger(__name__)

@@ -22,15 +22,15 @@ from fractune_core.messages import (
     tune_queue,
 )
 from fractune_core.records import Kind, TuningRecord
-from fractune_server.deps import Deps
-from fractune_server.fleet import BUILD, TUNE, Fleet
 from fractune_server.job_run import JobRun, LiveRound
 from fractune_server.phases.ingesting import send_workload
-from fractune_server.queues import WorkQueues
 from fractune_server.scheduler.lending import TRIALS_AT_LEAST, anchor_kind, choose_lenders
 from fractune_server.scheduler.rounds import FIRST_ROUND, OperatorPlan, joint_times, next_round
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
+from fractune_server.transport.context import Deps
+from fractune_server.transport.live_workers import BUILD, TUNE, Fleet
+from fractune_server.transport.work_queues import WorkQueues
 
 _HISTORY = 256
 """past trials that an instance is given of an operator new to it: the best, and at most as many failures"""

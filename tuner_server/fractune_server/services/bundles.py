@@ -9,7 +9,7 @@ import grpc
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.deps import Deps
+from fractune_server.transport.context import Deps
 
 _MESSAGE_BYTES = 1 << 20
 

@@ -13,8 +13,8 @@ from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.shares import GrantedShare
-from fractune_server.deps import Deps
-from fractune_server.fleet import live_workers
+from fractune_server.transport.context import Deps
+from fractune_server.transport.live_workers import live_workers
 
 
 class FleetService(rpc.FleetServiceServicer):

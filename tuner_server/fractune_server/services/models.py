@@ -12,8 +12,8 @@ from fractune_core.errors import BadRequest, NotFound
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.deps import Deps
 from fractune_server.store.models import StoredModel
+from fractune_server.transport.context import Deps
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

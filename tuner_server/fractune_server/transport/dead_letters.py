@@ -19,8 +19,8 @@ from fractune_core.messages import (
     done_key,
 )
 from fractune_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, record_id
-from fractune_server.reaper import ATTEMPTS
 from fractune_server.store.stored_job import StoredJob
+from fractune_server.transport.requeue import ATTEMPTS
 
 _DONE_TTL_S = 24 * 3600
 

@@ -13,8 +13,8 @@ from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
 from fractune_core.messages import Work, cancel_key, handed_back_key
-from fractune_server.fleet import Fleet
-from fractune_server.queues import WorkQueues, fetch, work_of
+from fractune_server.transport.live_workers import Fleet
+from fractune_server.transport.work_queues import WorkQueues, fetch, work_of
 
 ATTEMPTS = 3
 _STUCK_S = 10.0

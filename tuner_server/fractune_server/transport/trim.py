@@ -8,7 +8,7 @@ from typing import Any
 from redis import Redis
 
 from fractune_core.messages import RECORDER, SERVER_STREAM, tuner_stream
-from fractune_server.recorder import Recorder
+from fractune_server.transport.recorder import Recorder
 
 
 def trim(redis: Redis, recorder: Recorder, alive: Collection[str], needed: Collection[str]) -> None:

@@ -1,0 +1,1 @@
+"""Redis: work on its way out, results on their way in, and the live workers."""
