@@ -22,8 +22,8 @@ from fractune_core.jobs import JobSpec, JobState
 from fractune_core.messages import WorkerInfo
 from fractune_core.records import Status, TuningRecord
 from fractune_server.blob_store import BlobStore
-from fractune_server.job_run import JobRun
-from fractune_server.phases.tuning import Instance, TuningPhase
+from fractune_server.engine.active_job import JobRun
+from fractune_server.engine.tune import Instance, TuningPhase
 from fractune_server.scheduler.rounds import OperatorPlan, next_round
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator

@@ -16,7 +16,7 @@ from fractune_core.jobs import OperatorTask
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.targets import target_key
-from fractune_server.phases.ingesting import LooseIngests, request_ingest
+from fractune_server.engine.ingest import LooseIngests, request_ingest
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.transport.context import Deps
 from fractune_server.transport.live_workers import COMPILE, Fleet, live_workers

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind, TuningRecord, candidate_id, record_id
-from fractune_server.own_trials import OwnTrials
+from fractune_server.engine.trial_counts import OwnTrials
 from fractune_server.scheduler.rounds import Budget, OperatorPlan
 from fractune_server.store.log import LogKey, TuningLog
 from fractune_server.store.rounds import Round

@@ -17,11 +17,11 @@ from fractune_core.errors import BadModel, FractuneError, RedisGone, StateUnusab
 from fractune_core.jobs import JobState
 from fractune_core.messages import BLOB_TTL_S, Event, Work, WorkFailed, cancel_key, tuner_stream
 from fractune_core.records import Kind
-from fractune_server.job_run import JobRun
-from fractune_server.phases.finishing import FinishingPhase
-from fractune_server.phases.ingesting import IngestPhase, LooseIngests, ingest_key
-from fractune_server.phases.publishing import PublishingPhase
-from fractune_server.phases.tuning import TuningPhase
+from fractune_server.engine.active_job import JobRun
+from fractune_server.engine.ingest import IngestPhase, LooseIngests, ingest_key
+from fractune_server.engine.publish import PublishingPhase
+from fractune_server.engine.tune import TuningPhase
+from fractune_server.engine.validate import FinishingPhase
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import Deps
 from fractune_server.transport.dead_letters import report_loss

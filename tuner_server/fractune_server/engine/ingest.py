@@ -9,7 +9,7 @@ from fractune_core.errors import BadModel, FractuneError, revive
 from fractune_core.jobs import JobState, OperatorTask
 from fractune_core.messages import COMPILE_QUEUE, Ingested, IngestWork, WorkFailed, workload_blob
 from fractune_core.targets import with_cores
-from fractune_server.job_run import JobRun
+from fractune_server.engine.active_job import JobRun
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import Deps

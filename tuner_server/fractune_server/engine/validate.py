@@ -8,8 +8,8 @@ from fractune_core.errors import NotFound, revive
 from fractune_core.jobs import JobState
 from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_server.job_run import JobRun, LiveRound
-from fractune_server.phases.ingesting import send_workload
+from fractune_server.engine.active_job import JobRun, LiveRound
+from fractune_server.engine.ingest import send_workload
 from fractune_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
