@@ -29,7 +29,7 @@ from benchmarks.machine import arguments, write_result
 from fractune_core.analysis.match import How, Policy
 from fractune_server.blob_store import BlobStore
 from fractune_server.engine.ingest import LooseIngests
-from fractune_server.matching import Asked, Matcher
+from fractune_server.selection.model_match import Asked, Matcher
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import Changes, Deps
 from tests.redis_process import running_redis

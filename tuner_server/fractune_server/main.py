@@ -23,7 +23,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.blob_store import BlobStore
 from fractune_server.engine.engine import Engine, tell_cancelled
-from fractune_server.matching import Matcher
+from fractune_server.selection.model_match import Matcher
 from fractune_server.services.bundles import BundleService
 from fractune_server.services.errors import ErrorInterceptor
 from fractune_server.services.fleet import FleetService

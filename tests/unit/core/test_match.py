@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
 from fractune_core.analysis.validated import Finals, best_times
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord
-from fractune_core.robust import robust_for_model
+from fractune_server.selection.robust import robust_for_model
 from tests.samples import DEVICE, TARGET_KEY, final, granted
 
 UNMEASURED = Policy(allow_unmeasured=True)

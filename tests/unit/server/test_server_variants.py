@@ -11,7 +11,7 @@ from fractune_core.analysis.validated import Finals
 from fractune_core.devices import Device
 from fractune_core.records import UNTUNED
 from fractune_core.shares import GrantedShare
-from fractune_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
+from fractune_server.selection.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 from tests.samples import DEVICE, TARGET_KEY, final, granted
 
 PLACE = Place(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})

@@ -25,9 +25,9 @@ from fractune_core.records import TuningRecord
 from fractune_core.signing import open_signed, sign
 from fractune_server.engine.active_job import JobRun
 from fractune_server.engine.ingest import send_model
+from fractune_server.selection.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 from fractune_server.transport.context import Deps
 from fractune_server.transport.work_queues import WorkQueues
-from fractune_server.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from fractune_core.analysis.match import How, Match, find_match
 from fractune_core.analysis.validated import Finals, Measured, Times
 from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, candidate_id
-from fractune_core.robust import robust_for_model
 from fractune_core.shares import GrantedShare, units_text
+from fractune_server.selection.robust import robust_for_model
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.targets import target_key
 from fractune_server.engine.ingest import LooseIngests, request_ingest
+from fractune_server.selection.variants import OperatorFinals, Place
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.transport.context import Deps
 from fractune_server.transport.live_workers import COMPILE, Fleet, live_workers
 from fractune_server.transport.work_queues import WorkQueues
-from fractune_server.variants import OperatorFinals, Place
 
 _LONGEST_S = 600.0
 _LOOK_EVERY_S = 0.1
