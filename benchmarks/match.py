@@ -27,9 +27,9 @@ import redis
 from benchmarks import match_log
 from benchmarks.machine import arguments, write_result
 from fractune_core.analysis.match import How, Policy
-from fractune_server.blob_store import BlobStore
 from fractune_server.engine.ingest import LooseIngests
 from fractune_server.selection.model_match import Asked, Matcher
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import Changes, Deps
 from tests.redis_process import running_redis

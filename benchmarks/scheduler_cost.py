@@ -21,10 +21,10 @@ import redis
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.messages import WorkerInfo
 from fractune_core.records import Status, TuningRecord
-from fractune_server.blob_store import BlobStore
 from fractune_server.engine.active_job import JobRun
 from fractune_server.engine.tune import Instance, TuningPhase
 from fractune_server.scheduler.rounds import OperatorPlan, next_round
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import Changes, Deps

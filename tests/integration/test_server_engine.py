@@ -16,9 +16,9 @@ from fractune_core import messages
 from fractune_core.errors import FractuneError, RedisGone, StateUnusable
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.messages import tuner_stream
-from fractune_server.blob_store import BlobStore
 from fractune_server.engine.engine import Engine
 from fractune_server.engine.ingest import ingest_key
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.models import IngestedModel
 from fractune_server.store.store import Store, sqlite_url

@@ -21,7 +21,6 @@ from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.blob_store import BlobStore
 from fractune_server.engine.engine import Engine, tell_cancelled
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.bundles import BundleService
@@ -30,6 +29,7 @@ from fractune_server.services.fleet import FleetService
 from fractune_server.services.jobs import JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import Changes, Deps

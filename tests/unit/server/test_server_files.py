@@ -16,9 +16,9 @@ from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, FINAL_POLICY, Status, TimingPolicy, with_cache
-from fractune_server.blob_store import BlobStore
-from fractune_server.record_check import check_record, check_workload
 from fractune_server.services.paging import page_size, read_token, write_token
+from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.record_check import check_record, check_workload
 from tests.samples import final
 
 PAYLOAD = b"a model" * 1000

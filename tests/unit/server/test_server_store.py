@@ -23,7 +23,6 @@ from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.store import database
 from fractune_server.store.filters import RecordFilter
-from fractune_server.store.finals import FinalsCache
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.log import Kin, LogKey, Page
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
@@ -31,6 +30,7 @@ from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.store.tables import metadata
+from fractune_server.store.validated import FinalsCache
 from tests.redis_process import wait_until
 from tests.samples import DEVICE, TARGET_KEY, final, granted
 

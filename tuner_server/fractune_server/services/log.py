@@ -16,11 +16,11 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
-from fractune_server.record_check import check_record, check_workload
 from fractune_server.selection.model_match import Asked, Matcher, OperatorAnswer, OperatorRow
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.log import Page
+from fractune_server.store.record_check import check_record, check_workload
 from fractune_server.transport.context import Deps
 
 _IMPORT_LIMIT_BYTES = 256 << 20

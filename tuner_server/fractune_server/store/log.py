@@ -23,9 +23,9 @@ from fractune_core.errors import BadRequest, NotFound
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.store.database import Database, parts
 from fractune_server.store.filters import RecordFilter
-from fractune_server.store.finals import FinalsCache, count_change
 from fractune_server.store.rows import record_from_row, record_to_row
 from fractune_server.store.tables import records, workloads
+from fractune_server.store.validated import FinalsCache, count_change
 
 _PAGE = 500
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from fractune_server.blob_store import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
 
 
