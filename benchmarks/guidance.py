@@ -24,7 +24,7 @@ from benchmarks.machine import arguments, write_result
 from benchmarks.trajectory import geometric_mean
 from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from fractune_core.records import candidate_id
-from fractune_server.scheduler.rounds import round_of
+from fractune_server.scheduler.allocation import round_of
 from fractune_workers.children.artifacts import read_workload
 from fractune_workers.children.operator_search import OperatorSearch
 from fractune_workers.children.passes import Operator

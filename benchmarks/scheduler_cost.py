@@ -23,7 +23,7 @@ from fractune_core.messages import WorkerInfo
 from fractune_core.records import Status, TuningRecord
 from fractune_server.engine.active_job import JobRun
 from fractune_server.engine.tune import Instance, TuningPhase
-from fractune_server.scheduler.rounds import OperatorPlan, next_round
+from fractune_server.scheduler.allocation import OperatorPlan, next_round
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune_server.scheduler.lending import LENDERS_AT_MOST, TRIALS_AT_LEAST, anchor_kind, choose_lenders
+from fractune_server.scheduler.warm_start import LENDERS_AT_MOST, TRIALS_AT_LEAST, anchor_kind, choose_lenders
 from fractune_server.store.log import Kin
 
 MANY = TRIALS_AT_LEAST

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from fractune_core.records import Status
 from fractune_server.scheduler import budget
-from fractune_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
-from fractune_server.scheduler.rounds import FIRST_ROUND, Budget, OperatorPlan, geometric_mean, joint_times, next_round
+from fractune_server.scheduler.allocation import (
+    FIRST_ROUND,
+    Budget,
+    OperatorPlan,
+    geometric_mean,
+    joint_times,
+    next_round,
+)
+from fractune_server.scheduler.finalists import BEST_PER_SHARE, contestants, settled
 from tests.samples import final
 
 SHARES = ("cpu/1of2core", "cpu/2of2core")

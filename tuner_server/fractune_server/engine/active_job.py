@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind, TuningRecord, candidate_id, record_id
 from fractune_server.engine.trial_counts import OwnTrials
-from fractune_server.scheduler.rounds import Budget, OperatorPlan
+from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.store.log import LogKey, TuningLog
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import StoredJob, StoredOperator

@@ -24,8 +24,8 @@ from fractune_core.messages import (
 from fractune_core.records import Kind, TuningRecord
 from fractune_server.engine.active_job import JobRun, LiveRound
 from fractune_server.engine.ingest import send_workload
-from fractune_server.scheduler.lending import TRIALS_AT_LEAST, anchor_kind, choose_lenders
-from fractune_server.scheduler.rounds import FIRST_ROUND, OperatorPlan, joint_times, next_round
+from fractune_server.scheduler.allocation import FIRST_ROUND, OperatorPlan, joint_times, next_round
+from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, anchor_kind, choose_lenders
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.transport.context import Deps

@@ -10,7 +10,7 @@ from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFa
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.engine.active_job import JobRun, LiveRound
 from fractune_server.engine.ingest import send_workload
-from fractune_server.scheduler.finals import BEST_PER_SHARE, contestants, settled
+from fractune_server.scheduler.finalists import BEST_PER_SHARE, contestants, settled
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import StoredOperator

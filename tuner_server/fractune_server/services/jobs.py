@@ -17,7 +17,7 @@ from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.engine.engine import tell_cancelled
-from fractune_server.job_view import job_to_proto
+from fractune_server.services.job_view import job_to_proto
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import Deps
