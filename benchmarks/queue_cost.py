@@ -20,7 +20,7 @@ from rq.serializers import JSONSerializer
 from benchmarks.machine import arguments, write_result
 from fractune_core.messages import BUILD_QUEUE, HANDLER, SERVER_STREAM
 from fractune_workers import entry
-from fractune_workers.gate import Gate
+from fractune_workers.locks.core_locks import Gate
 from fractune_workers.roles.tune import BATCH
 from fractune_workers.station import Station
 from tests.redis_process import running_redis

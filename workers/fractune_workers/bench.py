@@ -24,7 +24,7 @@ from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.confinement import confinement_for
 from fractune_workers.fate import Quarantined, Setup, fate_of
-from fractune_workers.gate import default_gate_dir
+from fractune_workers.locks.core_locks import default_gate_dir
 
 _CHILD = "fractune_workers.children.measuring"
 _HELLO_TIMEOUT_S = 60.0

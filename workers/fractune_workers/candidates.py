@@ -18,7 +18,7 @@ from fractune_core.errors import BadModel, FractuneError
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from fractune_workers.gate import Gate
+from fractune_workers.locks.core_locks import Gate
 from fractune_workers.owner import Owner
 
 _OPERATOR_TIMEOUT_S = 600.0

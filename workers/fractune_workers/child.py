@@ -49,7 +49,7 @@ class CallFailed(FractuneError):
 
 
 class GivesWay(Protocol):
-    """What a call may have to make room for; `fractune_workers.gate.Passage` is one."""
+    """What a call may have to make room for; `fractune_workers.locks.core_locks.Passage` is one."""
 
     def is_wanted(self) -> bool: ...
 

@@ -27,7 +27,7 @@ from fractune_core.records import WARM
 from fractune_core.shares import Share
 from fractune_workers import entry
 from fractune_workers.confinement.cpu import CpuConfinement
-from fractune_workers.gate import Gate, default_gate_dir
+from fractune_workers.locks.core_locks import Gate, default_gate_dir
 from fractune_workers.roles import Role
 from fractune_workers.roles.build import Builder
 from fractune_workers.roles.compile import Compiler

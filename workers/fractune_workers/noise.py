@@ -31,8 +31,8 @@ from fractune_workers.candidates import (
     sample,
 )
 from fractune_workers.company import BUILDERS_AT_MOST, Company, Lane, builds_beside, gather
-from fractune_workers.gate import Gate, default_gate_dir
-from fractune_workers.gpu_gate import GpuGate
+from fractune_workers.locks.core_locks import Gate, default_gate_dir
+from fractune_workers.locks.gpu_slots import GpuGate
 from fractune_workers.noise_report import FIRST, RACE, REFERENCE, Pass, Setting, report
 from fractune_workers.owner import owned
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from fractune_core.errors import StateUnusable
 from fractune_workers.epoch import Epoch
-from fractune_workers.locked import is_locked
+from fractune_workers.locks.flock import is_locked
 
 _T = TypeVar("_T")
 

@@ -16,7 +16,7 @@ from rq.serializers import JSONSerializer
 from fractune_core.blobs import add_blob, get_blob
 from fractune_core.messages import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
 from fractune_core.signing import open_signed, sign
-from fractune_workers.gate import Gate
+from fractune_workers.locks.core_locks import Gate
 
 _QUEUE_TIMEOUT_S = 24 * 3600
 """RQ's own limit: far out, because the supervisor holds the real deadlines"""

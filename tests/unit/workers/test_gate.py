@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from fractune_workers.gate import Gate
-from fractune_workers.locked import is_locked
+from fractune_workers.locks.core_locks import Gate
+from fractune_workers.locks.flock import is_locked
 from tests.redis_process import wait_until
 
 _HOLD = """
 import sys
 from pathlib import Path
-from fractune_workers.gate import Gate
+from fractune_workers.locks.core_locks import Gate
 how, folder, host, cores = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), [int(c) for c in sys.argv[4].split(",")]
 with getattr(Gate(folder, host), how)(cores) as inside:
     print("in", inside.neighbours if how == "measuring" else "to work", flush=True)

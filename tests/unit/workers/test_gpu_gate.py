@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fractune_core.gpu_sharing import ALONE, Claim, claim_of
 from fractune_core.shares import GrantedShare
-from fractune_workers.gate import Gate
-from fractune_workers.gpu_gate import GpuGate
+from fractune_workers.locks.core_locks import Gate
+from fractune_workers.locks.gpu_slots import GpuGate
 from tests.redis_process import wait_until
 
 GPU = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
@@ -32,7 +32,7 @@ _HOLD = """
 import sys
 from pathlib import Path
 from fractune_core.gpu_sharing import Claim
-from fractune_workers.gate import Gate
+from fractune_workers.locks.core_locks import Gate
 folder, gpu, company, units, total = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 with Gate(folder, 8).measuring_on(gpu, Claim(company, units, total), [0]) as turn:
     print("in", turn.neighbours, flush=True)

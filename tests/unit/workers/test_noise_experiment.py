@@ -20,7 +20,7 @@ from fractune_workers import company as company_module
 from fractune_workers.bench import Outcome
 from fractune_workers.candidates import Candidates, Operator
 from fractune_workers.company import gather, places
-from fractune_workers.gate import Gate
+from fractune_workers.locks.core_locks import Gate
 from fractune_workers.noise import Experiment, settings
 from fractune_workers.noise_report import Pass, Setting, report
 from tests.simulated_bench import TARGET, SimulatedGpuMachine

@@ -13,12 +13,12 @@ from pathlib import Path
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.contained import Contained
-from fractune_workers.gate import default_gate_dir
 from fractune_workers.gpu.driver import CudaDriver, open_driver
-from fractune_workers.gpu.locks import FolderLocks, Held
 from fractune_workers.gpu.nvml import MigInstance, Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
 from fractune_workers.gpu.visible import VISIBLE
+from fractune_workers.locks.core_locks import default_gate_dir
+from fractune_workers.locks.folder_locks import FolderLocks, Held
 
 
 class MigConfinement(Contained):

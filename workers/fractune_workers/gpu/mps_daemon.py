@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.locks import FolderLocks, Held
 from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl, MpsFailed, MpsUnreachable, ServerState
 from fractune_workers.gpu.mps_partitions import PartitionPool
+from fractune_workers.locks.folder_locks import FolderLocks, Held
 
 PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
 _LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"

@@ -31,7 +31,7 @@ from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, can
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.bench import Batch, Bench, Outcome
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
-from fractune_workers.gpu_gate import Turn
+from fractune_workers.locks.gpu_slots import Turn
 from fractune_workers.station import Station
 from fractune_workers.steady import Conditions, steadily
 

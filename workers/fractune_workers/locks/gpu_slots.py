@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fractune_core.gpu_sharing import Claim
-from fractune_workers.locked import is_locked
+from fractune_workers.locks.flock import is_locked
 
 _LOOK_EVERY_S = 0.005
 """how soon the first in the queue sees that a claim has ended; those behind it sleep in the kernel"""

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fractune_core.gpu_sharing import Claim
-from fractune_workers.gpu_gate import GpuGate, Turn
-from fractune_workers.locked import is_locked
+from fractune_workers.locks.flock import is_locked
+from fractune_workers.locks.gpu_slots import GpuGate, Turn
 
 QUIET_BELOW_CORES = 4
 """On a host with fewer cores than this, a measurement has the whole host to itself: a build on the one core
