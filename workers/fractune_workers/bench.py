@@ -23,7 +23,7 @@ from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM
 from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.confinement import confinement_for
-from fractune_workers.fate import Quarantined, Setup, fate_of
+from fractune_workers.faults.guard import Quarantined, Setup, fate_of
 from fractune_workers.locks.core_locks import default_gate_dir
 
 _CHILD = "fractune_workers.children.measuring"
@@ -73,7 +73,7 @@ class Batch:
 class Bench:
     """One share of this machine. A child that dies is replaced, and its share verified anew.
 
-    Whatever touches the child is a flight of `fractune_workers.fate`, so that benches whose shares fall together keep
+    Whatever touches the child is a flight of `fractune_workers.faults.guard`, so that benches whose shares fall together keep
     to its rules. They find each other in `meeting_place`, a folder; None = where the gate of this user's workers is.
     `cache`: WARM or COLD, of a GPU.
     """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fractune_workers.epoch import REMEMBERED, Epoch, Guilt, Landing, Step
+from fractune_workers.faults.fault_state import REMEMBERED, Epoch, Guilt, Landing, Step
 
 CRASH = Guilt("crashed", "it crashed")
 
@@ -157,7 +157,7 @@ class Nature(Enum):
 
 @dataclass
 class Worker:
-    """A measurer as `fractune_workers.fate` makes it, with one candidate that it tries until there is a verdict."""
+    """A measurer as `fractune_workers.faults.guard` makes it, with one candidate that it tries until there is a verdict."""
 
     name: str
     candidate: str = ""

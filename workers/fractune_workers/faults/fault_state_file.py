@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fractune_core.errors import StateUnusable
-from fractune_workers.epoch import Epoch
+from fractune_workers.faults.fault_state import Epoch
 from fractune_workers.locks.flock import is_locked
 
 _T = TypeVar("_T")

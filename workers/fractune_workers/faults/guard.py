@@ -1,7 +1,7 @@
 """What becomes of the measurements on a device when one of them goes wrong: each has its own fate, or all share one.
 
 A bench runs everything that touches its child through `fly`. Where a fault stays with its process, that is a plain
-call. Where the clients of a device fall together, every flight follows the rules of `fractune_workers.epoch`.
+call. Where the clients of a device fall together, every flight follows the rules of `fractune_workers.faults.fault_state`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import Status
 from fractune_workers.child import Child, ChildDied, ChildTimeout
 from fractune_workers.confinement import Confinement
-from fractune_workers.epoch import Epoch, Guilt, Landing, Step
-from fractune_workers.shared_device import SharedDevice
+from fractune_workers.faults.fault_state import Epoch, Guilt, Landing, Step
+from fractune_workers.faults.fault_state_file import SharedDevice
 
 _LOOK_EVERY_S = 0.02
 _WATCH_EVERY_S = 0.1

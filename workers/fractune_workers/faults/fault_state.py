@@ -11,7 +11,7 @@ the device, and in flight while that process runs something. The rules:
 5. What fails in company without taking anybody along is a suspect too: a neighbour may have been the reason.
 
 Nothing here reads a clock or a file: every method gives the epoch that follows.
-`fractune_workers.shared_device` keeps it.
+`fractune_workers.faults.fault_state_file` keeps it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What becomes of the measurements on a device when one of them goes wrong."""
