@@ -16,11 +16,11 @@ from typing import Any
 from benchmarks.models import Operator
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Share
-from fractune_workers.bench import Batch, Bench
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.locks.core_locks import Gate, default_gate_dir
+from fractune_workers.measuring.session import Batch, Bench
 
 CONTESTS = 3
 """contests of each operator; each times every contestant as often as a final does (7 times, slow ones 3 times)"""

@@ -16,8 +16,8 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status, TimingPolicy
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.targets import target_key
-from fractune_workers.bench import Batch, Outcome
 from fractune_workers.children.cuda_target import gpu_target
+from fractune_workers.measuring.session import Batch, Outcome
 
 SMS = 132
 MEMORY_BYTES = 80 << 30
@@ -26,7 +26,7 @@ TARGET = target_key(json.dumps(gpu_target("sm_90")))
 
 @dataclass
 class SimulatedGpuMachine:
-    """A machine with one GPU: `bench` stands in for `fractune_workers.bench.Bench`."""
+    """A machine with one GPU: `bench` stands in for `fractune_workers.measuring.session.Bench`."""
 
     units: dict[str, int] = field(default_factory=lambda: {"mps:25": 32, "mps:34": 44, "green:32": 32, "full": SMS})
     """SMs granted, by share"""

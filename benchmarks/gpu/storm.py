@@ -28,10 +28,10 @@ from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HAN
 from fractune_core.errors import FractuneError
 from fractune_core.records import Status
 from fractune_core.shares import Share
-from fractune_workers.bench import Batch, Bench, Outcome
 from fractune_workers.child import Child
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.measuring.session import Batch, Bench, Outcome
 
 GUILTY_ONE_IN = 20
 _BATCH = 4

@@ -10,9 +10,9 @@ import pytest
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers import company, noise
-from fractune_workers.bench import Batch, Outcome
 from fractune_workers.children.archives import unpack
 from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.measuring.session import Batch, Outcome
 from fractune_workers.noise import NoiseOptions, measure_noise
 from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in

@@ -16,7 +16,6 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import COLD, FINAL_POLICY, UNTUNED, WARM, Status, candidate_id, with_cache
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
-from fractune_workers.bench import Batch, Bench
 from fractune_workers.child import Child
 from fractune_workers.children.target import parse_target
 from fractune_workers.confinement import confinement_for
@@ -24,7 +23,8 @@ from fractune_workers.cuda_compilers import find_compiler
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
-from fractune_workers.steady import steadily
+from fractune_workers.measuring.session import Batch, Bench
+from fractune_workers.measuring.stability import steadily
 from tests.worker_processes import matmul_workload
 
 SIZE = 96

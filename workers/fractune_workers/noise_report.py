@@ -22,7 +22,7 @@ from fractune_core.analysis.noise import (
 )
 from fractune_core.errors import FractuneError
 from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
-from fractune_workers.bench import Outcome
+from fractune_workers.measuring.session import Outcome
 
 
 @dataclass(frozen=True)

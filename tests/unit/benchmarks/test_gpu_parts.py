@@ -12,7 +12,7 @@ from benchmarks.gpu import against_stock, checks, faults, matrix, noise, shares,
 from benchmarks.gpu.faulty import ADDRESS, CORRUPT, FAULTS, GOOD, HANG, spoilt
 from benchmarks.gpu.storm import judged
 from fractune_core.records import Status
-from fractune_workers.bench import Outcome
+from fractune_workers.measuring.session import Outcome
 from tests.simulated_mps import H200
 
 TESTS = Path(__file__).parents[2]

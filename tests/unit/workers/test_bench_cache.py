@@ -10,8 +10,8 @@ import pytest
 
 from fractune_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
 from fractune_core.shares import Share
-from fractune_workers import bench as bench_module
-from fractune_workers.bench import Batch, Bench
+from fractune_workers.measuring import session as bench_module
+from fractune_workers.measuring.session import Batch, Bench
 
 
 class NotedChild:

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from fractune_core.shares import Share
-from fractune_workers import bench as bench_module
 from fractune_workers.locks.core_locks import Gate
+from fractune_workers.measuring import session as bench_module
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.station import Station
 from tests.poison import FOLDER, PoisonConfinement
