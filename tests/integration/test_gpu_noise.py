@@ -9,11 +9,11 @@ import pytest
 
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
-from fractune_workers import company, noise
+from fractune_workers.calibration import experiment, measurer_pool
+from fractune_workers.calibration.experiment import NoiseOptions, measure_noise
 from fractune_workers.children.archives import unpack
 from fractune_workers.cuda_compilers import find_compiler
 from fractune_workers.measuring.session import Batch, Outcome
-from fractune_workers.noise import NoiseOptions, measure_noise
 from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.simulated_bench import SimulatedBench, SimulatedGpuMachine
@@ -35,8 +35,8 @@ def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
             return super().timed(batch, policy)
 
     monkeypatch.setattr("tests.simulated_bench.SimulatedBench", NotingBench)
-    monkeypatch.setattr(company, "Bench", machine.bench)
-    monkeypatch.setattr(noise, "default_gate_dir", lambda: tmp_path)
+    monkeypatch.setattr(measurer_pool, "Bench", machine.bench)
+    monkeypatch.setattr(experiment, "default_gate_dir", lambda: tmp_path)
     told: list[str] = []
     model = write_model(tmp_path / "m.onnx")  # the built-in convolution takes seconds to compile
     options = NoiseOptions(Share.parse("mps:25"), (1, 4, 8), candidates=CANDIDATES, model=model, only="conv")

@@ -13,9 +13,10 @@ from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HAN
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status
 from fractune_core.shares import Share
+from fractune_workers.calibration.child_thread import owned
+from fractune_workers.calibration.measurer_pool import Lane
 from fractune_workers.child import Child
 from fractune_workers.children.archives import unpack
-from fractune_workers.company import Lane
 from fractune_workers.confinement import confinement_for
 from fractune_workers.cuda_compilers import find_compiler
 from fractune_workers.gpu.mps_control import PROGRAM
@@ -24,7 +25,6 @@ from fractune_workers.gpu.nvml import Gpu, open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 from fractune_workers.measuring import session as bench_module
 from fractune_workers.measuring.session import Batch, Bench, Outcome
-from fractune_workers.owner import owned
 from tests.cli_process import events, run_fractune, write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.worker_processes import alive

@@ -15,8 +15,9 @@ import pytest
 from fractune_core.errors import ShareUnavailable, StateUnusable
 from fractune_core.records import Status
 from fractune_core.shares import Share
+from fractune_workers.calibration.child_thread import owned
+from fractune_workers.calibration.measurer_pool import Lane
 from fractune_workers.child import Child
-from fractune_workers.company import Lane
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.faults import guard as fate_module
 from fractune_workers.faults.fault_state import Epoch, Guilt
@@ -24,7 +25,6 @@ from fractune_workers.faults.fault_state_file import SharedDevice
 from fractune_workers.faults.guard import OwnFate, fate_of
 from fractune_workers.measuring import session as bench_module
 from fractune_workers.measuring.session import Batch, Bench, Outcome
-from fractune_workers.owner import owned
 from tests.poison import FOLDER, PoisonConfinement, PoisonDevice
 from tests.redis_process import wait_until
 from tests.worker_processes import alive

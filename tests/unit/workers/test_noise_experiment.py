@@ -16,13 +16,13 @@ from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
 from fractune_core.shares import Share
-from fractune_workers import company as company_module
-from fractune_workers.candidates import Candidates, Operator
-from fractune_workers.company import gather, places
+from fractune_workers.calibration import measurer_pool as company_module
+from fractune_workers.calibration.candidates import Candidates, Operator
+from fractune_workers.calibration.experiment import Experiment, settings
+from fractune_workers.calibration.measurer_pool import gather, places
+from fractune_workers.calibration.report import Pass, Setting, report
 from fractune_workers.locks.core_locks import Gate
 from fractune_workers.measuring.session import Outcome
-from fractune_workers.noise import Experiment, settings
-from fractune_workers.noise_report import Pass, Setting, report
 from tests.simulated_bench import TARGET, SimulatedGpuMachine
 
 

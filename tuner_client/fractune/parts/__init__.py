@@ -101,9 +101,9 @@ def measure_noise(
     Raises ShareUnavailable for a share that cannot be verified, BadModel.
     """
     _require("tvm")
-    from fractune_workers import noise
+    from fractune_workers.calibration import experiment
 
-    options = noise.NoiseOptions(
+    options = experiment.NoiseOptions(
         share=share,
         measurers=tuple(measurers),
         candidates=candidates,
@@ -112,7 +112,7 @@ def measure_noise(
         inputs=inputs,
         only=only,
     )
-    return noise.measure_noise(options, tell)
+    return experiment.measure_noise(options, tell)
 
 
 def machine_offers(*, prove: bool) -> Iterator[dict[str, Any]]:

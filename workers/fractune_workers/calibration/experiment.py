@@ -20,7 +20,7 @@ from fractune_core.devices import Device
 from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import TRIAL_POLICY
 from fractune_core.shares import Share
-from fractune_workers.candidates import (
+from fractune_workers.calibration.candidates import (
     Candidates,
     Operator,
     OperatorBuilder,
@@ -29,12 +29,12 @@ from fractune_workers.candidates import (
     heaviest_operator,
     sample,
 )
-from fractune_workers.company import BUILDERS_AT_MOST, Company, Lane, builds_beside, gather
+from fractune_workers.calibration.child_thread import owned
+from fractune_workers.calibration.measurer_pool import BUILDERS_AT_MOST, Company, Lane, builds_beside, gather
+from fractune_workers.calibration.report import FIRST, RACE, REFERENCE, Pass, Setting, report
 from fractune_workers.locks.core_locks import Gate, default_gate_dir
 from fractune_workers.locks.gpu_slots import GpuGate
 from fractune_workers.measuring.session import Batch
-from fractune_workers.noise_report import FIRST, RACE, REFERENCE, Pass, Setting, report
-from fractune_workers.owner import owned
 
 _PASSES = 2
 _BATCH = 8

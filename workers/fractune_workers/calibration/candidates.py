@@ -17,9 +17,9 @@ from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
+from fractune_workers.calibration.child_thread import Owner
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.locks.core_locks import Gate
-from fractune_workers.owner import Owner
 
 _OPERATOR_TIMEOUT_S = 600.0
 _SEARCH_TIMEOUT_S = 300.0

@@ -14,9 +14,9 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.gpu_sharing import claim_of
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import GrantedShare, Share, units_text
-from fractune_workers.candidates import OperatorBuilder
+from fractune_workers.calibration.candidates import OperatorBuilder
+from fractune_workers.calibration.child_thread import Owner, owned
 from fractune_workers.measuring.session import Batch, Bench, Outcome
-from fractune_workers.owner import Owner, owned
 
 BUILDERS_AT_MOST = 8
 

@@ -1,0 +1,1 @@
+"""The noise experiment: what a measurement is worth on this machine."""
