@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.command import python
 from benchmarks.gpu.part import Finding, PartFailed, Slice
-from fractune_workers.offers import NOT_PROVED, PROOF_FAILED
+from fractune_workers.inventory.shares import NOT_PROVED, PROOF_FAILED
 
 
 def run(given: Slice) -> Finding:

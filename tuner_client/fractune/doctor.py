@@ -60,7 +60,7 @@ def examine() -> list[Use]:
 
 
 def cuda_uses(here: Any) -> list[Use]:
-    """The uses of CUDA. `here`: fractune_workers.cuda_here.CudaHere."""
+    """The uses of CUDA. `here`: fractune_workers.inventory.cuda.CudaHere."""
     builds = Use("cuda-builds", "compile for NVIDIA GPUs, without one", [packages("local"), _compiler(here)])
     measures = [
         packages("local"),
@@ -128,7 +128,7 @@ def _compiler(here: Any) -> Finding:
 
 
 def _library(library: Any) -> Finding:
-    """A package that asks the driver or NVML. `library`: fractune_workers.gpu.libraries.LibraryHere."""
+    """A package that asks the driver or NVML. `library`: fractune_workers.inventory.packages.LibraryHere."""
     how = f"pip install 'fractune[cuda]' ({library.fault})"
     return Finding(f"package {library.package}", "" if library.fault else library.version, how)
 

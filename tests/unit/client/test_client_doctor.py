@@ -13,8 +13,8 @@ import pytest
 from fractune import doctor as doctor_module
 from fractune.cli import main
 from fractune.doctor import Finding, Use, cuda_uses, packages, required
-from fractune_workers.cuda_here import CompilerHere
-from fractune_workers.gpu.libraries import LibraryHere
+from fractune_workers.inventory.cuda import CompilerHere
+from fractune_workers.inventory.packages import LibraryHere
 
 NVRTC = CompilerHere("NVRTC 13.0", (75, 90, 121))
 ML, BINDINGS = LibraryHere("nvidia-ml-py", "13.615.71"), LibraryHere("cuda-bindings", "13.5.0")

@@ -13,7 +13,7 @@ import fractune.cli.shares as command
 from fractune.cli import main
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu import nvml
-from fractune_workers.offers import PROOF_FAILED
+from fractune_workers.inventory.shares import PROOF_FAILED
 from tests.simulated_gpu import MODELS, SimulatedGpu
 from tests.simulated_nvml import SimulatedNvml
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_workers.cuda_here import driver_version, gpu_names, look_for_cuda
+from fractune_workers.inventory.cuda import driver_version, gpu_names, look_for_cuda
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs)\nGCC version: 12\n"
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_workers.gpu.libraries import LIBRARIES, LibraryHere, libraries
+from fractune_workers.inventory.packages import LIBRARIES, LibraryHere, libraries
 
 PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 GOOD = {"nvidia-ml-py": "13.615.71", "cuda-bindings": "13.0.1"}

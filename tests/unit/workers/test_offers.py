@@ -10,13 +10,13 @@ import pytest
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
-from fractune_workers import offers
 from fractune_workers.confinement import Confinement, confinement_for
 from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
-from fractune_workers.offers import Offer, Offers, machine_offers
+from fractune_workers.inventory import shares
+from fractune_workers.inventory.shares import Offer, Offers, machine_offers
 from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.simulated_nvml import SimulatedNvml
 
@@ -41,8 +41,8 @@ def listed(monkeypatch: pytest.MonkeyPatch, claims: Path, *gpus: SimulatedGpu) -
                 return MigConfinement(share, lambda: nvml, claims=claims)
         return confinement_for(share)
 
-    monkeypatch.setattr(offers, "open_nvml", lambda: nvml)
-    monkeypatch.setattr(offers, "confinement_for", simulated)
+    monkeypatch.setattr(shares, "open_nvml", lambda: nvml)
+    monkeypatch.setattr(shares, "confinement_for", simulated)
     return list(machine_offers(prove=False))
 
 
@@ -100,7 +100,7 @@ def test_without_a_driver_the_host_cpu_is_all(monkeypatch: pytest.MonkeyPatch) -
     def no_driver() -> NvidiaMl:
         raise NoNvidiaDriver("none here")
 
-    monkeypatch.setattr(offers, "open_nvml", no_driver)
+    monkeypatch.setattr(shares, "open_nvml", no_driver)
     found: Iterator[Offers] = machine_offers(prove=False)
     assert next(found).kind == "cpu"
     with pytest.raises(ShareUnavailable, match="none here"):
@@ -108,7 +108,7 @@ def test_without_a_driver_the_host_cpu_is_all(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_share_of_the_cpu_is_proved_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offers, "open_nvml", lambda: NvidiaMl(SimulatedNvml()))
+    monkeypatch.setattr(shares, "open_nvml", lambda: NvidiaMl(SimulatedNvml()))
     (cpu,) = machine_offers(prove=True)
     assert [each.proof for each in cpu.offers] == ["affinity of every thread, cgroup quota"] * len(cpu.offers)
     assert [each.units for each in cpu.offers] == [int(each.share.partition(":")[2]) for each in cpu.offers]
@@ -117,7 +117,7 @@ def test_a_share_of_the_cpu_is_proved_in_a_child(monkeypatch: pytest.MonkeyPatch
 def test_a_proof_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
     """The child finds no GPU: what was expected is not what it gets."""
     expected = listed(monkeypatch, claims, SimulatedGpu(MODELS["H200"]))[1].offers[0]
-    found = offers._proved(Share("full"), expected)
+    found = shares._proved(Share("full"), expected)
     if found.proof == "UUID, SM count, %smid":
         pytest.skip("this machine has an NVIDIA GPU")
     assert (found.proof, found.units) == ("proof failed", None)

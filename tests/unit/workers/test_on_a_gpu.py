@@ -6,7 +6,7 @@ import pytest
 
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.nvml import Nvml, open_nvml
-from fractune_workers.offers import NOT_PROVED, PROOF_FAILED, machine_offers
+from fractune_workers.inventory.shares import NOT_PROVED, PROOF_FAILED, machine_offers
 
 pytestmark = pytest.mark.gpu
 MECHANISMS = {"full", "green", "mig"}

@@ -120,9 +120,9 @@ def machine_offers(*, prove: bool) -> Iterator[dict[str, Any]]:
 
     Raises ShareUnavailable after the host CPU when no NVIDIA GPU can be asked for.
     """
-    from fractune_workers import offers
+    from fractune_workers.inventory import shares
 
-    for device in offers.machine_offers(prove=prove):
+    for device in shares.machine_offers(prove=prove):
         shares = [offer.to_json() for offer in device.offers]
         yield {"kind": device.kind, "label": device.label, "uuid": device.uuid, "offers": shares}
 
@@ -147,10 +147,10 @@ def apply_mig_layout(layout: str, tell: Callable[[str], None]) -> list[str]:
 
 
 def look_for_cuda() -> Any:
-    """What this machine has of CUDA: a fractune_workers.cuda_here.CudaHere."""
-    from fractune_workers import cuda_here
+    """What this machine has of CUDA: a fractune_workers.inventory.cuda.CudaHere."""
+    from fractune_workers.inventory import cuda
 
-    return cuda_here.look_for_cuda()
+    return cuda.look_for_cuda()
 
 
 def _require(*modules: str) -> None:

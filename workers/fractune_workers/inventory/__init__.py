@@ -1,0 +1,1 @@
+"""What this machine has: shares and their proof, CUDA, packages."""
