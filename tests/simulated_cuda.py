@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from fractune_workers.gpu.driver import CudaDriver
+from fractune_workers.cuda.driver import CudaDriver
 from tests.simulated_gpu import SimulatedGpu
 
 

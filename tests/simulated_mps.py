@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+from fractune_workers.cuda.driver import DriverFailed
 from fractune_workers.gpu import mps_daemon
-from fractune_workers.gpu.driver import DriverFailed
 from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl
 from fractune_workers.gpu.nvml import Gpu
 from tests import simulated_mps_control

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fractune_workers.cuda_compilers import CudaCompiler
+from fractune_workers.cuda.compilers import CudaCompiler
 
 SIZE = 1 << 16
 """numbers in each tensor: three of them fit into one piece of memory as CUDA takes it from the GPU, so that a write

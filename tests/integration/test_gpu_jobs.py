@@ -22,7 +22,7 @@ from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle
 from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
-from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.cuda.compilers import find_compiler
 from tests.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.redis_process import running_redis, wait_until

@@ -12,7 +12,7 @@ from fractune_core.shares import Share
 from fractune_workers.calibration import experiment, measurer_pool
 from fractune_workers.calibration.experiment import NoiseOptions, measure_noise
 from fractune_workers.children.archives import unpack
-from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.measuring.session import Batch, Outcome
 from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in

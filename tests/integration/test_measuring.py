@@ -19,7 +19,7 @@ from fractune_core.targets import target_key
 from fractune_workers.child import Child
 from fractune_workers.children.target import parse_target
 from fractune_workers.confinement import confinement_for
-from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu

@@ -31,7 +31,7 @@ from fractune_core.signing import open_signed
 from fractune_workers.child import Child
 from fractune_workers.children.archives import unpack
 from fractune_workers.children.target import parse_target
-from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.cuda.compilers import find_compiler
 from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in
 from tests.redis_process import running_redis, wait_until

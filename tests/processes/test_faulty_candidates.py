@@ -18,7 +18,7 @@ from fractune_workers.calibration.measurer_pool import Lane
 from fractune_workers.child import Child
 from fractune_workers.children.archives import unpack
 from fractune_workers.confinement import confinement_for
-from fractune_workers.cuda_compilers import find_compiler
+from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.gpu.mps_control import PROGRAM
 from fractune_workers.gpu.mps_daemon import OwnMpsDaemon
 from fractune_workers.gpu.nvml import Gpu, open_nvml

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu import anchor, smid
-from fractune_workers.gpu import driver as driver_module
-from fractune_workers.gpu.anchor import GpuAnchor
-from fractune_workers.gpu.driver import CudaDriver, DriverFailed, open_driver
-from fractune_workers.gpu.green import GreenContext
+from fractune_workers.cuda import anchor, smid
+from fractune_workers.cuda import driver as driver_module
+from fractune_workers.cuda.anchor import GpuAnchor
+from fractune_workers.cuda.driver import CudaDriver, DriverFailed, open_driver
+from fractune_workers.cuda.green_context import GreenContext
 from tests.simulated_cuda import SimulatedCuda, Staged, simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu
 

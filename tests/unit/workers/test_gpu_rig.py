@@ -27,7 +27,7 @@ from fractune_workers.children.rig import Rig, gpu_rig
 from fractune_workers.children.target import default_target, parse_target
 from fractune_workers.confinement import stream_of
 from fractune_workers.confinement.green import GreenConfinement
-from fractune_workers.gpu.driver import CudaDriver
+from fractune_workers.cuda.driver import CudaDriver
 from fractune_workers.gpu.nvml import NvidiaMl
 from tests.simulated_cuda import Staged, simulated_driver
 from tests.simulated_gpu import MODELS, SimulatedGpu

@@ -19,7 +19,7 @@ from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.mps import MpsConfinement
 from fractune_workers.confinement.mps_sm import MpsSmConfinement
-from fractune_workers.gpu.driver import Driver, DriverFailed
+from fractune_workers.cuda.driver import Driver, DriverFailed
 from fractune_workers.gpu.mps_control import PIPE_VARIABLE, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import PARTITION_VARIABLE, MpsDaemon
 from tests.redis_process import wait_until

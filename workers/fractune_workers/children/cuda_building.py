@@ -21,7 +21,7 @@ from fractune_core.targets import FAST_MATH
 from fractune_workers.children.archives import pack
 from fractune_workers.children.block_limits import check_limits
 from fractune_workers.children.device_code import with_machine_code
-from fractune_workers.cuda_compilers import CudaCompiler
+from fractune_workers.cuda.compilers import CudaCompiler
 
 HOST_OBJECT, DEVICE_OBJECT = "host.o", "device.o"
 

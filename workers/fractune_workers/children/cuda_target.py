@@ -11,7 +11,7 @@ from typing import Any
 
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.targets import FAST_MATH, capability
-from fractune_workers.cuda_compilers import INSTALL, CudaCompiler, find_compiler
+from fractune_workers.cuda.compilers import INSTALL, CudaCompiler, find_compiler
 
 PREFIX = "cuda:"
 HINT = 'write cuda:sm_90, or JSON: {"kind": "cuda", "arch": "sm_90"}'

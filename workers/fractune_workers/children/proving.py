@@ -24,7 +24,7 @@ def _device_key(share: Share) -> str:
     """As records name the GPU; empty for a CPU, whose name only TVM's compiler knows."""
     if share.device_kind == "cpu":
         return ""
-    from fractune_workers.gpu.driver import open_driver
+    from fractune_workers.cuda.driver import open_driver
     from fractune_workers.gpu.identity import gpu_device
     from fractune_workers.gpu.nvml import open_nvml
     from fractune_workers.gpu.visible import visible_gpu

@@ -19,8 +19,8 @@ from fractune_workers.children.cuda_target import gpu_target
 from fractune_workers.children.processor import Processor, cpu_processor
 from fractune_workers.children.target import default_target, host_device
 from fractune_workers.children.timing import Anchor, matmul_anchor, random_args
-from fractune_workers.gpu.anchor import GpuAnchor
-from fractune_workers.gpu.driver import CudaDriver, open_driver
+from fractune_workers.cuda.anchor import GpuAnchor
+from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.identity import gpu_device
 from fractune_workers.gpu.nvml import Nvml, open_nvml
 from fractune_workers.gpu.visible import visible_gpu

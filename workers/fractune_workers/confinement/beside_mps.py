@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fractune_workers.gpu.driver import CudaDriver
+from fractune_workers.cuda.driver import CudaDriver
 from fractune_workers.gpu.mps_control import PIPE_VARIABLE
 from fractune_workers.gpu.process import GpuProcess
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.beside_mps import BesideMps
-from fractune_workers.gpu.driver import CudaDriver, open_driver
-from fractune_workers.gpu.green import GreenContext
+from fractune_workers.cuda.driver import CudaDriver, open_driver
+from fractune_workers.cuda.green_context import GreenContext
 from fractune_workers.gpu.nvml import Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
 from fractune_workers.gpu.visible import VISIBLE

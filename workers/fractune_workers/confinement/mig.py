@@ -13,7 +13,7 @@ from pathlib import Path
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.contained import Contained
-from fractune_workers.gpu.driver import CudaDriver, open_driver
+from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.nvml import MigInstance, Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
 from fractune_workers.gpu.visible import VISIBLE

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
-from fractune_workers.gpu.driver import Driver, open_driver
+from fractune_workers.cuda.driver import Driver, open_driver
 from fractune_workers.gpu.mps_control import PIPE_VARIABLE
 from fractune_workers.gpu.mps_daemon import MpsDaemon, mps_daemon
 from fractune_workers.gpu.nvml import Nvml, open_nvml

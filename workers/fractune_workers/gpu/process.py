@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
-from fractune_workers.gpu.driver import Driver
+from fractune_workers.cuda.driver import Driver
 from fractune_workers.gpu.nvml import Gpu, Nvml
 from fractune_workers.gpu.visible import VISIBLE, visible_gpu
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fractune_core.cuda_toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from fractune_core.errors import FractuneError
-from fractune_workers.cuda_compilers import Nvcc, compilers
+from fractune_workers.cuda.compilers import Nvcc, compilers
 from fractune_workers.inventory.packages import LibraryHere, libraries
 
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"

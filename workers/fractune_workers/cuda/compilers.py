@@ -18,7 +18,7 @@ from typing import Protocol
 
 from fractune_core.cuda_toolkit import Toolkit, find_toolkits
 from fractune_core.errors import FractuneError
-from fractune_workers.nvrtc_headers import small_headers
+from fractune_workers.cuda.nvrtc_headers import small_headers
 
 INSTALL = "pip install 'fractune[cuda]', or install a CUDA toolkit and name its folder by CUDA_HOME"
 

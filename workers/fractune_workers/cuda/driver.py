@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.smid import KERNEL, PTX
+from fractune_workers.cuda.smid import KERNEL, PTX
 
 _BLOCKS_PER_SM = 32
 """blocks of one thread that the smallest SM has room for at the same time"""

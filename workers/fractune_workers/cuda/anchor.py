@@ -12,7 +12,7 @@ import statistics
 from collections import deque
 from typing import Any
 
-from fractune_workers.gpu.driver import CudaDriver
+from fractune_workers.cuda.driver import CudaDriver
 
 KERNEL = "anchor"
 """Argument: the address of the buffer."""

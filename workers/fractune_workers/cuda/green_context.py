@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.driver import CudaDriver
+from fractune_workers.cuda.driver import CudaDriver
 
 
 class GreenContext:
