@@ -20,9 +20,9 @@ from rq.serializers import JSONSerializer
 from benchmarks.machine import arguments, write_result
 from fractune_core.messages import BUILD_QUEUE, HANDLER, SERVER_STREAM
 from fractune_workers import entry
+from fractune_workers.context import Station
 from fractune_workers.locks.core_locks import Gate
 from fractune_workers.roles.tune import BATCH
-from fractune_workers.station import Station
 from tests.redis_process import running_redis
 
 TRACE = "x" * 3500

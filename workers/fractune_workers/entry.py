@@ -12,8 +12,8 @@ import redis
 
 from fractune_core.errors import FractuneError, RedisGone
 from fractune_core.messages import SERVER_STREAM, Work, WorkFailed
+from fractune_workers.context import Station
 from fractune_workers.roles import Role
-from fractune_workers.station import Station
 
 _log = logging.getLogger(__name__)
 _playing: list[tuple[Station, Role]] = []

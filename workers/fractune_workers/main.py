@@ -27,14 +27,14 @@ from fractune_core.records import WARM
 from fractune_core.shares import Share
 from fractune_workers import entry
 from fractune_workers.confinement.cpu import CpuConfinement
+from fractune_workers.context import Station
 from fractune_workers.locks.core_locks import Gate, default_gate_dir
 from fractune_workers.roles import Role
 from fractune_workers.roles.build import Builder
 from fractune_workers.roles.compile import Compiler
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
-from fractune_workers.spool import open_spool
-from fractune_workers.station import Station
+from fractune_workers.scratch_dir import open_spool
 
 ROLES = ("compile", "tune", "build", "measure")
 _RENEW_S = 1.0

@@ -11,10 +11,10 @@ import pytest
 import redis
 
 from fractune_core.shares import Share
+from fractune_workers.context import Station
 from fractune_workers.locks.core_locks import Gate
 from fractune_workers.measuring import session as bench_module
 from fractune_workers.roles.measure import Measurer
-from fractune_workers.station import Station
 from tests.poison import FOLDER, PoisonConfinement
 from tests.redis_process import wait_until
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fractune_workers.spool import open_spool
+from fractune_workers.scratch_dir import open_spool
 
 HOLDER = (
-    "from fractune_workers.spool import open_spool\n"
+    "from fractune_workers.scratch_dir import open_spool\n"
     "with open_spool() as spool:\n    print(spool, flush=True)\n    input()"
 )
 

@@ -24,7 +24,7 @@ from fractune_core.messages import (
 )
 from fractune_core.records import Kind, Status
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from fractune_workers.station import Station
+from fractune_workers.context import Station
 
 _LONGEST_S, _LONGEST_FINAL_S = 10, 60
 _TIMES_ANY, _SHORTEST_ANY_S = 8, 2

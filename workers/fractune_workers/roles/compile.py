@@ -19,7 +19,7 @@ from fractune_core.messages import (
 )
 from fractune_core.signing import sign
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from fractune_workers.station import Station
+from fractune_workers.context import Station
 
 _INGEST_TIMEOUT_S = 600.0
 _COMPILE_TIMEOUT_S = 1800.0

@@ -29,11 +29,11 @@ from fractune_core.messages import (
 )
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
 from fractune_core.shares import GrantedShare, Share
+from fractune_workers.context import Station
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
 from fractune_workers.locks.gpu_slots import Turn
 from fractune_workers.measuring.session import Batch, Bench, Outcome
 from fractune_workers.measuring.stability import Conditions, steadily
-from fractune_workers.station import Station
 
 
 class Measurer:

@@ -28,7 +28,7 @@ from fractune_core.messages import (
 )
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_workers.child import Child
-from fractune_workers.station import Station, chunks
+from fractune_workers.context import Station, chunks
 
 _SEARCH_TIMEOUT_S = 300.0
 _LEARN_TIMEOUT_S = 120.0
