@@ -41,8 +41,8 @@ def _secs(call: Callable[[], float]) -> float:
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
     from fractune_workers.children.models import load_variant, weights_of
-    from fractune_workers.children.processor import cpu_processor
     from fractune_workers.children.timing import random_args
+    from fractune_workers.children.tvm_api.processor import cpu_processor
 
     bundle, processor = Bundle(path), cpu_processor()
     machine = load_variant(bundle, variant, processor)

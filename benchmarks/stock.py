@@ -97,7 +97,7 @@ def _tasks(model: Model, only: str, cores: int, target_text: str) -> list[Any]:
 
     from fractune_workers.children.ingest import load_model
     from fractune_workers.children.passes import prepare
-    from fractune_workers.children.target import default_target, parse_target
+    from fractune_workers.children.tvm_api.target import default_target, parse_target
 
     spec = JobSpec(model="", model_name=model.name, shares=(), only=only)
     target = parse_target(target_text, cores) if target_text else default_target(cores)
@@ -149,7 +149,7 @@ def _watch(names: list[str], measured: list[Any], failures: Counter[str]) -> Any
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 
-    from fractune_workers.children.artifacts import write_trace
+    from fractune_workers.children.tvm_api.artifacts import write_trace
 
     @derived_object
     class Watch(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]

@@ -23,7 +23,7 @@ def compile_model(
 ) -> Path:
     """A bundle with the variants `tuned`, none of which is, and untuned."""
     from fractune_workers.children.compiling import compile_bundle
-    from fractune_workers.children.target import host_device
+    from fractune_workers.children.tvm_api.target import host_device
 
     shares = {f"cpu:{n}": GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False) for n in (1, 2)}
     manifest = {

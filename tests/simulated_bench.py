@@ -16,7 +16,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status, TimingPolicy
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.targets import target_key
-from fractune_workers.children.cuda_target import gpu_target
+from fractune_workers.children.tvm_api.cuda_target import gpu_target
 from fractune_workers.measuring.session import Batch, Outcome
 
 SMS = 132

@@ -19,7 +19,7 @@ from fractune_core.devices import Device
 from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
 from fractune_core.shares import GrantedShare
 from fractune_core.signing import open_signed
-from fractune_workers.children.archives import unpack
+from fractune_workers.children.tvm_api.archives import unpack
 from tests.cubins import cubin_arch, cubins_in
 from tests.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record
 

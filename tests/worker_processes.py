@@ -102,7 +102,7 @@ import json, tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 from fractune_workers.children.passes import _operator
-from fractune_workers.children.target import default_target, target_key
+from fractune_workers.children.tvm_api.target import default_target, target_key
 a = te.placeholder(({size}, {size}), name="a")
 b = te.placeholder(({size}, {size}), name="b")
 k = te.reduce_axis((0, {size}), name="k")

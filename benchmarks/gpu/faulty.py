@@ -68,8 +68,8 @@ class Spoiling:
 def build(kind: str, number: int, target: str) -> str:
     """The archive (base64) of candidate `number` for `target` (`cuda:sm_90`): `GOOD`, or with a fault."""
     from fractune_workers.children.cuda_building import build_archive
-    from fractune_workers.children.cuda_target import compiler_for
-    from fractune_workers.children.target import parse_target
+    from fractune_workers.children.tvm_api.cuda_target import compiler_for
+    from fractune_workers.children.tvm_api.target import parse_target
 
     parsed = parse_target(target, 1)
     compiler = Spoiling(compiler_for(parsed), lambda source: spoilt(source, kind, number))

@@ -17,7 +17,7 @@ from fractune_core.records import COLD, FINAL_POLICY, UNTUNED, WARM, Status, can
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child import Child
-from fractune_workers.children.target import parse_target
+from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.confinement import confinement_for
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock

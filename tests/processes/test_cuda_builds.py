@@ -29,8 +29,8 @@ from fractune_core.records import UNTUNED
 from fractune_core.shares import GrantedShare
 from fractune_core.signing import open_signed
 from fractune_workers.child import Child
-from fractune_workers.children.archives import unpack
-from fractune_workers.children.target import parse_target
+from fractune_workers.children.tvm_api.archives import unpack
+from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.cuda.compilers import find_compiler
 from tests.cli_process import write_model
 from tests.cubins import cubin_arch, cubins_in
@@ -227,7 +227,7 @@ import sys
 from pathlib import Path
 from fractune_core.cuda_toolkit import load_cudart
 assert load_cudart()
-from fractune_workers.children.artifacts import load_objects
+from fractune_workers.children.tvm_api.artifacts import load_objects
 module = load_objects([Path(sys.argv[1]).read_bytes()])
 (device,) = module.imports
 print(device.kind, module.implements_function("main"), device.implements_function(sys.argv[2]))

@@ -16,7 +16,7 @@ from tvm import relax
 from fractune_core.errors import BadModel
 from fractune_workers.children.ingest import load_model
 from fractune_workers.children.passes import extract, prepare
-from fractune_workers.children.target import default_target
+from fractune_workers.children.tvm_api.target import default_target
 from fractune_workers.children.weights import lift_weights
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

@@ -82,7 +82,7 @@ def test_a_kernel_that_tells_no_numbers() -> None:
 
 LLVM_SAYS = """
 import json, tvm
-from fractune_workers.children.target import _host_features, default_target, host_cpu, needed_features
+from fractune_workers.children.tvm_api.target import _host_features, default_target, host_cpu, needed_features
 present, absent = _host_features()
 print(json.dumps([host_cpu(), sorted(present), sorted(absent), needed_features(default_target(1))]))
 """
@@ -91,7 +91,7 @@ print(json.dumps([host_cpu(), sorted(present), sorted(absent), needed_features(d
 def test_llvm_agrees_about_this_host() -> None:
     """Its name, and each instruction set that code may use, in both directions."""
     from fractune.inference.processor import _FLAGS
-    from fractune_workers.children.target import _COMPUTES
+    from fractune_workers.children.tvm_api.target import _COMPUTES
 
     ended = subprocess.run([sys.executable, "-c", LLVM_SAYS], capture_output=True, text=True, check=True)
     name, present, absent, needed = json.loads(ended.stdout)

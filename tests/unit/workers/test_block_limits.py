@@ -14,8 +14,8 @@ from tvm.s_tir import Schedule
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children import cuda_building
-from fractune_workers.children.archives import unpack
 from fractune_workers.children.block_limits import TooLarge, shared_bytes_at_launch
+from fractune_workers.children.tvm_api.archives import unpack
 
 ELEMENTS = 1 << 16
 

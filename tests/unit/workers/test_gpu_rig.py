@@ -20,11 +20,12 @@ from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child import ChildDied
-from fractune_workers.children import cuda_target, measuring, timing
-from fractune_workers.children.artifacts import build_object
+from fractune_workers.children import measuring, timing
 from fractune_workers.children.measuring import MeasurerChild, open_child
 from fractune_workers.children.rig import Rig, gpu_rig
-from fractune_workers.children.target import default_target, parse_target
+from fractune_workers.children.tvm_api import cuda_target
+from fractune_workers.children.tvm_api.artifacts import build_object
+from fractune_workers.children.tvm_api.target import default_target, parse_target
 from fractune_workers.confinement import stream_of
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.cuda.driver import CudaDriver

@@ -8,7 +8,7 @@ import pytest
 import tvm_ffi
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.children import streams
+from fractune_workers.children.tvm_api import streams
 
 CPU = "cpu:0"
 

@@ -14,7 +14,7 @@ from tvm.script import tirx as T  # noqa: N812
 from fractune_core.errors import BadModel
 from fractune_workers.children.ingest import load_model
 from fractune_workers.children.passes import prepare
-from fractune_workers.children.target import default_target
+from fractune_workers.children.tvm_api.target import default_target
 
 SCRIPT = """
 from tvm.script import ir as I

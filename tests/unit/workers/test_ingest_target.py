@@ -11,7 +11,7 @@ import tvm
 
 from fractune_core.errors import BadModel, BadRequest
 from fractune_workers.children.compiling import ingest
-from fractune_workers.children.target import (
+from fractune_workers.children.tvm_api.target import (
     default_target,
     host_cpu,
     host_device,

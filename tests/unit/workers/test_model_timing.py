@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 from fractune_workers.children import models
-from fractune_workers.children.processor import Processor
+from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.weights import pack_weights, unpack_weights
 
 

@@ -11,8 +11,8 @@ from tvm import te, topi
 from fractune_workers.children.operator_search import _Fastest
 from fractune_workers.children.passes import Operator, _operator
 from fractune_workers.children.searching import SearcherChild
-from fractune_workers.children.target import parse_target
 from fractune_workers.children.transfer import adapt, sketches_of
+from fractune_workers.children.tvm_api.target import parse_target
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
-from fractune_workers.children.processor import Processor
 from fractune_workers.children.timing import Anchor, time_kernel
+from fractune_workers.children.tvm_api.processor import Processor
 
 GPU = Processor(tvm.cuda(0), 0x2000, flush_bytes=120 << 20)
 """Nothing is run on it."""

@@ -21,13 +21,13 @@ from typing import Any, NoReturn
 import tvm
 
 from fractune_core.records import UNTUNED, Status
-from fractune_workers.children.artifacts import args_of, build_object, read_trace, read_workload
 from fractune_workers.children.cuda_building import build_archive, scheduled_by_default, stay_off_gpus
-from fractune_workers.children.cuda_target import compiler_for
-from fractune_workers.children.intrinsics import load_intrinsics
 from fractune_workers.children.lifeline import die_with_parent
-from fractune_workers.children.messages import first_line
-from fractune_workers.children.tensor_cores import prepare_tensor_cores
+from fractune_workers.children.tvm_api.artifacts import args_of, build_object, read_trace, read_workload
+from fractune_workers.children.tvm_api.cuda_target import compiler_for
+from fractune_workers.children.tvm_api.error_line import first_line
+from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
+from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
 
 _LIMIT_CPU_S = 10
 _MET = 0.9
@@ -145,7 +145,7 @@ def _warm_up() -> None:
     """Build something small, so that what LLVM sets up once is there before the first fork."""
     from tvm import te
 
-    from fractune_workers.children.target import default_target
+    from fractune_workers.children.tvm_api.target import default_target
 
     empty = te.placeholder((8,), name="empty")
     fill = te.compute((8,), lambda i: empty[i] + 1.0, name="fill")

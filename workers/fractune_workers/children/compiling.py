@@ -13,14 +13,14 @@ from fractune_core import __version__
 from fractune_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.targets import capability, runs_on
-from fractune_workers.children.artifacts import read_workload
 from fractune_workers.children.cuda_building import stay_off_gpus
 from fractune_workers.children.ingest import load_model
-from fractune_workers.children.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from fractune_workers.children.models import compile_variant
 from fractune_workers.children.passes import extract, prepare
 from fractune_workers.children.signature import describe_main, onnx_names
-from fractune_workers.children.target import (
+from fractune_workers.children.tvm_api.artifacts import read_workload
+from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
+from fractune_workers.children.tvm_api.target import (
     architecture,
     host_cpu,
     host_device,
@@ -29,7 +29,7 @@ from fractune_workers.children.target import (
     parse_target,
     target_key,
 )
-from fractune_workers.children.tensor_cores import prepare_tensor_cores
+from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
 from fractune_workers.children.weights import lift_weights, pack_weights
 
 _ANY_CORES = 1

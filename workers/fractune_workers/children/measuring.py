@@ -42,7 +42,7 @@ class MeasurerChild:
 
     def hello(self) -> dict[str, Any]:
         """What this process runs on: device, granted share (verified now), default target, versions."""
-        from fractune_workers.children.target import target_key
+        from fractune_workers.children.tvm_api.target import target_key
 
         self._rig.get_ready()
         return {
@@ -70,7 +70,7 @@ class MeasurerChild:
 
     def load(self, name: str, code: str) -> None:
         """Load an object file (base64) as kernel `name`."""
-        from fractune_workers.children.artifacts import load_objects
+        from fractune_workers.children.tvm_api.artifacts import load_objects
 
         self._kernels[name] = load_objects([base64.b64decode(code)])
 
@@ -79,7 +79,7 @@ class MeasurerChild:
 
         Returns the last `policy` that it got to, and its `run_secs`. The kernel is not kept.
         """
-        from fractune_workers.children.artifacts import load_objects
+        from fractune_workers.children.tvm_api.artifacts import load_objects
 
         kernel = load_objects([base64.b64decode(code)])
         if self._processor.is_gpu:

@@ -33,9 +33,9 @@ from onnx import version_converter
 from tvm.relax.frontend.onnx import from_onnx
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.messages import first_line
 from fractune_workers.children.onnx_fold import fold
 from fractune_workers.children.onnx_shapes import fix_shapes
+from fractune_workers.children.tvm_api.error_line import first_line
 
 _OLDEST_OPSET = 13
 """Below, TVM's importer reads operators by later rules (Softmax, Squeeze, ReduceSum) without a word"""

@@ -17,12 +17,12 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
-from fractune_workers.children.artifacts import read_trace, write_trace
 from fractune_workers.children.decisions import SurrogateModel, features_of
-from fractune_workers.children.intrinsics import load_intrinsics
 from fractune_workers.children.surrogate import Surrogate
-from fractune_workers.children.tensor_cores import space_for
 from fractune_workers.children.transfer import seeds
+from fractune_workers.children.tvm_api.artifacts import read_trace, write_trace
+from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
+from fractune_workers.children.tvm_api.tensor_cores import space_for
 
 _BARREN_DRAWS = 4
 """draws in a row without anything new, after which a space counts as exhausted"""

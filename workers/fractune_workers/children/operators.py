@@ -13,9 +13,9 @@ from fractune_core.errors import BadModel
 from fractune_core.jobs import is_among
 from fractune_workers.children.cuda_building import stay_off_gpus
 from fractune_workers.children.ingest import load_model
-from fractune_workers.children.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.passes import Operator, extract, prepare
-from fractune_workers.children.target import parse_target
+from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
+from fractune_workers.children.tvm_api.target import parse_target
 
 _CHANNELS_AND_SIZE = {"llvm": (32, 14), "cuda": (64, 56)}
 """Convolutions, by the kind of target. The CPU's is one of a small image network: most schedules take some hundred

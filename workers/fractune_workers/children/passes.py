@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.messages import first_line
+from fractune_workers.children.tvm_api.error_line import first_line
 
 
 @dataclass(frozen=True)

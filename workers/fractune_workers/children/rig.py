@@ -14,11 +14,11 @@ from tvm.s_tir import Schedule
 from fractune_core.cuda_toolkit import runtime_version
 from fractune_core.devices import Device
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.children.artifacts import build_object, load_objects
-from fractune_workers.children.cuda_target import gpu_target
-from fractune_workers.children.processor import Processor, cpu_processor
-from fractune_workers.children.target import default_target, host_device
 from fractune_workers.children.timing import Anchor, matmul_anchor, random_args
+from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
+from fractune_workers.children.tvm_api.cuda_target import gpu_target
+from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
+from fractune_workers.children.tvm_api.target import default_target, host_device
 from fractune_workers.cuda.anchor import GpuAnchor
 from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.identity import gpu_device

@@ -12,8 +12,8 @@ import tvm
 from tvm import te
 
 from fractune_core.records import COLD, TimingPolicy
-from fractune_workers.children.artifacts import build_object, load_objects
-from fractune_workers.children.processor import Processor
+from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
+from fractune_workers.children.tvm_api.processor import Processor
 
 _ANCHOR_SIZE = 192
 _ANCHOR_POLICY = TimingPolicy("anchor", warmups=1, repeats=3, min_repeat_ms=3.0)

@@ -21,7 +21,7 @@ from typing import Any
 import tvm
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.messages import first_line
+from fractune_workers.children.tvm_api.error_line import first_line
 
 _GRAPH = "models/model.json"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tvm.s_tir
 
-from fractune_workers.children.target import architecture
+from fractune_workers.children.tvm_api.target import architecture
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
 _MODULES = {"x86_64": ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}

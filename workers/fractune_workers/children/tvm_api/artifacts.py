@@ -15,8 +15,8 @@ from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 from tvm.s_tir.schedule import Trace
 
 from fractune_core.records import UNTUNED
-from fractune_workers.children.archives import is_archive, unpack
-from fractune_workers.children.intrinsics import keep_out_gpu_intrinsics
+from fractune_workers.children.tvm_api.archives import is_archive, unpack
+from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 
 
 def read_workload(text: str) -> Any:

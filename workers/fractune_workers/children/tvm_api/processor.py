@@ -11,8 +11,8 @@ import tvm
 
 from fractune_core.errors import FractuneError
 from fractune_workers.child import ChildDied
-from fractune_workers.children.messages import first_line
-from fractune_workers.children.streams import launching_on
+from fractune_workers.children.tvm_api.error_line import first_line
+from fractune_workers.children.tvm_api.streams import launching_on
 
 
 def _nothing() -> None:

@@ -18,8 +18,8 @@ import tvm
 from fractune_core import targets
 from fractune_core.devices import Device
 from fractune_core.errors import BadRequest
-from fractune_workers.children import cuda_target
-from fractune_workers.children.messages import first_line
+from fractune_workers.children.tvm_api import cuda_target
+from fractune_workers.children.tvm_api.error_line import first_line
 
 _HOST_WORDS = ("native", "host")
 _ADDED_FEATURES = frozenset({"avx512bf16", "avx512fp16", "avx512vnni", "avxvnni", "avxvnniint8", "f16c", "fma"})
