@@ -95,8 +95,8 @@ def _tasks(model: Model, only: str, cores: int, target_text: str) -> list[Any]:
     """MetaSchedule's own tasks of the model as we import it, for the target named, or this host's own."""
     from tvm.s_tir import meta_schedule as ms
 
-    from fractune_workers.children.ingest import load_model
-    from fractune_workers.children.passes import prepare
+    from fractune_workers.children.importing.model_file import load_model
+    from fractune_workers.children.importing.passes import prepare
     from fractune_workers.children.tvm_api.target import default_target, parse_target
 
     spec = JobSpec(model="", model_name=model.name, shares=(), only=only)
@@ -109,7 +109,7 @@ def _search(tasks: list[Any], cores: int, work_dir: str, trials: int, round_size
     """Tune the tasks; when tuning began, the weights by workload hash, every trial, and failures by their cause."""
     from tvm.s_tir import meta_schedule as ms
 
-    from fractune_workers.children.passes import workload_hash
+    from fractune_workers.children.importing.passes import workload_hash
 
     names = [workload_hash(task.dispatched[0]) for task in tasks]
     weights: Counter[str] = Counter()

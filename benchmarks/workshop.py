@@ -19,8 +19,8 @@ from fractune_core.records import FIRST_POLICY
 from fractune_core.shares import Share
 from fractune_core.targets import with_cores
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from fractune_workers.children.ingest import load_model
-from fractune_workers.children.passes import Operator, extract, prepare
+from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.tvm_api.artifacts import args_of, read_workload
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.measuring.session import Batch, Bench

@@ -101,7 +101,7 @@ def matmul_workload(size: int) -> dict[str, Any]:
 import json, tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
-from fractune_workers.children.passes import _operator
+from fractune_workers.children.importing.passes import _operator
 from fractune_workers.children.tvm_api.target import default_target, target_key
 a = te.placeholder(({size}, {size}), name="a")
 b = te.placeholder(({size}, {size}), name="b")

@@ -14,8 +14,8 @@ from onnx import numpy_helper
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.ingest import load_model
-from fractune_workers.children.passes import extract, prepare
+from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.tvm_api.target import default_target
 from fractune_workers.children.weights import lift_weights
 

@@ -12,8 +12,8 @@ from tvm.script import relax as R  # noqa: N812
 from tvm.script import tirx as T  # noqa: N812
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.ingest import load_model
-from fractune_workers.children.passes import prepare
+from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.target import default_target
 
 SCRIPT = """

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.ingest import load_model
+from fractune_workers.children.importing.model_file import load_model
 
 Dim = int | str | None
 FLOAT = TensorProto.FLOAT

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.ingest import load_model
-from fractune_workers.children.torch_program import screen
+from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.importing.torch_program import screen
 
 SPEC = '[1, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": null, "children_spec": []}]}]'
 

@@ -8,8 +8,8 @@ import pytest
 import tvm
 from tvm import te, topi
 
+from fractune_workers.children.importing.passes import Operator, _operator
 from fractune_workers.children.operator_search import _Fastest
-from fractune_workers.children.passes import Operator, _operator
 from fractune_workers.children.searching import SearcherChild
 from fractune_workers.children.transfer import adapt, sketches_of
 from fractune_workers.children.tvm_api.target import parse_target

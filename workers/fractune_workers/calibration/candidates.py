@@ -127,7 +127,7 @@ class OperatorBuilder:
 
 def builtin_operator(target: str, place: Workplace) -> Operator:
     """The convolution that is measured when no model is given, for `target` (TVM's JSON text; empty = this host)."""
-    with _running(Child("fractune_workers.children.operators")) as child, place.busy(child):
+    with _running(Child("fractune_workers.children.importing.single_operator")) as child, place.busy(child):
         return Operator(**child.call("builtin", _OPERATOR_TIMEOUT_S, target=target))
 
 
@@ -136,7 +136,7 @@ def heaviest_operator(
 ) -> Operator:
     """The model's operator that computes most, of those whose name contains `only`. Raises BadModel."""
     known = {"path": str(model.absolute()), "inputs": inputs, "only": only, "target": target}
-    with _running(Child("fractune_workers.children.operators")) as child, place.busy(child):
+    with _running(Child("fractune_workers.children.importing.single_operator")) as child, place.busy(child):
         try:
             return Operator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, **known))
         except _CHILD_ERRORS as error:

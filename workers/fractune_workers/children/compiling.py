@@ -14,10 +14,10 @@ from fractune_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.cuda_building import stay_off_gpus
-from fractune_workers.children.ingest import load_model
+from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.importing.passes import extract, prepare
+from fractune_workers.children.importing.signature import describe_main, onnx_names
 from fractune_workers.children.models import compile_variant
-from fractune_workers.children.passes import extract, prepare
-from fractune_workers.children.signature import describe_main, onnx_names
 from fractune_workers.children.tvm_api.artifacts import read_workload
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from fractune_workers.children.tvm_api.target import (

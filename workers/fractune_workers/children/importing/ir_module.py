@@ -15,7 +15,7 @@ from typing import Any
 import tvm
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.script_guard import guarded, metadata_json
+from fractune_workers.children.importing.script_guard import guarded, metadata_json
 from fractune_workers.children.tvm_api.error_line import first_line
 
 _CALLS_OUT = ("extern", "packed", "py_func", "ffi_kernel", "func_call", "call_builtin_with_ctx", "asm")

@@ -33,8 +33,8 @@ from onnx import version_converter
 from tvm.relax.frontend.onnx import from_onnx
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.onnx_fold import fold
-from fractune_workers.children.onnx_shapes import fix_shapes
+from fractune_workers.children.importing.onnx_fold import fold
+from fractune_workers.children.importing.onnx_shapes import fix_shapes
 from fractune_workers.children.tvm_api.error_line import first_line
 
 _OLDEST_OPSET = 13

@@ -53,12 +53,12 @@ def _read(path: Path) -> bytes:
 
 def _load(data: bytes, shapes: Shapes) -> tvm.IRModule:
     if data.startswith(_ZIP):
-        from fractune_workers.children.torch_program import load_torch
+        from fractune_workers.children.importing.torch_program import load_torch
 
         return load_torch(data, shapes)
     text = _as_text(data)
     if text is None:
-        from fractune_workers.children.onnx_model import load_onnx
+        from fractune_workers.children.importing.onnx_model import load_onnx
 
         return load_onnx(data, shapes)
     return _load_text(text, shapes)
@@ -67,7 +67,7 @@ def _load(data: bytes, shapes: Shapes) -> tvm.IRModule:
 def _load_text(text: str, shapes: Shapes) -> tvm.IRModule:
     if text.startswith(_LFS_POINTER):
         raise BadModel("is only a Git LFS pointer; fetch the file itself with `git lfs pull`")
-    from fractune_workers.children.ir_module import load_json, load_script
+    from fractune_workers.children.importing.ir_module import load_json, load_script
 
     if text.lstrip().startswith("{"):
         mod = load_json(text)

@@ -1,0 +1,1 @@
+"""A model file becomes Relax, and Relax becomes operators."""
