@@ -25,7 +25,7 @@ from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from fractune_core.records import candidate_id
 from fractune_server.scheduler.allocation import FIRST_ROUND, round_of
 from fractune_workers.children.importing.passes import Operator
-from fractune_workers.children.operator_search import Evolution, OperatorSearch
+from fractune_workers.children.searching.operator_search import Evolution, OperatorSearch
 from fractune_workers.children.tvm_api.artifacts import read_workload
 
 SHARE = f"cpu:{CORES}"

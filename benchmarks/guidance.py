@@ -26,7 +26,7 @@ from benchmarks.workshop import CORES, OPERATORS, Workshop, open_workshop
 from fractune_core.records import candidate_id
 from fractune_server.scheduler.allocation import round_of
 from fractune_workers.children.importing.passes import Operator
-from fractune_workers.children.operator_search import OperatorSearch
+from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.artifacts import read_workload
 
 SHARES = ("cpu:1", "cpu:2")

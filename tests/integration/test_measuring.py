@@ -64,7 +64,10 @@ def built(request: pytest.FixtureRequest) -> Built:
     share, workload = Share.parse(request.param), matmul_workload(SIZE)
     target = target_of(share, workload)
     known = {"workload_hash": workload["hash"]}
-    search, builder = Child("fractune_workers.children.searching", ["2"]), Child("fractune_workers.children.building")
+    search, builder = (
+        Child("fractune_workers.children.searching.child", ["2"]),
+        Child("fractune_workers.children.building"),
+    )
     opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "borrowed": []}
     search.call("open", 120, **known, target_key=target_key(target), **opened)
     proposed = search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)

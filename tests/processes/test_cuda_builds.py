@@ -61,7 +61,7 @@ def ingested(model: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def search() -> Iterator[Child]:
-    child = Child("fractune_workers.children.searching", ["2"])
+    child = Child("fractune_workers.children.searching.child", ["2"])
     yield child
     child.stop()
 
@@ -306,7 +306,7 @@ import json, sys
 from fractune_workers.children.cuda_building import stay_off_gpus
 stay_off_gpus()
 from fractune_workers.children.building import BuilderChild
-from fractune_workers.children.searching import SearcherChild
+from fractune_workers.children.searching.child import SearcherChild
 operator, count = json.loads(sys.argv[1]), int(sys.argv[2])
 name, workload, target, key = (operator[each] for each in ("workload_hash", "workload", "target", "key"))
 search, builder = SearcherChild(2), BuilderChild()

@@ -9,8 +9,8 @@ import tvm
 from tvm import te, topi
 from tvm.s_tir.meta_schedule.database import Workload
 
-from fractune_workers.children.decisions import features_of
-from fractune_workers.children.operator_search import OperatorSearch
+from fractune_workers.children.searching.decisions import features_of
+from fractune_workers.children.searching.operator_search import OperatorSearch
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

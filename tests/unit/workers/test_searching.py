@@ -9,9 +9,9 @@ import tvm
 from tvm import te, topi
 
 from fractune_workers.children.importing.passes import Operator, _operator
-from fractune_workers.children.operator_search import _Fastest
-from fractune_workers.children.searching import SearcherChild
-from fractune_workers.children.transfer import adapt, sketches_of
+from fractune_workers.children.searching.child import SearcherChild
+from fractune_workers.children.searching.operator_search import _Fastest
+from fractune_workers.children.searching.transfer import adapt, sketches_of
 from fractune_workers.children.tvm_api.target import parse_target
 
 # TVM's own builder calls what TVM has deprecated.

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fractune_workers.children import surrogate
-from fractune_workers.children.surrogate import Surrogate
+from fractune_workers.children.searching.child import surrogate
+from fractune_workers.children.searching.surrogate import Surrogate
 
 Point = dict[str, float]
 

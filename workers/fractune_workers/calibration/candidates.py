@@ -153,7 +153,7 @@ def sample(operator: Operator, count: int, seed: int, place: Workplace, builder:
     opened = {"workload": operator.workload, "target": operator.target, "seed": seed, "history": [], "borrowed": []}
     traces: list[str] = []
     codes: dict[str, bytes] = {}
-    with _running(Child("fractune_workers.children.searching", [threads])) as search:
+    with _running(Child("fractune_workers.children.searching.child", [threads])) as search:
         with place.busy(search):
             search.call("open", _SEARCH_TIMEOUT_S, **known, **opened)
         for _ in range(_ROUNDS):

@@ -42,7 +42,7 @@ class Tuner:
     def __init__(self, station: Station) -> None:
         self._station = station
         threads = min(len(station.cores), _THREADS_AT_MOST)
-        self._child = Child("fractune_workers.children.searching", [str(threads)])
+        self._child = Child("fractune_workers.children.searching.child", [str(threads)])
         self._stream = tuner_stream(station.name)
         self._results: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
         """results not yet learned, by workload and target"""

@@ -10,7 +10,7 @@ import numpy as np
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.cost_model import PyCostModel
 
-from fractune_workers.children.surrogate import Surrogate
+from fractune_workers.children.searching.surrogate import Surrogate
 
 _PLACED = ("ComputeAt", "ReverseComputeAt")
 

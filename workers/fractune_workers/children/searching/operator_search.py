@@ -17,9 +17,9 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
-from fractune_workers.children.decisions import SurrogateModel, features_of
-from fractune_workers.children.surrogate import Surrogate
-from fractune_workers.children.transfer import seeds
+from fractune_workers.children.searching.decisions import SurrogateModel, features_of
+from fractune_workers.children.searching.surrogate import Surrogate
+from fractune_workers.children.searching.transfer import seeds
 from fractune_workers.children.tvm_api.artifacts import read_trace, write_trace
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.tensor_cores import space_for

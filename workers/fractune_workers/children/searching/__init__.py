@@ -1,0 +1,1 @@
+"""The tuner instance's child: candidates of one operator after the other."""
