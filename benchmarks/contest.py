@@ -64,7 +64,7 @@ def open_bench(share: str) -> tuple[Bench, list[int]]:
 
 
 def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Batch:
-    child = Child("fractune_workers.children.building")
+    child = Child("fractune_workers.children.building.child")
     workload: dict[str, Any] = {"workload_hash": operator.workload_hash}
     try:
         args_info = child.call("learn_workload", _BUILD_TIMEOUT_S, **workload, workload=operator.workload)

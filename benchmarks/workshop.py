@@ -110,7 +110,7 @@ class Builders:
 
     def _child(self) -> Child:
         if not hasattr(self._local, "child"):
-            self._local.child = Child("fractune_workers.children.building")
+            self._local.child = Child("fractune_workers.children.building.child")
             with self._lock:
                 self._children.append(self._local.child)
         found: Child = self._local.child

@@ -67,7 +67,7 @@ class Spoiling:
 
 def build(kind: str, number: int, target: str) -> str:
     """The archive (base64) of candidate `number` for `target` (`cuda:sm_90`): `GOOD`, or with a fault."""
-    from fractune_workers.children.cuda_building import build_archive
+    from fractune_workers.children.building.cuda import build_archive
     from fractune_workers.children.tvm_api.cuda_target import compiler_for
     from fractune_workers.children.tvm_api.target import parse_target
 
@@ -94,7 +94,7 @@ def _scheduled(number: int) -> Any:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    from fractune_workers.children.cuda_building import stay_off_gpus
+    from fractune_workers.children.building.cuda import stay_off_gpus
 
     stay_off_gpus()
     return {"build": build}

@@ -66,7 +66,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     known = {"workload_hash": workload["hash"]}
     search, builder = (
         Child("fractune_workers.children.searching.child", ["2"]),
-        Child("fractune_workers.children.building"),
+        Child("fractune_workers.children.building.child"),
     )
     opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "borrowed": []}
     search.call("open", 120, **known, target_key=target_key(target), **opened)

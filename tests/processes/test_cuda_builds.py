@@ -68,7 +68,7 @@ def search() -> Iterator[Child]:
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator[Child]:
-    child = Child("fractune_workers.children.building")
+    child = Child("fractune_workers.children.building.child")
     yield child
     child.stop()
 
@@ -303,9 +303,9 @@ def half_precision_model(path: Path) -> Path:
 
 _SEARCH_AND_BUILD = """
 import json, sys
-from fractune_workers.children.cuda_building import stay_off_gpus
+from fractune_workers.children.building.cuda import stay_off_gpus
 stay_off_gpus()
-from fractune_workers.children.building import BuilderChild
+from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.searching.child import SearcherChild
 operator, count = json.loads(sys.argv[1]), int(sys.argv[2])
 name, workload, target, key = (operator[each] for each in ("workload_hash", "workload", "target", "key"))

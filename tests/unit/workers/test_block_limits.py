@@ -13,8 +13,8 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children import cuda_building
-from fractune_workers.children.block_limits import TooLarge, shared_bytes_at_launch
+from fractune_workers.children.building.child import cuda
+from fractune_workers.children.building.launch_limits import TooLarge, shared_bytes_at_launch
 from fractune_workers.children.tvm_api.archives import unpack
 
 ELEMENTS = 1 << 16
@@ -37,7 +37,7 @@ class NoCompiler:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in cuda_building._NO_GPU.items():
+    for name, value in cuda._NO_GPU.items():
         monkeypatch.setenv(name, value)
 
 
@@ -66,7 +66,7 @@ def kernel(threads: tuple[int, int] = (8, 4), shared: int = 1, scope: str = "sha
 
 def test_a_kernel_that_fits_becomes_host_code_and_device_code() -> None:
     compiler = NoCompiler()
-    members = unpack(cuda_building.build_archive(kernel(), target(), compiler))
+    members = unpack(cuda.build_archive(kernel(), target(), compiler))
     assert list(members) == ["host.o", "device.o"]
     assert all(member.startswith(b"\x7fELF") for member in members.values())
     assert b"code for sm_90" in members["device.o"]
@@ -77,7 +77,7 @@ def test_a_kernel_that_fits_becomes_host_code_and_device_code() -> None:
 
 def test_fast_math_is_the_targets_choice() -> None:
     compiler = NoCompiler()
-    cuda_building.build_archive(kernel(), target(keys=["cuda", "gpu", "fast-math"]), compiler)
+    cuda.build_archive(kernel(), target(keys=["cuda", "gpu", "fast-math"]), compiler)
     assert compiler.given == [("sm_90", True)]
 
 
@@ -98,7 +98,7 @@ def test_a_kernel_that_needs_too_much_never_meets_the_compiler(
 ) -> None:
     compiler = NoCompiler()
     with pytest.raises(TooLarge, match=rf"^main_kernel {words}$"):
-        cuda_building.build_archive(kernel(**needs), target(**limits), compiler)
+        cuda.build_archive(kernel(**needs), target(**limits), compiler)
     assert compiler.given == []
 
 
@@ -110,7 +110,7 @@ def test_a_kernel_that_needs_too_much_never_meets_the_compiler(
     ],
 )
 def test_a_limit_may_be_met(needs: dict[str, Any], limits: dict[str, int]) -> None:
-    assert cuda_building.build_archive(kernel(**needs), target(**limits), NoCompiler())
+    assert cuda.build_archive(kernel(**needs), target(**limits), NoCompiler())
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_more_may_be_asked_for_at_launch_unless_the_target_says_less(arch: str, 
 def test_memory_asked_for_at_launch_has_a_limit_of_its_own() -> None:
     """The default of a matrix product in half precision takes such memory, more than there is of the static kind."""
     large = kernel(threads=(32, 1), shared=512, scope="shared.dyn")
-    assert cuda_building.build_archive(large, target(), NoCompiler())
+    assert cuda.build_archive(large, target(), NoCompiler())
     with pytest.raises(TooLarge, match=r"needs 65536 bytes of shared memory per block; the target has 49152"):
-        cuda_building.build_archive(large, target(arch="sm_999"), NoCompiler())
+        cuda.build_archive(large, target(arch="sm_999"), NoCompiler())
     with pytest.raises(TooLarge, match=r"needs 65536 bytes of static shared memory per block; the target has 49152"):
-        cuda_building.build_archive(kernel(threads=(32, 1), shared=512), target(), NoCompiler())
+        cuda.build_archive(kernel(threads=(32, 1), shared=512), target(), NoCompiler())
 
 
 def test_an_operator_without_threads_gets_tvms_own_schedule() -> None:
@@ -142,15 +142,15 @@ def test_an_operator_without_threads_gets_tvms_own_schedule() -> None:
     out = te.compute((ELEMENTS,), lambda i: data[i] + 1.0, name="out")
     mod = tvm.IRModule({"main": te.create_prim_func([data, out])})
     with pytest.raises(FractuneError, match="there is no kernel"):
-        cuda_building.build_archive(mod, target(), NoCompiler())
+        cuda.build_archive(mod, target(), NoCompiler())
     before = mod.script()
-    scheduled = cuda_building.scheduled_by_default(mod, target())
+    scheduled = cuda.scheduled_by_default(mod, target())
     assert mod.script() == before, "the workload itself stays as it is"
-    assert cuda_building.build_archive(scheduled, target(), NoCompiler())
+    assert cuda.build_archive(scheduled, target(), NoCompiler())
 
 
 def test_a_build_cannot_see_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.delenv("TVM_COMPILE_FORCE_FALLBACK")
-    cuda_building.stay_off_gpus()
+    cuda.stay_off_gpus()
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TVM_COMPILE_FORCE_FALLBACK"]) == ("", "1")

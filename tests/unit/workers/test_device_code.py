@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.device_code import with_machine_code
+from fractune_workers.children.building.embed_cubin import with_machine_code
 
 SOURCE = 'extern "C" __global__ void main_kernel() {}'
 KERNELS = b"\x01\0\0\0\0\0\0\0 whatever TVM writes of the kernels"

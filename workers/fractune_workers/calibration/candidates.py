@@ -79,7 +79,7 @@ class OperatorBuilder:
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
         self._taught = 0
-        self.child = Child("fractune_workers.children.building")
+        self.child = Child("fractune_workers.children.building.child")
         self.owner = Owner(self.child.stop)
         self.args_info: list[Any] = []
         """the operator's arguments, known once something was built"""

@@ -13,7 +13,7 @@ from fractune_core import __version__
 from fractune_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.targets import capability, runs_on
-from fractune_workers.children.cuda_building import stay_off_gpus
+from fractune_workers.children.building.cuda import stay_off_gpus
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.importing.signature import describe_main, onnx_names

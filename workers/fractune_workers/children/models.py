@@ -16,7 +16,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.bundles import UNTUNED_VARIANT, WEIGHTS, Bundle
 from fractune_core.errors import FractuneError
-from fractune_workers.children.cuda_building import packed_imports, scheduled_by_default, source_compiler
+from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.timing import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import load_objects, read_trace

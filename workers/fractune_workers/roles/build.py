@@ -68,7 +68,7 @@ class Builder:
         self._deadline = Deadline()
         # One thread: a fork takes only the calling one along.
         self._child = Child(
-            "fractune_workers.children.building", env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            "fractune_workers.children.building.child", env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         )
         self._args_info: dict[tuple[int, str], list[Any]] = {}
 

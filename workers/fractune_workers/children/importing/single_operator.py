@@ -11,7 +11,7 @@ from tvm import relax
 
 from fractune_core.errors import BadModel
 from fractune_core.jobs import is_among
-from fractune_workers.children.cuda_building import stay_off_gpus
+from fractune_workers.children.building.cuda import stay_off_gpus
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics

@@ -18,8 +18,8 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from fractune_core.errors import FractuneError
 from fractune_core.targets import FAST_MATH
-from fractune_workers.children.block_limits import check_limits
-from fractune_workers.children.device_code import with_machine_code
+from fractune_workers.children.building.embed_cubin import with_machine_code
+from fractune_workers.children.building.launch_limits import check_limits
 from fractune_workers.children.tvm_api.archives import pack
 from fractune_workers.cuda.compilers import CudaCompiler
 

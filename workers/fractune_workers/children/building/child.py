@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import tvm
 
 from fractune_core.records import UNTUNED, Status
-from fractune_workers.children.cuda_building import build_archive, scheduled_by_default, stay_off_gpus
+from fractune_workers.children.building.cuda import build_archive, scheduled_by_default, stay_off_gpus
 from fractune_workers.children.lifeline import die_with_parent
 from fractune_workers.children.tvm_api.artifacts import args_of, build_object, read_trace, read_workload
 from fractune_workers.children.tvm_api.cuda_target import compiler_for

@@ -1,0 +1,1 @@
+"""The builder's child: a trace becomes machine code."""
