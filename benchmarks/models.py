@@ -98,7 +98,7 @@ def operators_of(model: Model, target: str = "") -> list[Operator]:
     """All operators, found by a compiler's child just as a job finds them. `target`: as of `fractune tune`, for a GPU
     `cuda:sm_90`; empty for this host's processor.
     """
-    child = Child("fractune_workers.children.compiling")
+    child = Child("fractune_workers.children.compiling.child")
     isa = target.removeprefix("cuda:")
     try:
         found: dict[str, Any] = child.call(

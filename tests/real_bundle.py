@@ -22,7 +22,7 @@ def compile_model(
     model: Path, out: Path, target: str = "", tuned: Sequence[str] = ("cpu:1", "cpu:2"), **changes: Any
 ) -> Path:
     """A bundle with the variants `tuned`, none of which is, and untuned."""
-    from fractune_workers.children.compiling import compile_bundle
+    from fractune_workers.children.compiling.child import compile_bundle
     from fractune_workers.children.tvm_api.target import host_device
 
     shares = {f"cpu:{n}": GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False) for n in (1, 2)}

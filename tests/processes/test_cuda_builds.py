@@ -53,7 +53,7 @@ def operators() -> list[dict[str, Any]]:
 
 
 def ingested(model: Path) -> list[dict[str, Any]]:
-    child = Child("fractune_workers.children.compiling")
+    child = Child("fractune_workers.children.compiling.child")
     answer = child.call("ingest", 120, path=str(model), inputs={}, target="cuda:sm_90", isa="sm_90")
     child.stop()
     return [{**operator, "target": answer["target"], "key": answer["target_key"]} for operator in answer["operators"]]
@@ -187,7 +187,7 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model, untuned."""
     folder = tmp_path_factory.mktemp("small")
     model, out = write_model(folder / "small.onnx"), folder / "small.fractune"
-    child = Child("fractune_workers.children.compiling")
+    child = Child("fractune_workers.children.compiling.child")
     known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
     manifest = {
         "model": {"name": model.name, "sha256": hashlib.sha256(model.read_bytes()).hexdigest()},

@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, BadRequest, FractuneError
-from fractune_workers.children.compiling import ingest
+from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.tvm_api import cuda_target
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.tvm_api.target import parse_target, target_key

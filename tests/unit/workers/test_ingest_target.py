@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 from fractune_core.errors import BadModel, BadRequest
-from fractune_workers.children.compiling import ingest
+from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.tvm_api.target import (
     default_target,
     host_cpu,

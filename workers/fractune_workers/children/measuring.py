@@ -123,7 +123,7 @@ class MeasurerChild:
 
     def time_model(self, path: str, repeats: int) -> dict[str, Any]:
         """Time every variant of the bundle at `path` in turn: `run_secs` and `max_error` by variant."""
-        from fractune_workers.children.models import time_variants
+        from fractune_workers.children.compiling.variants import time_variants
 
         timed = time_variants(Path(path), repeats, self._processor)
         self._processor.free_unused()

@@ -29,7 +29,7 @@ _RECYCLE_CALLS = 50
 class Compiler:
     def __init__(self, station: Station) -> None:
         self._station = station
-        self._child = Child("fractune_workers.children.compiling", recycle_calls=_RECYCLE_CALLS)
+        self._child = Child("fractune_workers.children.compiling.child", recycle_calls=_RECYCLE_CALLS)
 
     def start(self) -> None:
         pass  # the child starts with the first work: a command that has none should not wait for TVM

@@ -17,12 +17,12 @@ from tvm.s_tir import meta_schedule as ms
 from fractune_core.bundles import UNTUNED_VARIANT, WEIGHTS, Bundle
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
+from fractune_workers.children.compiling.weights import unpack_weights
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.timing import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import load_objects, read_trace
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.processor import Processor
-from fractune_workers.children.weights import unpack_weights
 
 _SLOW_S, _FEWEST_TURNS = 0.1, 3
 _MIN_TURN_S = 0.02
