@@ -41,7 +41,7 @@ def _secs(call: Callable[[], float]) -> float:
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
     from fractune_workers.children.compiling.variants import load_variant, weights_of
-    from fractune_workers.children.timing import random_args
+    from fractune_workers.children.measuring.timing import random_args
     from fractune_workers.children.tvm_api.processor import cpu_processor
 
     bundle, processor = Bundle(path), cpu_processor()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fractune_workers.children.measuring import confined
+from fractune_workers.children.measuring.child import confined
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

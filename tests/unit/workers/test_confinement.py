@@ -11,7 +11,7 @@ import pytest
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
-from fractune_workers.children.measuring import open_child
+from fractune_workers.children.measuring.child import open_child
 from fractune_workers.confinement import cpu as cpu_module
 from fractune_workers.confinement.cpu import CpuConfinement, cgroup_cores
 

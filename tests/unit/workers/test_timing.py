@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
-from fractune_workers.children.timing import Anchor, time_kernel
+from fractune_workers.children.measuring.timing import Anchor, time_kernel
 from fractune_workers.children.tvm_api.processor import Processor
 
 GPU = Processor(tvm.cuda(0), 0x2000, flush_bytes=120 << 20)

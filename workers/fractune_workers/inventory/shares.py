@@ -170,7 +170,7 @@ def _proved(share: Share, expected: Offer) -> Offer:
 
 
 def _enter(share: Share, environment: dict[str, str]) -> tuple[GrantedShare, str]:
-    child = Child("fractune_workers.children.proving", [str(share)], env=environment)
+    child = Child("fractune_workers.children.measuring.proving", [str(share)], env=environment)
     try:
         granted = GrantedShare.from_json(child.call("granted", _PROVE_TIMEOUT_S))
         return granted, child.call("device_key", _PROVE_TIMEOUT_S)

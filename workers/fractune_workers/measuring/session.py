@@ -26,7 +26,7 @@ from fractune_workers.confinement import confinement_for
 from fractune_workers.faults.guard import Quarantined, Setup, fate_of
 from fractune_workers.locks.core_locks import default_gate_dir
 
-_CHILD = "fractune_workers.children.measuring"
+_CHILD = "fractune_workers.children.measuring.child"
 _HELLO_TIMEOUT_S = 60.0
 _LOAD_TIMEOUT_S = 30.0
 _TRIAL_TIMEOUT_S = 30.0

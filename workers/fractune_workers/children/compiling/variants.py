@@ -19,7 +19,7 @@ from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
 from fractune_workers.children.compiling.weights import unpack_weights
 from fractune_workers.children.importing.passes import is_scheduled
-from fractune_workers.children.timing import difference, random_args
+from fractune_workers.children.measuring.timing import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import load_objects, read_trace
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.processor import Processor

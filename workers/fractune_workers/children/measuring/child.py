@@ -16,7 +16,7 @@ from fractune_core.shares import Share
 from fractune_workers.confinement import Confinement, confinement_for, stream_of
 
 if TYPE_CHECKING:
-    from fractune_workers.children.rig import Rig
+    from fractune_workers.children.measuring.setup import Rig
 
 _METHODS = ("hello", "anchor", "begin", "load", "race", "check", "contest", "time_model")
 _SLOW_S = 0.2
@@ -60,7 +60,7 @@ class MeasurerChild:
         """Forget all kernels; make random arguments for the next workload."""
         import tvm_ffi_orcjit
 
-        from fractune_workers.children.timing import random_args
+        from fractune_workers.children.measuring.timing import random_args
 
         self._kernels.clear()
         tvm_ffi_orcjit.default_session().clear_free_slabs()
@@ -98,7 +98,7 @@ class MeasurerChild:
         """Run the kernel once; the largest difference to the first kernel checked, relative to its largest
         value.
         """
-        from fractune_workers.children.timing import difference
+        from fractune_workers.children.measuring.timing import difference
 
         outputs = self._run_fresh(name)
         if not self._reference:
@@ -130,7 +130,7 @@ class MeasurerChild:
         return timed
 
     def _time(self, kernel: Any, policy: TimingPolicy) -> list[float]:
-        from fractune_workers.children.timing import time_kernel
+        from fractune_workers.children.measuring.timing import time_kernel
 
         return time_kernel(kernel, self._args, policy, self._processor)
 
@@ -164,7 +164,7 @@ def confined(args: list[str]) -> MeasurerChild:
 
 def _rig(share: Share, confinement: Confinement) -> Rig:
     if share.device_kind == "cpu":
-        from fractune_workers.children.rig import cpu_rig
+        from fractune_workers.children.measuring.setup import cpu_rig
 
         return cpu_rig()
     if not load_cudart():
@@ -172,6 +172,6 @@ def _rig(share: Share, confinement: Confinement) -> Rig:
             f"share '{share}': there is no {RUNTIME_SONAME} on this machine, without which TVM runs on no GPU; install "
             "'fractune[cuda]', or name the folder of a CUDA 13 toolkit by CUDA_HOME"
         )
-    from fractune_workers.children.rig import gpu_rig
+    from fractune_workers.children.measuring.setup import gpu_rig
 
     return gpu_rig(stream_of(confinement))

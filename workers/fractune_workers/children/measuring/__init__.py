@@ -1,0 +1,1 @@
+"""The measurer's child: confined first, then TVM; it runs artifacts under one timing policy."""
