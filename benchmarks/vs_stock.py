@@ -34,7 +34,7 @@ from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, Operator, find_model, heavy, operators_of
 from benchmarks.runs import Run, finite
 from benchmarks.trajectory import Trial, best, first_held, geometric_mean, held_curve, incumbents
-from fractune.noise_file import NOISE_FILE
+from fractune.local.noise_file import NOISE_FILE
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import Share

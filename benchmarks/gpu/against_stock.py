@@ -12,7 +12,7 @@ from benchmarks.gpu.noise import QUARTER
 from benchmarks.gpu.part import Finding, PartFailed, Slice
 from benchmarks.trajectory import Trial, final_latency, latencies
 from benchmarks.vs_stock import LATENCY_BAR, RATE_BAR, TIME_BAR
-from fractune.noise_file import NOISE_FILE
+from fractune.local.noise_file import NOISE_FILE
 
 _MODEL = "squeezenet"
 _SHARES = ("full", QUARTER)

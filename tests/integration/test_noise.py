@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.noise_file import NOISE_FILE, load_noise
+from fractune.local.noise_file import NOISE_FILE, load_noise
 from tests.cli_process import descendants, error_line, events, run_fractune, start_fractune
 from tests.worker_processes import alive
 

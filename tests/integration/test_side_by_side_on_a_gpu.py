@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fractune.noise_file import NOISE_FILE, load_noise
+from fractune.local.noise_file import NOISE_FILE, load_noise
 from fractune_workers.cuda.compilers import find_compiler
 from tests.cli_process import events, run_fractune
 from tests.confinement_cases import real_gpu, real_mps

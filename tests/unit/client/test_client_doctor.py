@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from fractune import doctor as doctor_module
 from fractune.cli import main
-from fractune.doctor import Finding, Use, cuda_uses, packages, required
+from fractune.local import doctor as doctor_module
+from fractune.local.doctor import Finding, Use, cuda_uses, packages, required
 from fractune_workers.inventory.cuda import CompilerHere
 from fractune_workers.inventory.packages import LibraryHere
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fractune import lifeline, processes
-from fractune.processes import Part, Running, end_in_order, tend_all
+from fractune.local import lifeline, processes
+from fractune.local.processes import Part, Running, end_in_order, tend_all
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fractune.state import SOCKET_PATH_BYTES, StateFolder, open_state, socket_dir
+from fractune.local.state import SOCKET_PATH_BYTES, StateFolder, open_state, socket_dir
 from fractune_core.errors import StateUnusable
 
-_OPEN = "import sys; from pathlib import Path; from fractune.state import open_state\n"
+_OPEN = "import sys; from pathlib import Path; from fractune.local.state import open_state\n"
 
 
 def test_the_folder_is_made_with_a_secret_that_stays(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.doctor import Use, examine
+from fractune.local.doctor import Use, examine
 
 
 class UseName(StrEnum):

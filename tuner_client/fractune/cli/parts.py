@@ -10,8 +10,8 @@ import typer
 
 from fractune.cli import options
 from fractune.environment import fleet_secret
+from fractune.local.state import default_state_dir
 from fractune.parts import Measuring, become_server, become_worker
-from fractune.state import default_state_dir
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
 from fractune_core.shares import Share

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fractune.client import Client
-from fractune.embedded import Stack, StackOptions, running_stack
-from fractune.state import default_state_dir
+from fractune.local.stack import Stack, StackOptions, running_stack
+from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest, ServerUnreachable
 
 _VERDICT_S = 1.0

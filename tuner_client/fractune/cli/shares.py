@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from fractune.cli import options
-from fractune.embedded import own_env
+from fractune.local.stack import own_env
 from fractune.parts import PROOF_FAILED, apply_mig_layout, machine_offers, mig_commands
 from fractune.text import percent_text, table_console
 from fractune_core.errors import BadRequest, ShareUnavailable

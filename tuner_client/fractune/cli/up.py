@@ -10,8 +10,8 @@ import typer
 
 from fractune.cli import options
 from fractune.client import Client
-from fractune.embedded import StackOptions, running_stack
-from fractune.state import default_state_dir
+from fractune.local.stack import StackOptions, running_stack
+from fractune.local.state import default_state_dir
 from fractune_core.shares import parse_shares
 
 

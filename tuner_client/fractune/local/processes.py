@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune import lifeline
+from fractune.local import lifeline
 from fractune_core.errors import FractuneError, ShareUnavailable, error_kinds
 
 log = logging.getLogger(__name__)

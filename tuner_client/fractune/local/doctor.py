@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fractune.embedded import redis_binary
+from fractune.local.stack import redis_binary
 from fractune.parts import look_for_cuda
 from fractune_core.errors import FractuneError
 

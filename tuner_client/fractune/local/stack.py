@@ -21,9 +21,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fractune.client import Client
-from fractune.noise_file import advice_for
-from fractune.processes import POLL_S, Part, Running, end_in_order, tend_all
-from fractune.state import StateFolder, open_state, socket_dir
+from fractune.local.noise_file import advice_for
+from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
+from fractune.local.state import StateFolder, open_state, socket_dir
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.gpu_sharing import default_measurers
