@@ -17,7 +17,7 @@ from fractune.cli import main
 from fractune.cli.options import parse_inputs
 from fractune.cli.progress import job_table, time_left_s
 from fractune.cli.result import doubts
-from fractune.text import counts_text, ratio_text, span_text, time_text
+from fractune.reports.text import counts_text, ratio_text, span_text, time_text
 from fractune_core.bundles import Bundle
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest, JobFailed, error_kinds

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fractune.cli.tables import cell_text, rows, table_json
-from fractune.cross_table import Cell, CrossTable, model_table, operator_table, sentences
-from fractune.picture import check_picture, draw_table
+from fractune.reports.cross_table import Cell, CrossTable, model_table, operator_table, sentences
+from fractune.reports.picture import check_picture, draw_table
+from fractune.reports.tables import cell_text, rows, table_json
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb

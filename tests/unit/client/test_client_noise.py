@@ -13,7 +13,7 @@ import pytest
 import fractune.cli.noise as command
 from fractune.cli import main
 from fractune.local.noise_file import NOISE_FILE, advice_for, load_noise, measuring_text, save_noise
-from fractune.noise_picture import draw_noise
+from fractune.reports.noise_picture import draw_noise
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import StateUnusable
 

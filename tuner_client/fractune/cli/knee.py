@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.knee_text import knee_json, knee_lines, knee_table, parse_slack
 from fractune.cli.progress import choose_view
 from fractune.cli.submit import finished_job, operator_tables
-from fractune.cross_table import CrossTable, model_table
-from fractune.knee_picture import draw_knee
-from fractune.knee_report import KneeReport, knee_report
-from fractune.picture import check_picture
-from fractune.text import table_console
+from fractune.reports.cross_table import CrossTable, model_table
+from fractune.reports.knee_picture import draw_knee
+from fractune.reports.knee_report import KneeReport, knee_report
+from fractune.reports.knee_text import knee_json, knee_lines, knee_table, parse_slack
+from fractune.reports.picture import check_picture
+from fractune.reports.text import table_console
 from fractune_core.convert import granted_from_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import GrantedShare

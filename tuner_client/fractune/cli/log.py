@@ -16,7 +16,7 @@ from fractune.cli import options
 from fractune.cli.session import session
 from fractune.log_files import read_jsonl, write_csv, write_jsonl
 from fractune.output_files import check_free
-from fractune.text import table_console, time_text
+from fractune.reports.text import table_console, time_text
 from fractune_core.convert import record_from_proto, shapes_to_proto
 from fractune_core.errors import BadModel, BadRequest, ShareUnavailable
 from fractune_core.pb import fractune_pb2 as pb

@@ -12,11 +12,11 @@ import typer
 from fractune.cli import options
 from fractune.cli.progress import choose_view
 from fractune.cli.submit import finished_job, operator_tables
-from fractune.cli.tables import COLUMNS, rich_table, rows, table_json
-from fractune.cross_table import CrossTable, model_table, sentences
 from fractune.output_files import check_writable, replacing
-from fractune.picture import check_picture, draw_table
-from fractune.text import table_console
+from fractune.reports.cross_table import CrossTable, model_table, sentences
+from fractune.reports.picture import check_picture, draw_table
+from fractune.reports.tables import COLUMNS, rich_table, rows, table_json
+from fractune.reports.text import table_console
 
 
 def matrix(

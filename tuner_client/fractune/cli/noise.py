@@ -15,10 +15,10 @@ from fractune.cli import options
 from fractune.local.noise_file import NOISE_FILE, check_noise_file, save_noise
 from fractune.local.stack import own_env
 from fractune.local.state import default_state_dir
-from fractune.noise_picture import draw_noise
 from fractune.parts import measure_noise
-from fractune.picture import check_picture
-from fractune.text import percent_text, score_text, span_text, table_console, time_text
+from fractune.reports.noise_picture import draw_noise
+from fractune.reports.picture import check_picture
+from fractune.reports.text import percent_text, score_text, span_text, table_console, time_text
 from fractune_core.analysis.noise import FEWEST_CANDIDATES, REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, NoiseAdvice
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.shares import Share, units_text

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fractune.text import counts_text, ratio_text, span_text, time_text
+from fractune.reports.text import counts_text, ratio_text, span_text, time_text
 from fractune_core.convert import state_from_proto
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb

@@ -7,9 +7,9 @@ from typing import Any
 from rich.table import Table
 
 from fractune.cli.progress import operator_json
-from fractune.cli.tables import rich_table
-from fractune.cross_table import model_table, sentences
-from fractune.text import counts_text, ratio_text, span_text, table_console, time_text
+from fractune.reports.cross_table import model_table, sentences
+from fractune.reports.tables import rich_table
+from fractune.reports.text import counts_text, ratio_text, span_text, table_console, time_text
 from fractune_core.convert import granted_from_proto, state_from_proto
 from fractune_core.errors import JobCancelled, JobFailed, revive
 from fractune_core.pb import fractune_pb2 as pb

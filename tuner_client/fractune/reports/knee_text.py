@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from fractune.knee_report import KneeReport
-from fractune.text import percent_text, time_text
+from fractune.reports.knee_report import KneeReport
+from fractune.reports.text import percent_text, time_text
 from fractune_core.analysis.knee import CurveKind
 from fractune_core.errors import BadRequest
 from fractune_core.shares import units_text

@@ -6,9 +6,9 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractune.cross_table import CrossTable, verdict
 from fractune.output_files import check_writable
-from fractune.text import time_text
+from fractune.reports.cross_table import CrossTable, verdict
+from fractune.reports.text import time_text
 from fractune_core.analysis.slowdown_ci import Loss
 from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable

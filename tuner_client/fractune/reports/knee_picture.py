@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune.knee_report import KneeReport, drawn_units
-from fractune.picture import save_figure
-from fractune.text import percent_text, time_text
+from fractune.reports.knee_report import KneeReport, drawn_units
+from fractune.reports.picture import save_figure
+from fractune.reports.text import percent_text, time_text
 from fractune_core.shares import unit_name, units_text
 
 _COLUMNS = 4

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from fractune.cross_table import CrossTable, sentences, verdict
-from fractune.text import time_text
+from fractune.reports.cross_table import CrossTable, sentences, verdict
+from fractune.reports.text import time_text
 from fractune_core.analysis.slowdown_ci import Loss
 
 COLUMNS = ("tuned_at", "run_at", "median_s", "loss", "loss_low", "loss_high", "tie", "run_secs")

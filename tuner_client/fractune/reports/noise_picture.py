@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fractune.picture import save_figure
-from fractune.text import percent_text, score_text
+from fractune.reports.picture import save_figure
+from fractune.reports.text import percent_text, score_text
 
 _COLUMNS = 4
 _PASSES = (("#0072B2", "o"), ("#D55E00", "^"))
