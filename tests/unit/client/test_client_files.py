@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune.log_files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
+from fractune.log_io.log_files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
 from fractune.output_files import check_writable, replacing
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest, StateUnusable

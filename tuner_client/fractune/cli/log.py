@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fractune import jsondatabase
 from fractune.cli import options
 from fractune.cli.session import session
-from fractune.log_files import read_jsonl, write_csv, write_jsonl
+from fractune.log_io import jsondatabase
+from fractune.log_io.log_files import read_jsonl, write_csv, write_jsonl
 from fractune.output_files import check_free
 from fractune.reports.text import table_console, time_text
 from fractune_core.convert import record_from_proto, shapes_to_proto
