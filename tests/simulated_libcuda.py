@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fractune.inference.cuda_driver import Attribute
+from fractune.inference.gpu.driver import Attribute
 from tests.simulated_cuda import CUdevice_attribute, SimulatedCuda, Staged
 from tests.simulated_gpu import SimulatedGpu
 

@@ -16,8 +16,8 @@ import pytest
 
 from fractune.client import Client
 from fractune.inference.choosing import choose_variant
-from fractune.inference.cuda_driver import NoDriver, ask_gpu, look_at_gpu
-from fractune.inference.gpu_share import PERCENTAGE, check_gpu, gpu_share_here
+from fractune.inference.gpu.driver import NoDriver, ask_gpu, look_at_gpu
+from fractune.inference.gpu.share import PERCENTAGE, check_gpu, gpu_share_here
 from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle
 from fractune_core.devices import Device

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fractune.inference import cuda_driver
 from fractune.inference.choosing import choose_variant
-from fractune.inference.cuda_driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
-from fractune.inference.gpu_share import PERCENTAGE, VISIBLE, check_gpu, check_held, confine_gpu, gpu_share_here
+from fractune.inference.gpu import driver
+from fractune.inference.gpu.driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
+from fractune.inference.gpu.share import PERCENTAGE, VISIBLE, check_gpu, check_held, confine_gpu, gpu_share_here
 from fractune_core.analysis.match import How, Policy
 from fractune_core.bundles import Bundle
 from fractune_core.devices import Device
@@ -160,7 +160,7 @@ def test_a_part_of_a_gpu_may_not_be_larger_than_the_whole() -> None:
 def test_an_old_driver_and_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoDriver, match="serves CUDA 12 only; install 580 or newer"):
         ask_gpu(SimulatedLibcuda(SimulatedGpu(MODELS["H200"]), version=12_080))
-    monkeypatch.setattr(cuda_driver, "LIBRARY", "libcuda-of-nobody.so.1")
+    monkeypatch.setattr(driver, "LIBRARY", "libcuda-of-nobody.so.1")
     with pytest.raises(NoDriver, match="this machine has no NVIDIA driver"):
         look_at_gpu()
 

@@ -22,7 +22,7 @@ import tvm_ffi
 
 import fractune
 from fractune import Model
-from fractune.inference.processor import CPUINFO, isa_name, read_cpuinfo
+from fractune.inference.cpu.processor import CPUINFO, isa_name, read_cpuinfo
 from fractune.inference.runtime import aligned_bytes
 from fractune.inference.tensors import as_arguments, as_array
 from fractune_core.analysis.match import How
@@ -293,14 +293,14 @@ def test_neither_tvm_s_package_nor_its_compiler_nor_the_server_is_loaded(small: 
 
 POOL = """
 import json, os, sys
-import fractune, fractune.share_here
-from fractune.share_here import ShareHere
+import fractune, fractune.inference.cpu.share
+from fractune.inference.cpu.share import ShareHere
 import numpy, fractune.inference.runtime as runtime
 runtime.load_runtime()
 cpus = tuple(sorted(os.sched_getaffinity(0)))
 found = []
 for threads in {1, len(cpus)}:
-    fractune.share_here.share_here = lambda: ShareHere(threads, cpus, "made up")
+    fractune.inference.cpu.share.share_here = lambda: ShareHere(threads, cpus, "made up")
     before = set(os.listdir("/proc/self/task"))
     model = fractune.load(sys.argv[1])
     model.run(model.random_inputs())

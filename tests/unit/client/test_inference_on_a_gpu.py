@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune.inference.cuda_driver import GpuHere, look_at_gpu
+from fractune.inference.gpu.driver import GpuHere, look_at_gpu
 from fractune.inference.tensors import device_of
 from fractune_core.devices import Device
 from fractune_core.errors import FractuneError

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune.inference import backends, cuda_driver, on_gpu, runtime, tensors
-from fractune.inference.cuda_driver import ask_gpu
+from fractune.inference import backends, runtime, tensors
+from fractune.inference.gpu import backend, driver
+from fractune.inference.gpu.driver import ask_gpu
 from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle, write_bundle
 from fractune_core.devices import Device
@@ -27,7 +28,7 @@ _SECOND_CPU = (1, 1)
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
-class SecondCpuInTheGpusPlace(on_gpu.OnGpu):
+class SecondCpuInTheGpusPlace(backend.OnGpu):
     """TVM takes any number for a CPU, keeps tensors of different numbers apart, and copies between them."""
 
     device = "cpu:1"
@@ -60,7 +61,7 @@ def for_a_gpu(small: Small, folder: Path) -> Path:
 def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of MPS on an H200."""
     gpu = SimulatedGpu(MODELS["H200"])
-    monkeypatch.setattr(cuda_driver, "look_at_gpu", lambda: ask_gpu(SimulatedLibcuda(gpu, Staged(mps=True))))
+    monkeypatch.setattr(driver, "look_at_gpu", lambda: ask_gpu(SimulatedLibcuda(gpu, Staged(mps=True))))
     monkeypatch.setattr(backends, "OnGpu", SecondCpuInTheGpusPlace)
     monkeypatch.setenv(PERCENTAGE, "25")
 
@@ -166,7 +167,7 @@ def test_a_session_names_its_provider(bundle: Path) -> None:
 
 
 def test_a_machine_without_a_driver_says_so(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_driver, "LIBRARY", "libcuda-of-nobody.so.1")
+    monkeypatch.setattr(driver, "LIBRARY", "libcuda-of-nobody.so.1")
     with pytest.raises(BadBundle, match=r"gpu\.fractune is for a GPU \(sm_90\): this machine has no NVIDIA driver"):
         fractune.load(bundle)
 

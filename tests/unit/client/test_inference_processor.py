@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.inference.processor import CPUINFO, check_processor, isa_name, read_cpuinfo
+from fractune.inference.cpu.processor import CPUINFO, check_processor, isa_name, read_cpuinfo
 from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle
 from tests.client_samples import DEVICE, bundle_bytes
@@ -90,7 +90,7 @@ print(json.dumps([host_cpu(), sorted(present), sorted(absent), needed_features(d
 
 def test_llvm_agrees_about_this_host() -> None:
     """Its name, and each instruction set that code may use, in both directions."""
-    from fractune.inference.processor import _FLAGS
+    from fractune.inference.cpu.processor import _FLAGS
     from fractune_workers.children.tvm_api.target import _COMPUTES
 
     ended = subprocess.run([sys.executable, "-c", LLVM_SAYS], capture_output=True, text=True, check=True)

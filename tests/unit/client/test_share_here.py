@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.share_here import confine, cpu_quota, share_here
+from fractune.inference.cpu.share import confine, cpu_quota, share_here
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import Share
 

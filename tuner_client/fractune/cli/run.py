@@ -15,11 +15,11 @@ import typer
 from fractune.cli import options
 from fractune.inference.beside import OnnxRuntimeModel
 from fractune.inference.comparing import differences, spread_text, time_in_turns
-from fractune.inference.gpu_share import confine_gpu
+from fractune.inference.cpu.share import confine
+from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
 from fractune.inference.tensors import read_inputs
 from fractune.reports.text import ratio_text
-from fractune.share_here import confine
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.bundles import UNTUNED_VARIANT
 from fractune_core.errors import BadRequest, StateUnusable

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fractune.inference.on_cpu import OnCpu
-from fractune.inference.on_gpu import OnGpu
+from fractune.inference.cpu.backend import OnCpu
+from fractune.inference.cpu.share import ShareHere
+from fractune.inference.gpu.backend import OnGpu
 from fractune.inference.tensors import TensorSpec
-from fractune.share_here import ShareHere
 from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle
 from fractune_core.shares import Share

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from fractune.inference import tensors
 from fractune.inference.backends import backend_for
 from fractune.inference.choosing import VariantChoice, choose_variant
+from fractune.inference.cpu.share import ShareHere
 from fractune.inference.runner import Runner
 from fractune.inference.signatures import check_signature
-from fractune.share_here import ShareHere
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.bundles import Bundle
 from fractune_core.shares import Share

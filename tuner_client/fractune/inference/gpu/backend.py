@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fractune import share_here
-from fractune.inference import cuda_driver, gpu_share, runtime, tensors
-from fractune.inference.cuda_driver import GpuHere, NoDriver
-from fractune.inference.processor import check_host_code
+from fractune.inference import runtime, tensors
+from fractune.inference.cpu import share
+from fractune.inference.cpu.processor import check_host_code
+from fractune.inference.cpu.share import ShareHere
+from fractune.inference.gpu import driver, share
+from fractune.inference.gpu.driver import GpuHere, NoDriver
 from fractune.inference.tensors import TensorSpec
-from fractune.share_here import ShareHere
 from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle, FractuneError
 from fractune_core.shares import Share
@@ -37,7 +38,7 @@ class OnGpu:
         self._whole_sms = int(bundle.manifest["device"]["units"])
         self._share = share
         self._gpu = _gpu_for(bundle)
-        gpu_share.check_gpu(bundle, self._gpu)
+        share.check_gpu(bundle, self._gpu)
         self.look()
         self._load_runtime()
         self._weights = self.placed(runtime.load_weights(bundle))
@@ -45,9 +46,9 @@ class OnGpu:
         """memory on the GPU for the inputs that come from elsewhere, by position"""
 
     def look(self) -> ShareHere:
-        here = gpu_share.gpu_share_here(self._gpu, self._whole_sms, share_here.share_here().cpus)
+        here = share.gpu_share_here(self._gpu, self._whole_sms, share.share_here().cpus)
         if self._share is not None:
-            gpu_share.check_held(self._share, here, self._whole_sms)
+            share.check_held(self._share, here, self._whole_sms)
         return here
 
     def load_main(self, objects: Sequence[bytes]) -> Callable[..., Any]:
@@ -97,7 +98,7 @@ class OnGpu:
 
 def _gpu_for(bundle: Bundle) -> GpuHere:
     try:
-        return cuda_driver.look_at_gpu()
+        return driver.look_at_gpu()
     except NoDriver as error:
         isa = bundle.manifest["device"]["isa"]
         raise BadBundle(f"{bundle.name} is for a GPU ({isa}): {error}, or tune the model for this CPU") from error

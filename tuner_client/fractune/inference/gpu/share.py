@@ -9,8 +9,8 @@ import math
 import os
 from collections.abc import Mapping
 
-from fractune.inference.cuda_driver import GpuHere
-from fractune.share_here import ShareHere
+from fractune.inference.cpu.share import ShareHere
+from fractune.inference.gpu.driver import GpuHere
 from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
 from fractune_core.shares import Share, units_text

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fractune import share_here
 from fractune.inference import tensors
-from fractune.inference.processor import check_processor
+from fractune.inference.cpu import share
+from fractune.inference.cpu.processor import check_processor
+from fractune.inference.cpu.share import ShareHere
 from fractune.inference.runtime import load_main, load_runtime, load_weights
 from fractune.inference.tensors import TensorSpec
-from fractune.share_here import ShareHere
 from fractune_core.bundles import Bundle
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
@@ -30,7 +30,7 @@ class OnCpu:
         self._weights = load_weights(bundle)
 
     def look(self) -> ShareHere:
-        here = share_here.share_here()
+        here = share.share_here()
         if self._cores is None:
             return here
         if self._cores > here.units:

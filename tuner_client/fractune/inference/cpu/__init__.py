@@ -1,0 +1,1 @@
+"""A bundle on the CPU."""
