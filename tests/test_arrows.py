@@ -72,9 +72,9 @@ ROOMS = {
         lazily=("ml_dtypes", "torch"),
     ),
     # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them.
-    "fractune.parts": room("fractune_core", lazily=("fractune_server", "fractune_workers", "fractune_workers.gpu")),
+    "fractune.launchers": room("fractune_core", lazily=("fractune_server", "fractune_workers", "fractune_workers.gpu")),
     "fractune": room(
-        "fractune.parts",
+        "fractune.launchers",
         "fractune.inference",
         "fractune_core",
         GRPC_STUBS,
@@ -268,7 +268,7 @@ def test_every_room_exists(name: str) -> None:
         (
             "tuner_client/fractune/parts/a.py",
             "import fractune_workers.main",
-            "fractune.parts imports fractune_workers.main",
+            "fractune.launchers imports fractune_workers.main",
         ),
     ],
 )

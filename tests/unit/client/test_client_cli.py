@@ -16,7 +16,7 @@ from rich.console import Console
 from fractune.cli import main
 from fractune.cli.options import parse_inputs
 from fractune.cli.progress import job_table, time_left_s
-from fractune.cli.result import doubts
+from fractune.reports.result import doubts
 from fractune.reports.text import counts_text, ratio_text, span_text, time_text
 from fractune_core.bundles import Bundle
 from fractune_core.convert import record_to_proto
@@ -189,7 +189,7 @@ def test_a_cancelled_job_has_the_exit_code_of_a_failed_one(
 def test_an_unexpected_error_is_one_line_with_the_way_to_its_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fractune.cli.jobs.session", None)  # a bug: calling it is a TypeError
+    monkeypatch.setattr("fractune.cli.commands.jobs.session", None)  # a bug: calling it is a TypeError
     assert main(["jobs"]) == 1
     line = error_line(capsys)
     assert "unexpected error: TypeError" in line

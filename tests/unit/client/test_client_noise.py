@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import fractune.cli.noise as command
+import fractune.cli.commands.noise as command
 from fractune.cli import main
 from fractune.local.noise_file import NOISE_FILE, advice_for, load_noise, measuring_text, save_noise
 from fractune.reports.noise_picture import draw_noise

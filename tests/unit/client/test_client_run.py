@@ -131,7 +131,7 @@ def test_onnx_runtime_beside(small: Small) -> None:
 
 
 def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
-    from fractune.cli.run import _print_beside
+    from fractune.cli.commands.run import _print_beside
 
     beside = {"run_secs": [1e-3] * 3, "median_s": 1e-3, "version": "1.0", "max_rel_difference": 0.5}
     _print_beside({**beside, "outputs_agree": False}, ours_s=2e-3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import fractune.cli.shares as command
+import fractune.cli.commands.shares as command
 from fractune.cli import main
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu import nvml

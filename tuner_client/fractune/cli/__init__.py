@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fractune.environment import DEBUG, wants_tracebacks
+from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 

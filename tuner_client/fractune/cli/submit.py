@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from fractune.cli.progress import View
-from fractune.cli.result import check_ended_well
 from fractune.cli.session import tuning_session
 from fractune.client import Client
 from fractune.reports.cross_table import CrossTable, operator_table
+from fractune.reports.result import check_ended_well
 from fractune_core.convert import spec_to_proto, state_from_proto
 from fractune_core.errors import FractuneError, JobFailed
 from fractune_core.jobs import JobSpec, JobState

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fractune.launchers import look_for_cuda
 from fractune.local.stack import redis_binary
-from fractune.parts import look_for_cuda
 from fractune_core.errors import FractuneError
 
 _DISTRIBUTION = "fractune"

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.cli.result import check_ended_well, print_result, result_json
 from fractune.cli.session import session
 from fractune.cli.submit import follow
+from fractune.reports.result import check_ended_well, print_result, result_json
 from fractune.reports.text import table_console
 from fractune_core.convert import device_from_proto, granted_from_proto, seconds, state_from_proto, when
 from fractune_core.pb import fractune_pb2 as pb

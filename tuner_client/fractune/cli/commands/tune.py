@@ -11,13 +11,13 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.cli.result import print_result, result_json
 from fractune.cli.submit import finished_job
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.output_files import check_writable
 from fractune.reports.cross_table import model_table
 from fractune.reports.picture import check_picture, draw_table
+from fractune.reports.result import print_result, result_json
 from fractune_core.bundles import SUFFIX
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from fractune.cli import options
+from fractune.launchers import PROOF_FAILED, apply_mig_layout, machine_offers, mig_commands
 from fractune.local.stack import own_env
-from fractune.parts import PROOF_FAILED, apply_mig_layout, machine_offers, mig_commands
 from fractune.reports.text import percent_text, table_console
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import unit_name

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.environment import fleet_secret
+from fractune.cli.environment import fleet_secret
+from fractune.launchers import Measuring, become_server, become_worker
 from fractune.local.state import default_state_dir
-from fractune.parts import Measuring, become_server, become_worker
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
 from fractune_core.shares import Share

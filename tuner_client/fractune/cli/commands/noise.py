@@ -12,10 +12,10 @@ import typer
 from rich.table import Table
 
 from fractune.cli import options
+from fractune.launchers import measure_noise
 from fractune.local.noise_file import NOISE_FILE, check_noise_file, save_noise
 from fractune.local.stack import own_env
 from fractune.local.state import default_state_dir
-from fractune.parts import measure_noise
 from fractune.reports.noise_picture import draw_noise
 from fractune.reports.picture import check_picture
 from fractune.reports.text import percent_text, score_text, span_text, table_console, time_text
