@@ -32,7 +32,7 @@ from fractune_server.selection.model_match import Asked, Matcher
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import Changes, Deps
-from tests.redis_process import running_redis
+from tests.support.redis_process import running_redis
 
 WARM_BAR_S = 0.1
 COLD_BAR_S = 2.0

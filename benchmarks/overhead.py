@@ -18,9 +18,9 @@ from benchmarks.recorder_rate import records_per_s
 from benchmarks.scheduler_cost import SHARE, costs_ms
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_workers.roles.tune import BATCH
-from tests.fleet_simulated import simulated_fleet
-from tests.redis_process import running_redis
-from tests.server_process import model_bytes, running_server
+from tests.support.fleet_simulated import simulated_fleet
+from tests.support.redis_process import running_redis
+from tests.support.server_process import model_bytes, running_server
 
 TRIAL_BAR_MS = 20.0
 QUEUE_BAR_MS = queue_cost.LIMIT_MS

@@ -23,7 +23,7 @@ from fractune_workers import entry
 from fractune_workers.context import Station
 from fractune_workers.locks.core_locks import Gate
 from fractune_workers.roles.tune import BATCH
-from tests.redis_process import running_redis
+from tests.support.redis_process import running_redis
 
 TRACE = "x" * 3500
 """as long as the trace of a convolution"""

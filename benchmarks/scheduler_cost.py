@@ -30,8 +30,8 @@ from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import Changes, Deps
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues
-from tests.fleet_simulated import DEVICE, SECRET, TARGET, TARGET_KEY, granted, made_up_record, workload_hash
-from tests.redis_process import running_redis
+from tests.support.fleet_simulated import DEVICE, SECRET, TARGET, TARGET_KEY, granted, made_up_record, workload_hash
+from tests.support.redis_process import running_redis
 
 SHARE = "cpu:1"
 _TRIALS_BEHIND = 8

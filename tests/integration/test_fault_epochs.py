@@ -1,4 +1,4 @@
-"""A storm of faults: real measuring workers on a real Redis share a device that is simulated (tests/poison.py).
+"""A storm of faults: real measuring workers on a real Redis share a device that is simulated (tests/support/poison.py).
 
 One candidate in twenty crashes, hangs or poisons the device, and a worker is killed in the middle of it. Every
 candidate is accounted for once, and only the guilty are blamed.
@@ -30,8 +30,8 @@ from fractune_core.signing import sign
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import ATTEMPTS, Reaper
 from fractune_server.transport.work_queues import WorkQueues
-from tests.poison import FOLDER, PoisonDevice
-from tests.redis_process import running_redis, wait_until
+from tests.support.poison import FOLDER, PoisonDevice
+from tests.support.redis_process import running_redis, wait_until
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -46,10 +46,10 @@ TARGET = '{"kind":"cuda"}'
 _MAIN = """
 import sys
 from pathlib import Path
-from tests.poison import PoisonConfinement
+from tests.support.poison import PoisonConfinement
 from fractune_workers import bench, fate
 from fractune_workers.main import WorkerOptions, run_worker
-bench.confinement_for, bench._CHILD, bench._TRIAL_TIMEOUT_S = PoisonConfinement, "tests.poison_child", 1.0
+bench.confinement_for, bench._CHILD, bench._TRIAL_TIMEOUT_S = PoisonConfinement, "tests.support.poison_child", 1.0
 name, url, folder, fate._REOPEN_TIMEOUT_S = *sys.argv[1:-1], float(sys.argv[-1])
 run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", None, Path(folder), name))
 """

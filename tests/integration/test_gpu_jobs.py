@@ -23,13 +23,13 @@ from fractune_core.bundles import Bundle
 from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
 from fractune_workers.cuda.compilers import find_compiler
-from tests.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
-from tests.cubins import cubin_arch, cubins_in
-from tests.redis_process import running_redis, wait_until
-from tests.simulated_cuda import Staged
-from tests.simulated_gpu import MODELS, SimulatedGpu
-from tests.simulated_gpu_measurer import DEVICE, SECRET, SMS, simulated_gpu_measurers
-from tests.simulated_libcuda import SimulatedLibcuda
+from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
+from tests.support.cubins import cubin_arch, cubins_in
+from tests.support.redis_process import running_redis, wait_until
+from tests.support.simulated_cuda import Staged
+from tests.support.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.simulated_gpu_measurer import DEVICE, SECRET, SMS, simulated_gpu_measurers
+from tests.support.simulated_libcuda import SimulatedLibcuda
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),

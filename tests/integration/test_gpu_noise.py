@@ -14,9 +14,9 @@ from fractune_workers.calibration.experiment import NoiseOptions, measure_noise
 from fractune_workers.children.tvm_api.archives import unpack
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.measuring.session import Batch, Outcome
-from tests.cli_process import write_model
-from tests.cubins import cubin_arch, cubins_in
-from tests.simulated_bench import SimulatedBench, SimulatedGpuMachine
+from tests.support.cli_process import write_model
+from tests.support.cubins import cubin_arch, cubins_in
+from tests.support.simulated_bench import SimulatedBench, SimulatedGpuMachine
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
 
@@ -34,7 +34,7 @@ def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
             measured.update(batch.codes)
             return super().timed(batch, policy)
 
-    monkeypatch.setattr("tests.simulated_bench.SimulatedBench", NotingBench)
+    monkeypatch.setattr("tests.support.simulated_bench.SimulatedBench", NotingBench)
     monkeypatch.setattr(measurer_pool, "Bench", machine.bench)
     monkeypatch.setattr(experiment, "default_gate_dir", lambda: tmp_path)
     told: list[str] = []

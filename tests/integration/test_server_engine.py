@@ -24,7 +24,7 @@ from fractune_server.store.models import IngestedModel
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import Changes, Deps
-from tests.fleet_simulated import (
+from tests.support.fleet_simulated import (
     DEVICE,
     SECRET,
     TARGET,
@@ -34,7 +34,7 @@ from tests.fleet_simulated import (
     made_up_record,
     workload_hash,
 )
-from tests.redis_process import running_redis, wait_until
+from tests.support.redis_process import running_redis, wait_until
 from tests.unit.server.test_server_streams import BUILD, send
 
 

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from fractune_core.pb import fractune_pb2 as pb
-from tests.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
-from tests.redis_process import running_redis, wait_until
-from tests.server_process import Client, ServerProcess, model_bytes, running_server
+from tests.support.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
+from tests.support.redis_process import running_redis, wait_until
+from tests.support.server_process import Client, ServerProcess, model_bytes, running_server
 
 OPERATORS = (("conv2d_a", 4), ("conv2d_b", 2), ("dense", 1))
 

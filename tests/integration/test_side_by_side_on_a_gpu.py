@@ -11,8 +11,8 @@ import pytest
 
 from fractune.local.noise_file import NOISE_FILE, load_noise
 from fractune_workers.cuda.compilers import find_compiler
-from tests.cli_process import events, run_fractune
-from tests.confinement_cases import real_gpu, real_mps
+from tests.support.cli_process import events, run_fractune
+from tests.support.confinement_cases import real_gpu, real_mps
 
 pytestmark = [
     pytest.mark.gpu,

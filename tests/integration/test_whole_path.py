@@ -23,8 +23,8 @@ from benchmarks.reference import expected_outputs
 from fractune.client import Client
 from fractune_core.bundles import Bundle
 from fractune_core.errors import ServerUnreachable
-from tests.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
-from tests.redis_process import running_redis, wait_until
+from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
+from tests.support.redis_process import running_redis, wait_until
 
 ONLY = "conv2d"
 SHARES = ("cpu:1", "cpu:2")

@@ -30,8 +30,8 @@ from fractune_core.messages import (
 )
 from fractune_core.records import UNTUNED, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare
-from tests.redis_process import running_redis, wait_until
-from tests.worker_processes import WorkerProcess, alive, matmul_workload, worker
+from tests.support.redis_process import running_redis, wait_until
+from tests.support.worker_processes import WorkerProcess, alive, matmul_workload, worker
 
 pytestmark = pytest.mark.timeout(240)
 

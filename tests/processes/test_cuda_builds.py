@@ -32,10 +32,10 @@ from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.archives import unpack
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.cuda.compilers import find_compiler
-from tests.cli_process import write_model
-from tests.cubins import cubin_arch, cubins_in
-from tests.redis_process import running_redis, wait_until
-from tests.worker_processes import SECRET, matmul_workload, worker
+from tests.support.cli_process import write_model
+from tests.support.cubins import cubin_arch, cubins_in
+from tests.support.redis_process import running_redis, wait_until
+from tests.support.worker_processes import SECRET, matmul_workload, worker
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here; `make setup` installs NVRTC")

@@ -25,9 +25,9 @@ from fractune_workers.gpu.nvml import Gpu, open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 from fractune_workers.measuring import session as bench_module
 from fractune_workers.measuring.session import Batch, Bench, Outcome
-from tests.cli_process import events, run_fractune, write_model
-from tests.cubins import cubin_arch, cubins_in
-from tests.worker_processes import alive
+from tests.support.cli_process import events, run_fractune, write_model
+from tests.support.cubins import cubin_arch, cubins_in
+from tests.support.worker_processes import alive
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),

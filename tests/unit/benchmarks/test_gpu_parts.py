@@ -13,7 +13,7 @@ from benchmarks.gpu.faulty import ADDRESS, CORRUPT, FAULTS, GOOD, HANG, spoilt
 from benchmarks.gpu.storm import judged
 from fractune_core.records import Status
 from fractune_workers.measuring.session import Outcome
-from tests.simulated_mps import H200
+from tests.support.simulated_mps import H200
 
 TESTS = Path(__file__).parents[2]
 SOURCE = """

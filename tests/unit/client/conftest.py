@@ -22,5 +22,5 @@ class Small:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     """In a process of its own: the tests of inference run without the compiler."""
     folder = tmp_path_factory.mktemp("small")
-    subprocess.run([sys.executable, "-m", "tests.real_bundle", str(folder)], check=True, cwd=REPOSITORY)
+    subprocess.run([sys.executable, "-m", "tests.support.real_bundle", str(folder)], check=True, cwd=REPOSITORY)
     return Small(folder / "small.onnx", folder / "small.fractune")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fractune_core.manifests import _FIELDS
-from tests.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes
 from tests.unit.client.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/bundle.md").read_text(encoding="utf-8")

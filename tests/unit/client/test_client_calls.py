@@ -13,8 +13,8 @@ from fractune.client import Client, job_name
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
 from fractune_core.pb import fractune_pb2 as pb
-from tests.client_samples import job_script, record
-from tests.scripted_server import ScriptedServer, abort, serving
+from tests.support.client_samples import job_script, record
+from tests.support.scripted_server import ScriptedServer, abort, serving
 
 
 @pytest.fixture

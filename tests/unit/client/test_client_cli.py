@@ -22,8 +22,8 @@ from fractune_core.bundles import Bundle
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest, JobFailed, error_kinds
 from fractune_core.pb import fractune_pb2 as pb
-from tests.client_samples import bundle_bytes, granted, job_script, record
-from tests.scripted_server import ScriptedServer, serving
+from tests.support.client_samples import bundle_bytes, granted, job_script, record
+from tests.support.scripted_server import ScriptedServer, serving
 
 
 @pytest.fixture(autouse=True)

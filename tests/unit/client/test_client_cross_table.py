@@ -12,7 +12,7 @@ from fractune.reports.tables import cell_text, rows, table_json
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
-from tests.samples import final
+from tests.support.samples import final
 
 SHARES = ("cpu:1", "cpu:2")
 NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005, 1.0)

@@ -17,7 +17,7 @@ from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Status
 from fractune_core.targets import target_key
-from tests.client_samples import record
+from tests.support.client_samples import record
 
 
 @pytest.mark.parametrize(

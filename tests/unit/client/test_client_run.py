@@ -15,7 +15,7 @@ import pytest
 from fractune.inference.comparing import differences, time_in_turns
 from fractune.inference.tensors import read_inputs
 from fractune_core.errors import BadBundle, BadRequest
-from tests.client_samples import DEVICE, bundle_bytes
+from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.unit.client.conftest import Small
 
 _FRACTUNE = [sys.executable, "-m", "fractune.cli"]

@@ -10,7 +10,7 @@ import pytest
 from fractune.inference.choosing import choose_variant
 from fractune_core.analysis.match import How, Policy
 from fractune_core.bundles import Bundle
-from tests.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes
 
 MEASURED = {
     "cpu:1": {"cpu:1": 1.0, "cpu:4": 1.05, "untuned": 2.0},

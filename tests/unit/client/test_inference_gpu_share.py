@@ -16,10 +16,10 @@ from fractune_core.bundles import Bundle
 from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
-from tests.client_samples import bundle_bytes
-from tests.simulated_cuda import Staged
-from tests.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
-from tests.simulated_libcuda import SimulatedLibcuda
+from tests.support.client_samples import bundle_bytes
+from tests.support.simulated_cuda import Staged
+from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.support.simulated_libcuda import SimulatedLibcuda
 
 H200 = Device("cuda", "sm_90", 132, 140, 51_200, "NVIDIA H200")
 WHOLE = H200.units

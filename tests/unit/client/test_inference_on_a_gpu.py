@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 _COMPILE = """
 import json, sys
 from pathlib import Path
-from tests.real_bundle import compile_model
+from tests.support.real_bundle import compile_model
 model, out, target, changes = sys.argv[1:]
 compile_model(Path(model), Path(out), target, ["full"], **json.loads(changes))
 """

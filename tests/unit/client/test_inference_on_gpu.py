@@ -19,9 +19,9 @@ from fractune_core.bundles import Bundle, write_bundle
 from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.shares import GrantedShare
-from tests.simulated_cuda import Staged
-from tests.simulated_gpu import MODELS, SimulatedGpu
-from tests.simulated_libcuda import SimulatedLibcuda
+from tests.support.simulated_cuda import Staged
+from tests.support.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.simulated_libcuda import SimulatedLibcuda
 from tests.unit.client.conftest import Small
 
 _SECOND_CPU = (1, 1)

@@ -13,7 +13,7 @@ import fractune
 from fractune.inference.signatures import check_signature, sign_bundle
 from fractune_core.bundles import SIGNATURE, Bundle, write_archive
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
-from tests.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes
 
 _PRIVATE = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 Key = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey

@@ -12,7 +12,7 @@ import pytest
 
 from fractune_core.bundles import MANIFEST, Bundle, object_entry, write_archive, write_bundle
 from fractune_core.errors import BadBundle
-from tests.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes
 
 
 def a_bundle() -> bytes:

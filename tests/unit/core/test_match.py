@@ -15,7 +15,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Match, Pol
 from fractune_core.analysis.validated import Finals, best_times
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord
 from fractune_server.selection.robust import robust_for_model
-from tests.samples import DEVICE, TARGET_KEY, final, granted
+from tests.support.samples import DEVICE, TARGET_KEY, final, granted
 
 UNMEASURED = Policy(allow_unmeasured=True)
 

@@ -20,7 +20,7 @@ from fractune_core.records import (
     record_id,
     with_cache,
 )
-from tests.samples import final
+from tests.support.samples import final
 
 
 def test_a_record_survives_json() -> None:

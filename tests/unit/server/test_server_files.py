@@ -19,7 +19,7 @@ from fractune_core.records import COLD, FINAL_POLICY, Status, TimingPolicy, with
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.record_check import check_record, check_workload
-from tests.samples import final
+from tests.support.samples import final
 
 PAYLOAD = b"a model" * 1000
 DIGEST = hashlib.sha256(PAYLOAD).hexdigest()

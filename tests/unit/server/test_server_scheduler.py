@@ -19,7 +19,7 @@ from fractune_server.scheduler.allocation import (
     next_round,
 )
 from fractune_server.scheduler.finalists import BEST_PER_SHARE, contestants, settled
-from tests.samples import final
+from tests.support.samples import final
 
 SHARES = ("cpu/1of2core", "cpu/2of2core")
 

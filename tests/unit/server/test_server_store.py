@@ -31,8 +31,8 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.store.tables import metadata
 from fractune_server.store.validated import FinalsCache
-from tests.redis_process import wait_until
-from tests.samples import DEVICE, TARGET_KEY, final, granted
+from tests.support.redis_process import wait_until
+from tests.support.samples import DEVICE, TARGET_KEY, final, granted
 
 KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
 EVERYTHING = RecordFilter()

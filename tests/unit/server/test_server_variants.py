@@ -12,7 +12,7 @@ from fractune_core.devices import Device
 from fractune_core.records import UNTUNED
 from fractune_core.shares import GrantedShare
 from fractune_server.selection.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
-from tests.samples import DEVICE, TARGET_KEY, final, granted
+from tests.support.samples import DEVICE, TARGET_KEY, final, granted
 
 PLACE = Place(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
 GPU = Device("cuda", "sm_90", 132, 140, 51200)

@@ -25,9 +25,9 @@ from fractune_workers.faults.fault_state_file import SharedDevice
 from fractune_workers.faults.guard import OwnFate, fate_of
 from fractune_workers.measuring import session as bench_module
 from fractune_workers.measuring.session import Batch, Bench, Outcome
-from tests.poison import FOLDER, PoisonConfinement, PoisonDevice
-from tests.redis_process import wait_until
-from tests.worker_processes import alive
+from tests.support.poison import FOLDER, PoisonConfinement, PoisonDevice
+from tests.support.redis_process import wait_until
+from tests.support.worker_processes import alive
 
 
 class Benches:
@@ -76,7 +76,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoisonDevice:
     folder.mkdir()
     monkeypatch.setenv(FOLDER, str(folder))
     monkeypatch.setattr(bench_module, "confinement_for", PoisonConfinement)
-    monkeypatch.setattr(bench_module, "_CHILD", "tests.poison_child")
+    monkeypatch.setattr(bench_module, "_CHILD", "tests.support.poison_child")
     monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 1.0)
     monkeypatch.setattr(bench_module, "default_gate_dir", lambda: tmp_path / "gate")
     return PoisonDevice(folder)
@@ -284,7 +284,7 @@ def test_nobody_is_left_behind(device: PoisonDevice, tmp_path: Path) -> None:
 
 def test_a_cpu_share_has_its_own_fate(tmp_path: Path) -> None:
     confinement = CpuConfinement(Share.parse("cpu:1"))
-    fate = fate_of(Child("tests.child_module"), confinement, tmp_path)
+    fate = fate_of(Child("tests.support.child_module"), confinement, tmp_path)
     assert isinstance(fate, OwnFate)
     assert list(tmp_path.iterdir()) == []
     assert confinement.is_active()

@@ -22,8 +22,8 @@ from fractune_workers.confinement.mps_sm import MpsSmConfinement
 from fractune_workers.cuda.driver import Driver, DriverFailed
 from fractune_workers.gpu.mps_control import PIPE_VARIABLE, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import PARTITION_VARIABLE, MpsDaemon
-from tests.redis_process import wait_until
-from tests.simulated_mps import (
+from tests.support.redis_process import wait_until
+from tests.support.simulated_mps import (
     H200,
     H200_SMS,
     MEMORY_BYTES,
@@ -33,7 +33,7 @@ from tests.simulated_mps import (
     installed_program,
     open_simulated_driver,
 )
-from tests.simulated_mps_control import CHUNK_SMS, SMS, tell
+from tests.support.simulated_mps_control import CHUNK_SMS, SMS, tell
 
 PERCENT_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"

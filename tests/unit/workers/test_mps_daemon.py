@@ -14,10 +14,10 @@ import pytest
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, Client, MpsControl, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
-from tests.redis_process import wait_until
-from tests.simulated_mps import H200, installed_program
-from tests.simulated_mps_control import tell
-from tests.worker_processes import alive
+from tests.support.redis_process import wait_until
+from tests.support.simulated_mps import H200, installed_program
+from tests.support.simulated_mps_control import tell
+from tests.support.worker_processes import alive
 
 HOLD = """
 import sys

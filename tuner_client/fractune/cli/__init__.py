@@ -34,8 +34,8 @@ _COMMANDS = {
     "log": "log",
     "doctor": "doctor",
     "up": "up",
-    "server": "parts",
-    "worker": "parts",
+    "server": "launch",
+    "worker": "launch",
 }
 """Module of each command. A stack starts many processes: each imports what its own command needs."""
 
@@ -70,7 +70,7 @@ def build_app(wanted: str) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_fractune)
     for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
-        module = importlib.import_module(f"fractune.cli.{_COMMANDS[name]}")
+        module = importlib.import_module(f"fractune.cli.commands.{_COMMANDS[name]}")
         if name == "log":
             app.add_typer(module.app, name="log")
         else:

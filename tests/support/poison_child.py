@@ -15,7 +15,7 @@ from typing import Any
 
 from fractune_core.devices import Device
 from fractune_core.shares import Share
-from tests.poison import PoisonConfinement
+from tests.support.poison import PoisonConfinement
 
 _LOOK_EVERY_S = 0.002
 

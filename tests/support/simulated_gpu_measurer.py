@@ -20,8 +20,8 @@ from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
 from fractune_core.shares import GrantedShare
 from fractune_core.signing import open_signed
 from fractune_workers.children.tvm_api.archives import unpack
-from tests.cubins import cubin_arch, cubins_in
-from tests.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record
+from tests.support.cubins import cubin_arch, cubins_in
+from tests.support.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record
 
 SECRET = b"a secret for tests"
 DEVICE = Device("cuda", "sm_90", 132, 140, 51_200, "a simulated H200")
