@@ -35,7 +35,7 @@ from tests.support.fleet_simulated import (
     workload_hash,
 )
 from tests.support.redis_process import running_redis, wait_until
-from tests.unit.server.test_server_streams import BUILD, send
+from tests.unit.server.transport.test_streams import BUILD, send
 
 
 @pytest.fixture

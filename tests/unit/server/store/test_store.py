@@ -410,7 +410,7 @@ class TestSqliteStore(StoreContract):
     def test_what_was_committed_survives_a_kill(self, tmp_path: Path) -> None:
         writer = (
             "import sys, pathlib\n"
-            "from tests.unit.server.test_server_store import trial\n"
+            "from tests.unit.server.store.test_store import trial\n"
             "from fractune_server.store.store import Store, sqlite_url\n"
             "store = Store(sqlite_url(pathlib.Path(sys.argv[1])))\n"
             "for i in range(10**6):\n"

@@ -56,7 +56,7 @@ def test_an_operator_has_the_same_hash_in_two_models() -> None:
 
 def test_hashes_are_the_same_in_another_process() -> None:
     program = (
-        "from tests.unit.workers.test_ingest_passes import *\n"
+        "from tests.unit.workers.children.importing.test_passes import *\n"
         "print(*[o.workload_hash for o in extract(prepare(layers([16, 32, 8]), default_target(2)), default_target(2))])"
     )
     command = [sys.executable, "-W", "ignore", "-c", program]
