@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.support.paths import REPOSITORY
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
+from tests.support.paths import REPOSITORY
+
 GENERATED = REPOSITORY / "tuner_core" / "fractune_core" / "pb"
 
 

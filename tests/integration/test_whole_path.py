@@ -24,6 +24,7 @@ from fractune.client import Client
 from fractune_core.bundles import Bundle
 from fractune_core.errors import ServerUnreachable
 from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
+from tests.support.paths import REPOSITORY
 from tests.support.redis_process import running_redis, wait_until
 
 ONLY = "conv2d"
@@ -368,7 +369,7 @@ def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path
 
 def test_a_build_pipeline_releases_and_gates(fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path) -> None:
     assert tuned
-    script = Path(__file__).parents[2] / "examples" / "pipeline" / "release.py"
+    script = REPOSITORY / "examples" / "pipeline" / "release.py"
     asked = ("--server", fleet.address, "--shares", ",".join(SHARES), "--serve", "cpu:1", "--trials", "8")
     first, report = tmp_path / "first.fractune", tmp_path / "report.xml"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from fractune_workers.children.building.child import child
+from fractune_workers.children.building import child as building
 
 
 def _obey(trace: str, _target: Any) -> bytes:
@@ -29,8 +29,8 @@ def _obey(trace: str, _target: Any) -> bytes:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    child.read_trace = lambda text, _workload: SimpleNamespace(mod=text)
-    child.build_object = _obey
-    child = child.BuilderChild()
+    building.read_trace = lambda text, _workload: SimpleNamespace(mod=text)
+    building.build_object = _obey
+    child = building.BuilderChild()
     child._workloads["w"] = None
     return {"build": child.build, "pid": os.getpid}

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.support.paths import REPOSITORY
+
 _COMMAND = [sys.executable, "-m", "fractune.cli"]
 _ENV = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 

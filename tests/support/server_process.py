@@ -1,4 +1,4 @@
-"""A real server process for tests, and a client of it. `python -m tests.support.server_process JSON` runs the server."""
+"""A real server process for tests, and a client of it; `python -m tests.support.server_process JSON` runs it."""
 
 from __future__ import annotations
 

@@ -13,9 +13,10 @@ from benchmarks.gpu.faulty import ADDRESS, CORRUPT, FAULTS, GOOD, HANG, spoilt
 from benchmarks.gpu.storm import judged
 from fractune_core.records import Status
 from fractune_workers.measuring.session import Outcome
+from tests.support.paths import REPOSITORY
 from tests.support.simulated_mps import H200
 
-TESTS = Path(__file__).parents[2]
+TESTS = REPOSITORY / "tests"
 SOURCE = """
 extern "C" __global__ void __launch_bounds__(64) main_kernel(float* __restrict__ a, float* __restrict__ b, float* out);
 extern "C" __global__ void __launch_bounds__(64) main_kernel(float* __restrict__ a, float* __restrict__ b, float* out) {

@@ -24,11 +24,11 @@ from benchmarks.gpu.tidy import end_daemons, private_folder
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.mps_control import PROGRAM
 from fractune_workers.gpu.nvml import Gpu
+from tests.support.paths import REPOSITORY
 from tests.support.redis_process import wait_until
 from tests.support.simulated_mps import H200, installed_program
 from tests.support.worker_processes import alive
 
-REPOSITORY = Path(__file__).parents[3]
 SCRIPT = REPOSITORY / "scripts" / "gpu_suite"
 HAS_DRIVER = Path("/proc/driver/nvidia/version").exists()
 

@@ -11,8 +11,9 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from fractune_core.errors import BadBundle
+from tests.support.paths import REPOSITORY
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "pipeline" / "release.py"
+SCRIPT = REPOSITORY / "examples" / "pipeline" / "release.py"
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """What becomes of the measurements on a device when one of them goes wrong: each has its own fate, or all share one.
 
 A bench runs everything that touches its child through `fly`. Where a fault stays with its process, that is a plain
-call. Where the clients of a device fall together, every flight follows the rules of `fractune_workers.faults.fault_state`.
+call. Where the clients of a device fall together, every flight follows the rules of
+`fractune_workers.faults.fault_state`.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ class Batch:
 class Bench:
     """One share of this machine. A child that dies is replaced, and its share verified anew.
 
-    Whatever touches the child is a flight of `fractune_workers.faults.guard`, so that benches whose shares fall together keep
+    Whatever touches the child is a flight of `fractune_workers.faults.guard`, so that benches whose shares fall
+    together keep
     to its rules. They find each other in `meeting_place`, a folder; None = where the gate of this user's workers is.
     `cache`: WARM or COLD, of a GPU.
     """

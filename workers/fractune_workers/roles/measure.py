@@ -1,6 +1,7 @@
 """Measure: run artifacts under this worker's share and write the records, failed builds included.
 
-A batch is delivered whole, and measured again when the machine changed under it (`fractune_workers.measuring.stability`).
+A batch is delivered whole, and measured again when the machine changed under it
+(`fractune_workers.measuring.stability`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fractune_core.manifests import _FIELDS
 from tests.support.client_samples import bundle_bytes
-from tests.unit.client.conftest import REPOSITORY
+from tests.support.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/bundle.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]

@@ -16,7 +16,8 @@ from fractune.inference.tensors import device_of
 from fractune_core.devices import Device
 from fractune_core.errors import FractuneError
 from fractune_core.shares import GrantedShare
-from tests.unit.client.conftest import REPOSITORY, Small
+from tests.support.paths import REPOSITORY
+from tests.unit.client.conftest import Small
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,6 @@ import csv
 import itertools
 import math
 import statistics
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 
 from fractune_core.analysis.knee import CurveKind, find_knee, fit_curve
 from fractune_core.errors import BadRequest
+from tests.support.paths import REPOSITORY
 
-PUBLISHED = Path(__file__).parents[3].parent / "shared" / "data"
+PUBLISHED = REPOSITORY.parent / "shared" / "data"
 """beside the repository, never inside: other people's measurements"""
 
 SECS = st.floats(1e-6, 10.0)

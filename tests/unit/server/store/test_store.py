@@ -31,6 +31,7 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.store.tables import metadata
 from fractune_server.store.validated import FinalsCache
+from tests.support.paths import REPOSITORY
 from tests.support.redis_process import wait_until
 from tests.support.samples import DEVICE, TARGET_KEY, final, granted
 
@@ -421,7 +422,7 @@ class TestSqliteStore(StoreContract):
             [sys.executable, "-c", writer, str(tmp_path)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         ) as process:
             assert process.stdout is not None
             said = [process.stdout.readline() for _ in range(20)]
@@ -445,7 +446,7 @@ class TestStateFolder:
     def test_a_killed_server_leaves_no_lock(self, tmp_path: Path) -> None:
         holder = "import sys, pathlib, time\nfrom fractune_server.store.folder import StateFolder\n"
         holder += "f = StateFolder(pathlib.Path(sys.argv[1]))\ntime.sleep(600)\n"
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "state")], env=env) as process:
             wait_until(lambda: (tmp_path / "state" / "lock").exists() and _is_locked(tmp_path / "state"))
             process.kill()

@@ -157,7 +157,7 @@ class Nature(Enum):
 
 @dataclass
 class Worker:
-    """A measurer as `fractune_workers.faults.guard` makes it, with one candidate that it tries until there is a verdict."""
+    """A measurer as `fractune_workers.faults.guard` makes it: it tries one candidate until there is a verdict."""
 
     name: str
     candidate: str = ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from fractune_workers.inventory.packages import LIBRARIES, LibraryHere, libraries
+from tests.support.paths import REPOSITORY
 
-PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+PYPROJECT = REPOSITORY / "pyproject.toml"
 GOOD = {"nvidia-ml-py": "13.615.71", "cuda-bindings": "13.0.1"}
 
 

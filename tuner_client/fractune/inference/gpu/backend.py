@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference import runtime, tensors
-from fractune.inference.cpu import share
 from fractune.inference.cpu.processor import check_host_code
-from fractune.inference.cpu.share import ShareHere
-from fractune.inference.gpu import driver, share
+from fractune.inference.cpu.share import ShareHere, share_here
+from fractune.inference.gpu import driver
 from fractune.inference.gpu.driver import GpuHere, NoDriver
+from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
 from fractune.inference.tensors import TensorSpec
 from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle, FractuneError
@@ -38,7 +38,7 @@ class OnGpu:
         self._whole_sms = int(bundle.manifest["device"]["units"])
         self._share = share
         self._gpu = _gpu_for(bundle)
-        share.check_gpu(bundle, self._gpu)
+        check_gpu(bundle, self._gpu)
         self.look()
         self._load_runtime()
         self._weights = self.placed(runtime.load_weights(bundle))
@@ -46,9 +46,9 @@ class OnGpu:
         """memory on the GPU for the inputs that come from elsewhere, by position"""
 
     def look(self) -> ShareHere:
-        here = share.gpu_share_here(self._gpu, self._whole_sms, share.share_here().cpus)
+        here = gpu_share_here(self._gpu, self._whole_sms, share_here().cpus)
         if self._share is not None:
-            share.check_held(self._share, here, self._whole_sms)
+            check_held(self._share, here, self._whole_sms)
         return here
 
     def load_main(self, objects: Sequence[bytes]) -> Callable[..., Any]:

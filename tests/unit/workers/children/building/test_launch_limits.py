@@ -13,7 +13,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.building.child import cuda
+from fractune_workers.children.building import cuda
 from fractune_workers.children.building.launch_limits import TooLarge, shared_bytes_at_launch
 from fractune_workers.children.tvm_api.archives import unpack
 

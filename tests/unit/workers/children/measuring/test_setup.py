@@ -20,7 +20,9 @@ from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child import ChildDied
-from fractune_workers.children.measuring.child import MeasurerChild, child, open_child, timing
+from fractune_workers.children.measuring import child as child_module
+from fractune_workers.children.measuring import timing
+from fractune_workers.children.measuring.child import MeasurerChild, open_child
 from fractune_workers.children.measuring.setup import Rig, gpu_rig
 from fractune_workers.children.tvm_api import cuda_target
 from fractune_workers.children.tvm_api.artifacts import build_object
@@ -169,8 +171,8 @@ def test_without_nvml_there_is_no_device_to_name(h200: SimulatedGpu, cuda: CudaD
 def test_without_the_cuda_runtime_a_share_is_refused_with_what_to_install(
     confinement: GreenConfinement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "confinement_for", lambda *_: confinement)
-    monkeypatch.setattr(child, "load_cudart", lambda: False)
+    monkeypatch.setattr(child_module, "confinement_for", lambda *_: confinement)
+    monkeypatch.setattr(child_module, "load_cudart", lambda: False)
     with pytest.raises(ShareUnavailable, match=r"share 'green:30': there is no libcudart.so.13 .*'fractune\[cuda\]'"):
         open_child(["green:30", ""])
 
