@@ -120,9 +120,9 @@ def machine_offers(*, prove: bool) -> Iterator[dict[str, Any]]:
 
     Raises ShareUnavailable after the host CPU when no NVIDIA GPU can be asked for.
     """
-    from fractune_workers.inventory import shares
+    from fractune_workers.inventory import shares as inventory
 
-    for device in shares.machine_offers(prove=prove):
+    for device in inventory.machine_offers(prove=prove):
         shares = [offer.to_json() for offer in device.offers]
         yield {"kind": device.kind, "label": device.label, "uuid": device.uuid, "offers": shares}
 

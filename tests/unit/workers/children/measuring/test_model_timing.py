@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 
-from fractune_workers.children.compiling.child import variants
+from fractune_workers.children.compiling import variants
 from fractune_workers.children.compiling.weights import pack_weights, unpack_weights
 from fractune_workers.children.tvm_api.processor import Processor
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fractune_workers.children.searching.child import surrogate
+from fractune_workers.children.searching import surrogate
 from fractune_workers.children.searching.surrogate import Surrogate
 
 Point = dict[str, float]
