@@ -14,15 +14,15 @@ from fractune_workers.confinement import confinement_for
 _TURN_MS = 50
 """One turn calls the model until this long has passed"""
 _SLOW_S, _FEWEST_TURNS = 1.0, 3
-"""A contestant whose first turn takes this long gets the fewest turns: of what is hardly tuned, more tell nothing"""
+"""A finalist whose first turn takes this long gets the fewest turns: of what is hardly tuned, more tell nothing"""
 
 
-def time_in_turn(contestants: list[list[str]], turns: int) -> list[list[float]]:
+def time_in_turn(finalists: list[list[str]], turns: int) -> list[list[float]]:
     """Seconds of one inference of each (bundle, variant), `turns` times, every round in the other order.
 
     A slow one is timed in the first rounds only.
     """
-    evaluators = [_evaluator(Path(path), variant) for path, variant in contestants]
+    evaluators = [_evaluator(Path(path), variant) for path, variant in finalists]
     wanted = [_FEWEST_TURNS if _secs(evaluate) > _SLOW_S else turns for evaluate in evaluators]
     run_secs: list[list[float]] = [[] for _ in evaluators]
     for turn in range(turns):
@@ -40,8 +40,8 @@ def _secs(call: Callable[[], float]) -> float:
 
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
-    from fractune_workers.children.compiling.variants import load_variant, weights_of
-    from fractune_workers.children.measuring.timing import random_args
+    from fractune_workers.children.measuring.model_timing import load_variant, weights_of
+    from fractune_workers.children.tvm_api.arrays import random_args
     from fractune_workers.children.tvm_api.processor import cpu_processor
 
     bundle, processor = Bundle(path), cpu_processor()

@@ -19,28 +19,28 @@ from fractune_core.shares import Share
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.cpu import CpuConfinement
-from fractune_workers.locks.core_locks import Gate, default_gate_dir
-from fractune_workers.measuring.session import Batch, Bench
+from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 
 CONTESTS = 3
-"""contests of each operator; each times every contestant as often as a final does (7 times, slow ones 3 times)"""
+"""contests of each operator; each times every finalist as often as a final does (7 times, slow ones 3 times)"""
 _BUILD_TIMEOUT_S = 120.0
 _BUNDLES_TIMEOUT_S = 1800.0
 _UNTUNED_NAME = "untuned"
 
 
 def contest(
-    operator: Operator, traces: Mapping[str, str], target: str, bench: Bench, cores: Sequence[int]
+    operator: Operator, traces: Mapping[str, str], target: str, bench: MeasurementSession, cores: Sequence[int]
 ) -> dict[str, float]:
-    """Median seconds of each contestant, as `contest_secs` times them; infinite for one that fails."""
+    """Median seconds of each finalist, as `contest_secs` times them; infinite for one that fails."""
     run_secs = contest_secs(operator, traces, target, bench, cores)
     return {label: statistics.median(secs) for label, secs in run_secs.items()}
 
 
 def contest_secs(
-    operator: Operator, traces: Mapping[str, str], target: str, bench: Bench, cores: Sequence[int]
+    operator: Operator, traces: Mapping[str, str], target: str, bench: MeasurementSession, cores: Sequence[int]
 ) -> dict[str, list[float]]:
-    """All repeats in seconds of each contestant, named as in `traces`, taken in turn; infinite for one that fails or
+    """All repeats in seconds of each finalist, named as in `traces`, taken in turn; infinite for one that fails or
     gives wrong output.
 
     `target` is TVM's target as JSON. The untuned operator takes part: it is what outputs are compared with.
@@ -49,21 +49,21 @@ def contest_secs(
     batch = _build(operator, {_UNTUNED_NAME: UNTUNED, **{name: trace for trace, name in names.items()}}, target)
     run_secs: dict[str, list[float]] = {name: [] for name in names.values()}
     for _ in range(CONTESTS):
-        with Gate(default_gate_dir()).measuring(cores):
+        with CoreLocks(default_lock_dir()).measuring(cores):
             outcomes = bench.final(batch, _UNTUNED_NAME)
         for name, secs in run_secs.items():
             secs.extend(outcomes[name].run_secs or (math.inf,))
     return {label: run_secs[names[trace]] for label, trace in traces.items()}
 
 
-def open_bench(share: str) -> tuple[Bench, list[int]]:
+def open_session(share: str) -> tuple[MeasurementSession, list[int]]:
     """A confined child for `share`, and its cores; a share of a GPU has none."""
     wanted = Share.parse(share)
     cores = CpuConfinement(wanted).cores if wanted.mechanism == "cpu" else []
-    return Bench(wanted, cores), cores
+    return MeasurementSession(wanted, cores), cores
 
 
-def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Batch:
+def _build(operator: Operator, traces: Mapping[str, str], target: str) -> ArtifactBatch:
     child = Child("fractune_workers.children.building.child")
     workload: dict[str, Any] = {"workload_hash": operator.workload_hash}
     try:
@@ -76,10 +76,10 @@ def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Batch:
         }
     finally:
         child.stop()
-    return Batch(args_info, 0, {name: base64.b64decode(code) for name, code in built.items()})
+    return ArtifactBatch(args_info, 0, {name: base64.b64decode(code) for name, code in built.items()})
 
 
-def time_bundles(share: str, contestants: Sequence[tuple[Path, str]], turns: int) -> list[list[float]]:
+def time_bundles(share: str, finalists: Sequence[tuple[Path, str]], turns: int) -> list[list[float]]:
     """Seconds of one inference, `turns` times, of each (bundle, variant), all in turn, in one child at `share`."""
     confinement = confinement_for(Share.parse(share))
     cores = CpuConfinement(Share.parse(share)).cores
@@ -88,10 +88,10 @@ def time_bundles(share: str, contestants: Sequence[tuple[Path, str]], turns: int
         [share, ",".join(map(str, cores))],
         env={**confinement.environment(), "PYTHONPATH": _import_path()},
     )
-    entries = [[str(path), variant] for path, variant in contestants]
+    entries = [[str(path), variant] for path, variant in finalists]
     try:
-        with Gate(default_gate_dir()).measuring(cores):
-            timed: list[list[float]] = child.call("time", _BUNDLES_TIMEOUT_S, contestants=entries, turns=turns)
+        with CoreLocks(default_lock_dir()).measuring(cores):
+            timed: list[list[float]] = child.call("time", _BUNDLES_TIMEOUT_S, finalists=entries, turns=turns)
     finally:
         child.stop()
     return timed

@@ -27,11 +27,11 @@ import redis
 from benchmarks import match_log
 from benchmarks.machine import arguments, write_result
 from fractune_core.analysis.match import How, Policy
-from fractune_server.engine.ingest import LooseIngests
-from fractune_server.selection.model_match import Asked, Matcher
+from fractune_server.selection.model_match import Matcher, MatchQuery
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import Changes, Deps
+from fractune_server.transport.context import JobNotifier, ServerContext
+from fractune_server.transport.model_ingests import ModelIngests
 from tests.support.redis_process import running_redis
 
 WARM_BAR_S = 0.1
@@ -77,8 +77,8 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
     before = _resident_bytes()
     wall, cpu, waited = time.perf_counter(), time.process_time(), _waited_s()
     store, connection = Store(sqlite_url(folder)), redis.Redis.from_url(redis_url)
-    deps = Deps(store, connection, BlobStore(folder), b"made up", Changes())
-    call = _call(Matcher(deps, LooseIngests()), case, share)
+    deps = ServerContext(store, connection, BlobStore(folder), b"made up", JobNotifier())
+    call = _call(Matcher(deps, ModelIngests()), case, share)
     call()
     cold = time.perf_counter() - wall, time.process_time() - cpu, _waited_s() - waited
     warm = [_timed(call) for _ in range(_WARM_CALLS)]
@@ -97,7 +97,7 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
 
 def _call(matcher: Matcher, case: str, share: str) -> Callable[[], None]:
     key = match_log.model_key(match_log.MODELS // 2)
-    asked = Asked(key.model, key.inputs, key.target, None)
+    asked = MatchQuery(key.model, key.inputs, key.target, None)
 
     def match() -> None:
         answers = matcher.match(asked, share, Policy())

@@ -16,10 +16,9 @@ from typing import Any
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from benchmarks.queue_cost import TRACE
-from fractune_core.devices import Device
 from fractune_core.jobs import OperatorTask
 from fractune_core.records import UNTUNED, TuningRecord, candidate_id, record_id
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.rows import record_to_row
 from fractune_server.store.store import Store
@@ -103,8 +102,8 @@ def _as_sqlite(row: dict[str, Any]) -> dict[str, Any]:
 
 def _finals(number: int, operators: int) -> Iterator[TuningRecord]:
     for place, task in enumerate(_tasks(number, operators)):
-        for contestant in range(CONTESTANTS):
-            trace = f'["{task.name} final {contestant}{TRACE}"]' if contestant else UNTUNED
+        for finalist in range(CONTESTANTS):
+            trace = f'["{task.name} final {finalist}{TRACE}"]' if finalist else UNTUNED
             for share in SHARES[: 2 + place % 3]:
                 yield _record("final", task.name, share, trace, _secs(trace, share))
 

@@ -20,8 +20,8 @@ from rq.serializers import JSONSerializer
 from benchmarks.machine import arguments, write_result
 from fractune_core.messages import BUILD_QUEUE, HANDLER, SERVER_STREAM
 from fractune_workers import entry
-from fractune_workers.context import Station
-from fractune_workers.locks.core_locks import Gate
+from fractune_workers.context import WorkerContext
+from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.tune import BATCH
 from tests.support.redis_process import running_redis
 
@@ -33,18 +33,18 @@ LIMIT_MS = 5.0
 class SimulatedRole:
     """Delivers an event for each candidate, and does no work."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: WorkerContext) -> None:
         self._station = station
 
     def handle(self, work: Any) -> None:
-        delivery = self._station.delivery(work)
+        delivery = self._station.transaction(work)
         for item in work["candidates"]:
             event: Any = {"event": "measured", "job": work["job"], "lease": "", "record": item}
             delivery.event(SERVER_STREAM, event)
         delivery.send()
 
 
-def ms_per_candidate(station: Station, candidates: int, batch: int) -> float:
+def ms_per_candidate(station: WorkerContext, candidates: int, batch: int) -> float:
     """Milliseconds from before the first piece of work is queued until the last result is in the stream."""
     station.redis.flushall()
     queue = Queue(BUILD_QUEUE, connection=station.redis, serializer=JSONSerializer)
@@ -66,7 +66,7 @@ def costs_of(candidates: int, rounds: int) -> dict[int, list[float]]:
     costs: dict[int, list[float]] = {1: [], BATCH: []}
     with running_redis() as url, tempfile.TemporaryDirectory() as folder:
         connection = redis.Redis.from_url(url, socket_timeout=None)
-        station = Station("bench", connection, b"secret", Gate(Path(folder)), [0], Path(folder))
+        station = WorkerContext("bench", connection, b"secret", CoreLocks(Path(folder)), [0], Path(folder))
         entry.install(station, SimulatedRole(station))  # type: ignore[arg-type]
         for _ in range(rounds):  # in turn, so that both meet the same weather
             for batch, found in costs.items():

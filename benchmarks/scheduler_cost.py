@@ -21,13 +21,13 @@ import redis
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.messages import WorkerInfo
 from fractune_core.records import Status, TuningRecord
-from fractune_server.engine.active_job import JobRun
-from fractune_server.engine.tune import Instance, TuningPhase
+from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan, next_round
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
-from fractune_server.transport.context import Changes, Deps
+from fractune_server.transport.context import JobNotifier, ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.fleet_simulated import DEVICE, SECRET, TARGET, TARGET_KEY, granted, made_up_record, workload_hash
@@ -41,10 +41,10 @@ _BUDGET = 64
 _REPEATS = 15
 
 
-class OpenPhase(TuningPhase):
+class OpenPhase(TunePhase):
     """The tuning phase, with its one decision made to be called alone."""
 
-    def decide(self, run: JobRun) -> tuple[OperatorPlan, int] | None:
+    def decide(self, run: ActiveJob) -> tuple[OperatorPlan, int] | None:
         """The next round of the first instance, chosen just as `advance` does."""
         instance: Instance = next(iter(self._instances.values()))
         return next_round(list(run.plans.values()), run.budget, run.own_done, partial(self._may_have, run, instance))
@@ -52,9 +52,9 @@ class OpenPhase(TuningPhase):
 
 @dataclass(frozen=True)
 class World:
-    deps: Deps
+    deps: ServerContext
     phase: OpenPhase
-    run: JobRun
+    run: ActiveJob
     record: TuningRecord
     """a trial of one of the operators"""
 
@@ -94,7 +94,9 @@ def _median_ms(step: Callable[[], object]) -> float:
 def _world(operators: int, measurers: int) -> Iterator[World]:
     with running_redis() as url, tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         connection = redis.Redis.from_url(url, socket_timeout=None)
-        deps = Deps(Store(sqlite_url(Path(folder))), connection, BlobStore(Path(folder)), SECRET, Changes())
+        deps = ServerContext(
+            Store(sqlite_url(Path(folder))), connection, BlobStore(Path(folder)), SECRET, JobNotifier()
+        )
         run = _run(operators)
         deps.store.log.add_workloads((name, "{}") for name in run.plans)
         deps.store.jobs.create(run.job)
@@ -110,12 +112,12 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
             connection.close()
 
 
-def _run(operators: int) -> JobRun:
+def _run(operators: int) -> ActiveJob:
     names = [f"operator{index}" for index in range(operators)]
     spec = JobSpec(model="0" * 64, model_name="many.onnx", shares=(SHARE,), trials=_BUDGET * operators)
     job = StoredJob("j", spec, time.time(), DEVICE, {SHARE: granted(SHARE)}, "", JobState.TUNING)
     job.target, job.target_key, job.tuning_began = TARGET, TARGET_KEY, time.time()
-    run = JobRun(job, [StoredOperator(workload_hash(name), name, 1, selected=True) for name in names])
+    run = ActiveJob(job, [StoredOperator(workload_hash(name), name, 1, selected=True) for name in names])
     for place, operator in enumerate(run.operators):
         plan = OperatorPlan(operator.workload_hash, operator.weight, run.share_keys)
         for number in range(_TRIALS_BEHIND):

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ours
-from benchmarks.contest import contest_secs, open_bench, time_bundles
+from benchmarks.contest import contest_secs, open_session, time_bundles
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model, operators_of
 from benchmarks.reference import differences
 from benchmarks.trajectory import geometric_mean
-from fractune_core.analysis.slowdown_ci import Loss, loss, ratio
-from fractune_core.bundles import UNTUNED_VARIANT, Bundle
+from fractune_core.analysis.slowdown_ci import Slowdown, ratio, slowdown
+from fractune_core.bundles import Bundle
+from fractune_core.names import UNTUNED_VARIANT
 
 SHARES = ("cpu:1", "cpu:2")
 BOTH = ",".join(SHARES)
@@ -102,13 +103,13 @@ def _label(shares: str, share: str) -> str:
 
 
 def _at(share: str, bundles: Mapping[str, Path], turns: int) -> dict[str, list[float]]:
-    """Seconds of one inference at a share, by contestant, in turn."""
+    """Seconds of one inference at a share, by finalist, in turn."""
     joint = bundles[BOTH]
-    contestants = {each: (bundles[each], each) for each in SHARES}
-    contestants |= {f"joint {each}": (joint, each) for each in SHARES}
-    contestants |= {"joint robust": (joint, _robust(joint)), UNTUNED_VARIANT: (joint, UNTUNED_VARIANT)}
-    timed = time_bundles(share, list(contestants.values()), turns)
-    return dict(zip(contestants, timed, strict=True))
+    finalists = {each: (bundles[each], each) for each in SHARES}
+    finalists |= {f"joint {each}": (joint, each) for each in SHARES}
+    finalists |= {"joint robust": (joint, _robust(joint)), UNTUNED_VARIANT: (joint, UNTUNED_VARIANT)}
+    timed = time_bundles(share, list(finalists.values()), turns)
+    return dict(zip(finalists, timed, strict=True))
 
 
 def _robust(bundle: Path) -> str:
@@ -121,11 +122,11 @@ def _robust(bundle: Path) -> str:
 def _operators(
     model: Model, winners: Mapping[str, Mapping[str, str]], target: str
 ) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Seconds by operator, share and contestant, of the operators that every search has published."""
+    """Seconds by operator, share and finalist, of the operators that every search has published."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     operators = operators_of(model)
     for share in SHARES:
-        bench, cores = open_bench(share)
+        bench, cores = open_session(share)
         try:
             for operator in operators:
                 name = operator.workload_hash
@@ -152,7 +153,7 @@ def summaries(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 Case = tuple[str, Mapping[str, Sequence[float]]]
-"""a share, and seconds there by contestant"""
+"""a share, and seconds there by finalist"""
 
 
 def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
@@ -163,10 +164,10 @@ def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
     `robust_of_all`: over the fastest of all searches, whose luck it cannot know.
     """
     pairs = [(secs[_other(share)], secs[share]) for share, secs in cases]
-    joint = [loss(secs[f"joint {share}"], secs[share], in_turn=True) for share, secs in cases]
+    joint = [slowdown(secs[f"joint {share}"], secs[share], in_turn=True) for share, secs in cases]
     return {
         "cases": len(cases),
-        **_told("other", [loss(other, own, in_turn=True) for other, own in pairs]),
+        **_told("other", [slowdown(other, own, in_turn=True) for other, own in pairs]),
         **_told("joint", joint),
         **_told_of_robust([secs for _, secs in cases if "joint robust" in secs]),
     }
@@ -183,7 +184,7 @@ def _told_of_robust(cases: Sequence[Mapping[str, Sequence[float]]]) -> dict[str,
     }
 
 
-def _told(name: str, losses: Sequence[Loss]) -> dict[str, Any]:
+def _told(name: str, losses: Sequence[Slowdown]) -> dict[str, Any]:
     verdicts = Counter("tie" if each.is_tie else "slower" if each.median > 0 else "faster" for each in losses)
     return {
         f"{name}_mean": geometric_mean(1.0 + each.median for each in losses) - 1.0,
@@ -218,14 +219,14 @@ def operator_cases(told: Mapping[str, Any], part: float = 0.0) -> list[Case]:
 
 def _print_model(name: str, seed: int, told: Mapping[str, Any]) -> None:
     print(f"{name}, seed {seed}{'served at':>14}" + "".join(f"{share:>22}" for share in SHARES))
-    for contestant in told["model"][SHARES[0]]:
+    for finalist in told["model"][SHARES[0]]:
         cells = []
         for share in SHARES:
             secs = told["model"][share]
-            lost = loss(secs[contestant], secs[share], in_turn=True)
-            text = "" if contestant == share else f" {lost.median:+.0%} +-{lost.margin:.0%}"
-            cells.append(f"{statistics.median(secs[contestant]) * 1e3:.3f} ms{text}")
-        print(f"  {contestant:<24}" + "".join(f"{cell:>24}" for cell in cells))
+            lost = slowdown(secs[finalist], secs[share], in_turn=True)
+            text = "" if finalist == share else f" {lost.median:+.0%} +-{lost.margin:.0%}"
+            cells.append(f"{statistics.median(secs[finalist]) * 1e3:.3f} ms{text}")
+        print(f"  {finalist:<24}" + "".join(f"{cell:>24}" for cell in cells))
     if told["difference_to_reference"]:
         worst = max(found for each in told["difference_to_reference"].values() for found in each.values())
         print(f"  outputs: at most {worst:.1e} of the largest value from ONNX's reference evaluator")

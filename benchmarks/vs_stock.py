@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ours, stock
-from benchmarks.contest import contest, open_bench
+from benchmarks.contest import contest, open_session
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, Operator, find_model, heavy, operators_of
 from benchmarks.runs import Run, finite
@@ -246,7 +246,7 @@ def _measure_again(
     share: str,
 ) -> dict[str, dict[str, float]]:
     """Seconds by workload hash, then by trace: of what the sides end with, and of every incumbent of each side."""
-    bench, cores = open_bench(share)
+    bench, cores = open_session(share)
     times: dict[str, dict[str, float]] = {}
     try:
         for operator in operators:

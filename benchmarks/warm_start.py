@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ours
-from benchmarks.contest import contest, open_bench
+from benchmarks.contest import contest, open_session
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model, operators_of, resized
 from benchmarks.runs import Run, finite
@@ -129,7 +129,7 @@ def _measure_again(sibling: Model, records: dict[str, list[TuningRecord]], share
     held = {side: ours.winners(found, share) for side, found in records.items()}
     target = records["cold"][0].target
     ratios = []
-    bench, cores = open_bench(share)
+    bench, cores = open_session(share)
     try:
         for operator in operators_of(sibling):
             name = operator.workload_hash

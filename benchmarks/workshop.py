@@ -23,7 +23,7 @@ from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.tvm_api.artifacts import args_of, read_workload
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
-from fractune_workers.measuring.session import Batch, Bench
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 
 CORES = 2
 MODEL = files("onnx") / "backend" / "test" / "data" / "light" / "light_squeezenet.onnx"
@@ -42,7 +42,7 @@ class Workshop:
     target: str
     """TVM's JSON text"""
     builders: Builders
-    benches: Mapping[str, Bench]
+    benches: Mapping[str, MeasurementSession]
     """by share"""
 
     def operators(self, names: Sequence[str]) -> list[Operator]:
@@ -58,7 +58,7 @@ class Workshop:
         """By share the seconds of each trace, built once; infinite for a failure."""
         codes = self.builders.build(operator.workload_json, self.target, traces)
         built = {str(at): code for at, code in enumerate(codes) if code}
-        batch = Batch(args_of(read_workload(operator.workload_json)), seed, built)
+        batch = ArtifactBatch(args_of(read_workload(operator.workload_json)), seed, built)
         found = {share: bench.timed(batch, FIRST_POLICY) for share, bench in self.benches.items()}
         return {
             share: [each[str(at)].median_s if str(at) in each else math.inf for at in range(len(traces))]
@@ -69,13 +69,13 @@ class Workshop:
 @contextlib.contextmanager
 def open_workshop(shares: Sequence[str]) -> Iterator[Workshop]:
     keep_out_gpu_intrinsics()
-    benches = {share: Bench(Share.parse(share), range(Share.parse(share).cores)) for share in shares}
+    benches = {share: MeasurementSession(Share.parse(share), range(Share.parse(share).cores)) for share in shares}
     builders = Builders(CORES)
     try:
         for bench in benches.values():
-            bench.greet()
-        hello = next(iter(benches.values())).hello
-        yield Workshop(with_cores(hello["target"], CORES), builders, benches)
+            bench.handshake()
+        device_info = next(iter(benches.values())).device_info
+        yield Workshop(with_cores(device_info["target"], CORES), builders, benches)
     finally:
         builders.stop()
         for bench in benches.values():

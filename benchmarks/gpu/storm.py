@@ -31,7 +31,7 @@ from fractune_core.shares import Share
 from fractune_workers.child import Child
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
-from fractune_workers.measuring.session import Batch, Bench, Outcome
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 
 GUILTY_ONE_IN = 20
 _BATCH = 4
@@ -146,7 +146,7 @@ def _race_all(share: Share, measurers: int, codes: Mapping[str, bytes]) -> dict[
         try:
             with _open_bench(share) as bench:
                 while (batch := _next(waiting)) is not None:
-                    found += bench.trials(Batch(ARGS_INFO, 0, batch)).items()
+                    found += bench.trials(ArtifactBatch(ARGS_INFO, 0, batch)).items()
                     print(f"{len(found)} candidates timed by this measurer", flush=True)
         except FractuneError as error:  # what it had in hand stays without an outcome, and is told of
             print(f"a measurer gave up: {error}", file=sys.stderr, flush=True)
@@ -161,10 +161,10 @@ def _race_all(share: Share, measurers: int, codes: Mapping[str, bytes]) -> dict[
 
 
 @contextlib.contextmanager
-def _open_bench(share: Share) -> Iterator[Bench]:
-    bench = Bench(share, [])
+def _open_bench(share: Share) -> Iterator[MeasurementSession]:
+    bench = MeasurementSession(share, [])
     try:
-        bench.greet()
+        bench.handshake()
         yield bench
     finally:
         bench.stop()
@@ -174,9 +174,9 @@ def _final(share: Share, kinds: Mapping[str, str], codes: Mapping[str, bytes]) -
     """Outcomes of one final: the candidates that corrupt memory against some good ones."""
     good, *others = [name for name, kind in kinds.items() if kind == GOOD][: _FINAL_GOOD + 1]
     corrupting = [name for name, kind in kinds.items() if kind == CORRUPT]
-    contestants = {_UNTUNED: codes[good], **{name: codes[name] for name in (*others, *corrupting)}}
+    finalists = {_UNTUNED: codes[good], **{name: codes[name] for name in (*others, *corrupting)}}
     with _open_bench(share) as bench:
-        return bench.final(Batch(ARGS_INFO, 0, contestants), _UNTUNED)
+        return bench.final(ArtifactBatch(ARGS_INFO, 0, finalists), _UNTUNED)
 
 
 def judged(kinds: Mapping[str, str], trials: Mapping[str, Sequence[Outcome]], finals: Mapping[str, Outcome]) -> Verdict:

@@ -26,7 +26,7 @@ from xml.etree import ElementTree as ET
 from fractune import load
 from fractune.client import Client
 from fractune.inference.comparing import differences, time_in_turns
-from fractune_core.analysis.slowdown_ci import loss
+from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.convert import spec_to_proto, state_from_proto
 from fractune_core.errors import FractuneError, JobFailed
 from fractune_core.jobs import JobSpec
@@ -119,7 +119,7 @@ def _not_slower(wanted: argparse.Namespace) -> tuple[bool, str]:
     inputs = new.random_inputs()
     calls = {"new": lambda: new.run_tensors(inputs), "last": lambda: last.run_tensors(inputs)}
     run_secs = time_in_turns(calls, TURNS, apart=True)
-    lost = loss(run_secs["new"], run_secs["last"], in_turn=True)
+    lost = slowdown(run_secs["new"], run_secs["last"], in_turn=True)
     told = (
         f"{lost.median:+.1%} (95 % interval {lost.low:+.1%} .. {lost.high:+.1%}, tolerance {wanted.tolerance:.0%}); "
         f"new: {new.choice.variant} ({new.choice.reason})"

@@ -22,13 +22,12 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.blobs import put_blob
-from fractune_core.devices import Device
+from fractune_core.blobs import put_blob, sign
 from fractune_core.messages import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from fractune_core.records import Status, TuningRecord, candidate_id
-from fractune_core.signing import sign
+from fractune_core.shares import Device
 from fractune_server.transport.live_workers import live_workers
-from fractune_server.transport.requeue import ATTEMPTS, Reaper
+from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.poison import FOLDER, PoisonDevice
 from tests.support.redis_process import running_redis, wait_until
@@ -65,7 +64,7 @@ class Measurers:
         self.device.folder.mkdir()
         self.queues = WorkQueues(self.redis)
         self.given_up: list[Work] = []
-        self._reaper = Reaper(self.redis, self.queues, self.given_up.append)
+        self._reaper = Requeuer(self.redis, self.queues, self.given_up.append)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def arrive(self, patience_s: float = 60.0) -> str:

@@ -20,8 +20,8 @@ from fractune.inference.gpu.driver import NoDriver, ask_gpu, look_at_gpu
 from fractune.inference.gpu.share import PERCENTAGE, check_gpu, gpu_share_here
 from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle
-from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
+from fractune_core.shares import Device
 from fractune_workers.cuda.compilers import find_compiler
 from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
 from tests.support.cubins import cubin_arch, cubins_in

@@ -13,10 +13,10 @@ from fractune_workers.calibration import experiment, measurer_pool
 from fractune_workers.calibration.experiment import NoiseOptions, measure_noise
 from fractune_workers.children.tvm_api.archives import unpack
 from fractune_workers.cuda.compilers import find_compiler
-from fractune_workers.measuring.session import Batch, Outcome
+from fractune_workers.measuring.session import ArtifactBatch, Outcome
 from tests.support.cli_process import write_model
 from tests.support.cubins import cubin_arch, cubins_in
-from tests.support.simulated_bench import SimulatedBench, SimulatedGpuMachine
+from tests.support.simulated_bench import SimulatedGpuMachine, SimulatedSession
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
 
@@ -29,14 +29,14 @@ def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
     machine = SimulatedGpuMachine(gate=tmp_path)
     measured: dict[str, bytes] = {}
 
-    class NotingBench(SimulatedBench):
-        def timed(self, batch: Batch, policy: TimingPolicy) -> dict[str, Outcome]:
+    class NotingBench(SimulatedSession):
+        def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
             measured.update(batch.codes)
             return super().timed(batch, policy)
 
-    monkeypatch.setattr("tests.support.simulated_bench.SimulatedBench", NotingBench)
-    monkeypatch.setattr(measurer_pool, "Bench", machine.bench)
-    monkeypatch.setattr(experiment, "default_gate_dir", lambda: tmp_path)
+    monkeypatch.setattr("tests.support.simulated_bench.SimulatedSession", NotingBench)
+    monkeypatch.setattr(measurer_pool, "MeasurementSession", machine.bench)
+    monkeypatch.setattr(experiment, "default_lock_dir", lambda: tmp_path)
     told: list[str] = []
     model = write_model(tmp_path / "m.onnx")  # the built-in convolution takes seconds to compile
     options = NoiseOptions(Share.parse("mps:25"), (1, 4, 8), candidates=CANDIDATES, model=model, only="conv")

@@ -23,8 +23,8 @@ from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
-from fractune_workers.measuring.session import Batch, Bench
-from fractune_workers.measuring.stability import steadily
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
+from fractune_workers.measuring.stability import measure_stable
 from tests.support.worker_processes import matmul_workload
 
 SIZE = 96
@@ -39,10 +39,10 @@ class Built:
     share: Share
     cores: list[int]
     untuned: str
-    batch: Batch
+    batch: ArtifactBatch
 
-    def bench(self, folder: Path, cache: str = WARM) -> Bench:
-        return Bench(self.share, self.cores, meeting_place=folder, cache=cache)
+    def bench(self, folder: Path, cache: str = WARM) -> MeasurementSession:
+        return MeasurementSession(self.share, self.cores, meeting_place=folder, cache=cache)
 
 
 def target_of(share: Share, workload: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     builder.stop()
     cores = sorted(os.sched_getaffinity(0))[:1] if share.device_kind == "cpu" else []
     untuned = candidate_id(workload["hash"], target_key(target), UNTUNED)
-    return Built(share, cores, untuned, Batch(args_info, 5, codes))
+    return Built(share, cores, untuned, ArtifactBatch(args_info, 5, codes))
 
 
 def test_every_candidate_computes_what_numpy_does(built: Built) -> None:
@@ -105,13 +105,13 @@ def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path)
     on_gpu = built.share.device_kind == "cuda"
     clocks = GpuClock().read if on_gpu else lambda: NOT_TOLD
     try:
-        bench.greet()
-        trials, conditions = steadily(bench, clocks, partial(bench.trials, built.batch))
-        finals, _ = steadily(bench, clocks, partial(bench.final, built.batch, untuned=built.untuned))
+        bench.handshake()
+        trials, conditions = measure_stable(bench, clocks, partial(bench.trials, built.batch))
+        finals, _ = measure_stable(bench, clocks, partial(bench.final, built.batch, untuned=built.untuned))
     finally:
         bench.stop()
-    assert bench.hello["granted"]["share"] == str(built.share)
-    assert bench.hello["device"]["kind"] == built.share.device_kind
+    assert bench.device_info["granted"]["share"] == str(built.share)
+    assert bench.device_info["device"]["kind"] == built.share.device_kind
     assert conditions.anchor_ratio > 0
     assert (conditions.clock_mhz > 0) == on_gpu
     assert {each.status for each in trials.values()} == {Status.OK}

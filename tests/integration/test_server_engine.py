@@ -23,7 +23,7 @@ from fractune_server.store.filters import RecordFilter
 from fractune_server.store.models import IngestedModel
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
-from fractune_server.transport.context import Changes, Deps
+from fractune_server.transport.context import JobNotifier, ServerContext
 from tests.support.fleet_simulated import (
     DEVICE,
     SECRET,
@@ -45,80 +45,82 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def deps(redis_url: str, tmp_path: Path) -> Iterator[Deps]:
+def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
     store = Store(sqlite_url(tmp_path))
     with redis.Redis.from_url(redis_url, retry=None) as connection:
-        yield Deps(store, connection, BlobStore(tmp_path), SECRET, Changes())
+        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET, JobNotifier())
     store.close()
 
 
-def run_to_its_end(deps: Deps) -> FractuneError | None:
+def run_to_its_end(context: ServerContext) -> FractuneError | None:
     ended = threading.Event()
-    engine = Engine(deps, ended.set, redis_patience_s=0.5)
+    engine = Engine(context, ended.set, redis_patience_s=0.5)
     engine.start()
     assert ended.wait(30)
     engine.stop()
     return engine.failure
 
 
-def test_redis_that_stays_away_ends_the_engine(deps: Deps) -> None:
-    deps.redis.shutdown(nosave=True)
-    failure = run_to_its_end(deps)
+def test_redis_that_stays_away_ends_the_engine(context: ServerContext) -> None:
+    context.redis.shutdown(nosave=True)
+    failure = run_to_its_end(context)
     assert isinstance(failure, RedisGone)
     assert failure.exit_code == 5
     assert "committed results are kept" in str(failure)
 
 
-def test_a_full_disk_ends_the_engine_and_no_result_is_acknowledged(deps: Deps) -> None:
-    deps.store.close()
+def test_a_full_disk_ends_the_engine_and_no_result_is_acknowledged(context: ServerContext) -> None:
+    context.store.close()
 
-    @event.listens_for(deps.store.database.engine, "connect")
+    @event.listens_for(context.store.database.engine, "connect")
     def _small(connection: object, _: object) -> None:
         connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
 
     records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x" * 10_000) for i in range(100)]
-    send(deps.redis, *records, stream=messages.SERVER_STREAM)
-    failure = run_to_its_end(deps)
+    send(context.redis, *records, stream=messages.SERVER_STREAM)
+    failure = run_to_its_end(context)
     assert isinstance(failure, StateUnusable)
     assert "database or disk is full" in str(failure)
-    assert deps.redis.xpending(messages.SERVER_STREAM, messages.RECORDER)["pending"] == 100
-    assert deps.store.log.count(RecordFilter()) == 0
+    assert context.redis.xpending(messages.SERVER_STREAM, messages.RECORDER)["pending"] == 100
+    assert context.store.log.count(RecordFilter()) == 0
     assert records[0].device == DEVICE
 
 
-def test_a_mistake_of_our_own_ends_the_engine_with_a_clear_line(deps: Deps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_our_own_ends_the_engine_with_a_clear_line(
+    context: ServerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> set[str]:
         raise KeyError("oops")
 
-    monkeypatch.setattr(deps.store.jobs, "open_ids", broken)
-    failure = run_to_its_end(deps)
+    monkeypatch.setattr(context.store.jobs, "open_ids", broken)
+    failure = run_to_its_end(context)
     assert str(failure) == "the engine ended: KeyError: 'oops'; see the server's log"
 
 
-def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(deps: Deps, redis_url: str) -> None:
+def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: ServerContext, redis_url: str) -> None:
     """A slow server reads a proposal together with all its results: the operator is searched on."""
     spec = JobSpec(model="a" * 64, model_name="m", shares=("cpu:1",), trials=8, round_size=4)
     job = StoredJob("job1", spec, time.time(), DEVICE, {"cpu:1": granted("cpu:1")}, TARGET)
     name = workload_hash("conv2d")
-    deps.store.log.add_workloads([(name, "{}")])
+    context.store.log.add_workloads([(name, "{}")])
     found = IngestedModel(TARGET, TARGET_KEY, [OperatorTask(name, "conv2d", 1)], [])
-    deps.store.models.save_ingested(ingest_key(job), found)
-    deps.store.jobs.create(job)
+    context.store.models.save_ingested(ingest_key(job), found)
+    context.store.jobs.create(job)
     tuner = SimulatedWorker(redis_url, "tune", "tune-1")
     tuner.started_at = time.time()
     tuner.register()
-    engine = Engine(deps, lambda: None)
+    engine = Engine(context, lambda: None)
 
     def turned_until_leased() -> bool:
         engine._turn()
-        return bool(deps.store.jobs.rounds("job1"))
+        return bool(context.store.jobs.rounds("job1"))
 
     wait_until(turned_until_leased)
-    lease = deps.store.jobs.rounds("job1")[0].lease
+    lease = context.store.jobs.rounds("job1")[0].lease
     candidates = [f"c{index}" for index in range(4)]
     proposed = {"event": "proposed", "job": "job1", "lease": lease, "workload_hash": name}
     proposed |= {"candidates": candidates, "exhausted": False}
-    with deps.redis.pipeline(transaction=True) as pipe:
+    with context.redis.pipeline(transaction=True) as pipe:
         pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(proposed)})
         for candidate in candidates:
             work = {**BUILD, "share": "cpu:1", "lease": lease, "workload_hash": name, "target_key": TARGET_KEY}
@@ -127,8 +129,8 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(deps: Deps
             pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(event)})
         pipe.execute()
     engine._turn()
-    second = deps.store.jobs.rounds("job1")
+    second = context.store.jobs.rounds("job1")
     assert [(each.asked, each.candidates) for each in second] == [(4, None)]
     assert second[0].lease != lease
-    assert deps.store.jobs.get("job1").state is JobState.TUNING
+    assert context.store.jobs.get("job1").state is JobState.TUNING
     tuner.redis.close()

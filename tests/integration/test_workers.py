@@ -16,7 +16,6 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import put_blob
-from fractune_core.devices import Device
 from fractune_core.messages import (
     BUILD_QUEUE,
     EVENT_FIELD,
@@ -29,7 +28,7 @@ from fractune_core.messages import (
     workload_blob,
 )
 from fractune_core.records import UNTUNED, TuningRecord, candidate_id
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 from tests.support.redis_process import running_redis, wait_until
 from tests.support.worker_processes import WorkerProcess, alive, matmul_workload, worker
 

@@ -20,14 +20,13 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import get_blob, put_blob
-from fractune_core.bundles import UNTUNED_VARIANT, Bundle
+from fractune_core.blobs import get_blob, open_signed, put_blob
+from fractune_core.bundles import Bundle
 from fractune_core.cuda_toolkit import find_cudart, find_toolkits
-from fractune_core.devices import Device
 from fractune_core.messages import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
+from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED
-from fractune_core.shares import GrantedShare
-from fractune_core.signing import open_signed
+from fractune_core.shares import Device, GrantedShare
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.archives import unpack
 from fractune_workers.children.tvm_api.target import parse_target
@@ -303,7 +302,7 @@ def half_precision_model(path: Path) -> Path:
 
 _SEARCH_AND_BUILD = """
 import json, sys
-from fractune_workers.children.building.cuda import stay_off_gpus
+from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 stay_off_gpus()
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.searching.child import SearcherChild

@@ -14,7 +14,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status
 from fractune_core.shares import Share
 from fractune_workers.calibration.child_thread import owned
-from fractune_workers.calibration.measurer_pool import Lane
+from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.archives import unpack
 from fractune_workers.confinement import confinement_for
@@ -24,7 +24,7 @@ from fractune_workers.gpu.mps_daemon import OwnMpsDaemon
 from fractune_workers.gpu.nvml import Gpu, open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 from fractune_workers.measuring import session as bench_module
-from fractune_workers.measuring.session import Batch, Bench, Outcome
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 from tests.support.cli_process import events, run_fractune, write_model
 from tests.support.cubins import cubin_arch, cubins_in
 from tests.support.worker_processes import alive
@@ -81,20 +81,20 @@ def share(request: pytest.FixtureRequest, gpu: Gpu) -> Share:
 
 
 @pytest.fixture(scope="module")
-def bench(share: Share, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(share: Share, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasurementSession]:
     """One for all tests of a share: a child takes seconds to start."""
-    made = Bench(share, [], meeting_place=tmp_path_factory.mktemp("gate"))
+    made = MeasurementSession(share, [], meeting_place=tmp_path_factory.mktemp("gate"))
     try:
-        made.greet()
+        made.handshake()
         yield made
     finally:
         made.stop()
 
 
-def batch(builder: Child, gpu: Gpu, **kinds: str) -> Batch:
+def batch(builder: Child, gpu: Gpu, **kinds: str) -> ArtifactBatch:
     """Candidates by name; `number` of each is its place."""
     codes = {name: code(builder, kind, number, f"cuda:{gpu.arch}") for number, (name, kind) in enumerate(kinds.items())}
-    return Batch(ARGS_INFO, 0, codes)
+    return ArtifactBatch(ARGS_INFO, 0, codes)
 
 
 def statuses(outcomes: dict[str, Outcome]) -> dict[str, Status]:
@@ -106,7 +106,7 @@ every_share = pytest.mark.parametrize("share", ["full", "green:32", "mps:25"], i
 
 @pytest.mark.gpu
 @every_share
-def test_good_candidates_are_timed_and_right(bench: Bench, builder: Child, gpu: Gpu) -> None:
+def test_good_candidates_are_timed_and_right(bench: MeasurementSession, builder: Child, gpu: Gpu) -> None:
     asked = batch(builder, gpu, untuned=GOOD, other=GOOD, third=GOOD)
     trials, finals = bench.trials(asked), bench.final(asked, "untuned")
     for outcomes in (trials, finals):
@@ -117,7 +117,7 @@ def test_good_candidates_are_timed_and_right(bench: Bench, builder: Child, gpu: 
 
 @pytest.mark.gpu
 @every_share
-def test_what_corrupts_memory_is_found_by_the_final(bench: Bench, builder: Child, gpu: Gpu) -> None:
+def test_what_corrupts_memory_is_found_by_the_final(bench: MeasurementSession, builder: Child, gpu: Gpu) -> None:
     outcomes = bench.final(batch(builder, gpu, untuned=GOOD, corrupting=CORRUPT, other=GOOD), "untuned")
     expected = {"untuned": Status.OK, "corrupting": Status.WRONG_OUTPUT, "other": Status.OK}
     assert statuses(outcomes) == expected, outcomes
@@ -125,7 +125,7 @@ def test_what_corrupts_memory_is_found_by_the_final(bench: Bench, builder: Child
 
 @pytest.mark.gpu
 @every_share
-def test_after_an_illegal_address_the_next_is_timed(bench: Bench, builder: Child, gpu: Gpu) -> None:
+def test_after_an_illegal_address_the_next_is_timed(bench: MeasurementSession, builder: Child, gpu: Gpu) -> None:
     outcomes = bench.trials(batch(builder, gpu, before=GOOD, guilty=ADDRESS, after=GOOD))
     assert outcomes["guilty"].status in FAILED
     assert outcomes["guilty"].cause
@@ -135,7 +135,7 @@ def test_after_an_illegal_address_the_next_is_timed(bench: Bench, builder: Child
 @pytest.mark.gpu
 @every_share
 def test_after_a_hang_the_next_is_timed(
-    bench: Bench, builder: Child, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+    bench: MeasurementSession, builder: Child, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 5.0)
     outcomes = bench.trials(batch(builder, gpu, before=GOOD, stuck=HANG, after=GOOD))
@@ -150,10 +150,10 @@ def test_a_neighbour_of_a_fault_is_timed_and_not_blamed(
     share: Share, fault: str, builder: Child, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 5.0)
-    monkeypatch.setattr(bench_module, "default_gate_dir", lambda: tmp_path)
+    monkeypatch.setattr(bench_module, "default_lock_dir", lambda: tmp_path)
     innocent, guilty = batch(builder, gpu, one=GOOD, two=GOOD, three=GOOD), batch(builder, gpu, bad=fault, good=GOOD)
-    with owned(Lane(share, [])) as neighbour, owned(Lane(share, [])) as culprit:
-        for greeting in [neighbour.greet(), culprit.greet()]:
+    with owned(PooledMeasurer(share, [])) as neighbour, owned(PooledMeasurer(share, [])) as culprit:
+        for greeting in [neighbour.handshake(), culprit.handshake()]:
             greeting.result()
         beside, faulty = neighbour.time(innocent, None), culprit.time(guilty, None)
         assert faulty.result()["bad"].status in FAILED | {Status.RUN_TIMEOUT}
@@ -164,13 +164,13 @@ def test_a_neighbour_of_a_fault_is_timed_and_not_blamed(
 @pytest.mark.gpu
 @pytest.mark.parametrize("share", ["mps:25"], indirect=True)
 def test_the_last_bench_ends_the_daemon(share: Share, gpu: Gpu, tmp_path: Path) -> None:
-    benches = [Bench(share, [], meeting_place=tmp_path) for _ in range(2)]
+    benches = [MeasurementSession(share, [], meeting_place=tmp_path) for _ in range(2)]
     daemon = OwnMpsDaemon(gpu.uuid)
     pid = int((daemon.pipe_dir / f"{PROGRAM}.pid").read_text())
     for number, each in enumerate(benches):
         assert alive(pid), number
-        each.greet()
-        assert each.hello["granted"]["units"] < gpu.sms
+        each.handshake()
+        assert each.device_info["granted"]["units"] < gpu.sms
         each.stop()
     assert not alive(pid)
 

@@ -27,11 +27,9 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 
 from fractune_core import messages
-from fractune_core.blobs import get_blob, put_blob
-from fractune_core.devices import Device
+from fractune_core.blobs import get_blob, open_signed, put_blob, sign
 from fractune_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, candidate_id, record_id
-from fractune_core.shares import GrantedShare
-from fractune_core.signing import open_signed, sign
+from fractune_core.shares import Device, GrantedShare
 
 SECRET = b"a secret of tests"
 DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")

@@ -96,12 +96,12 @@ class PoisonConfinement:
         self._held: IO[bytes] | None = None
 
     @property
-    def shared_fate(self) -> str | None:
+    def fault_domain(self) -> str | None:
         return f"poison:{self.device.folder}"
 
     @property
     def gpu_uuid(self) -> str | None:
-        return self.shared_fate
+        return self.fault_domain
 
     def is_active(self) -> bool:
         return self.device.is_active()

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fractune_core.devices import Device
-from fractune_core.shares import Share
+from fractune_core.shares import Device, Share
 from tests.support.poison import PoisonConfinement
 
 _LOOK_EVERY_S = 0.002
@@ -27,7 +26,7 @@ class PoisonedChild:
         self._kernels: dict[str, dict[str, Any]] = {}
         self._reference: str | None = None
 
-    def hello(self) -> dict[str, Any]:
+    def device_info(self) -> dict[str, Any]:
         return {
             "device": Device("cuda", "poison", 100, 8, 1, "a poisonous device").to_json(),
             "granted": self._confinement.verify().to_json(),
@@ -108,5 +107,5 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement = PoisonConfinement(Share.parse(share), [int(unit) for unit in units.split(",") if unit])
     confinement.enter()
     child = PoisonedChild(confinement)
-    names = ("hello", "anchor", "begin", "load", "race", "check", "contest", "time_model")
+    names = ("device_info", "anchor", "begin", "load", "race", "check", "contest", "time_model")
     return {name: getattr(child, name) for name in names}

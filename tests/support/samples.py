@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fractune_core.devices import Device
 from fractune_core.records import FINAL_POLICY, Kind, Status, TuningRecord, candidate_id
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 
 DEVICE = Device("cpu", "rocketlake", 16, 64, 512, "a processor")
 TARGET_KEY = '{"kind":"llvm","mcpu":"rocketlake"}'

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
-from fractune_core.devices import Device
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status, TimingPolicy
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
 from fractune_workers.children.tvm_api.cuda_target import gpu_target
-from fractune_workers.measuring.session import Batch, Outcome
+from fractune_workers.measuring.session import ArtifactBatch, Outcome
 
 SMS = 132
 MEMORY_BYTES = 80 << 30
@@ -26,7 +25,7 @@ TARGET = target_key(json.dumps(gpu_target("sm_90")))
 
 @dataclass
 class SimulatedGpuMachine:
-    """A machine with one GPU: `bench` stands in for `fractune_workers.measuring.session.Bench`."""
+    """A machine with one GPU: `bench` stands in for `fractune_workers.measuring.session.MeasurementSession`."""
 
     units: dict[str, int] = field(default_factory=lambda: {"mps:25": 32, "mps:34": 44, "green:32": 32, "full": SMS})
     """SMs granted, by share"""
@@ -35,43 +34,43 @@ class SimulatedGpuMachine:
     uuid: str = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
     timed: list[tuple[int, str]] = field(default_factory=list)
     """what was timed: number of the bench, candidate"""
-    gate: Path | None = None
+    core_locks: Path | None = None
     claims: list[Any] = field(default_factory=list)
     """what lay in the GPU's folder of the gate whenever something was timed"""
     benches: int = 0
     stopped: int = 0
 
-    def bench(self, share: Share, cores: Sequence[int], _margin: float = DEFAULT_MARGIN) -> SimulatedBench:
+    def bench(self, share: Share, cores: Sequence[int], _margin: float = DEFAULT_MARGIN) -> SimulatedSession:
         taken = self.benches - self.stopped
         if share.mechanism == "mig" and taken >= self.instances:
             raise ShareUnavailable(f"share '{share}': other workers hold every instance of that kind ({taken})")
         self.benches += 1
-        return SimulatedBench(self, self.benches - 1, share, list(cores))
+        return SimulatedSession(self, self.benches - 1, share, list(cores))
 
 
-class SimulatedBench:
+class SimulatedSession:
     def __init__(self, machine: SimulatedGpuMachine, number: int, share: Share, cores: list[int]) -> None:
         self._machine = machine
         self._number = number
         self._share = share
         self.cores = cores
         self.gpu_uuid = machine.uuid
-        self.hello: dict[str, Any] = {}
+        self.device_info: dict[str, Any] = {}
 
-    def greet(self) -> None:
+    def handshake(self) -> None:
         mig = self._share.mechanism == "mig"
         units = 16 if mig else self._machine.units[str(self._share)]
-        self.hello = {
+        self.device_info = {
             "device": Device("cuda", "sm_90", SMS, 80, 50 << 10, "a simulated GPU").to_json(),
             "granted": GrantedShare(str(self._share), units, SMS, "sm", MEMORY_BYTES, reserved=mig).to_json(),
             "target": TARGET,
             "versions": {},
         }
 
-    def timed(self, batch: Batch, policy: TimingPolicy) -> dict[str, Outcome]:
+    def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
         return {name: self._time(name, code, policy) for name, code in batch.codes.items()}
 
-    def trials(self, batch: Batch, best_s: float = math.inf) -> dict[str, Outcome]:
+    def trials(self, batch: ArtifactBatch, best_s: float = math.inf) -> dict[str, Outcome]:
         del best_s
         return self.timed(batch, TimingPolicy("race", 1, 3, 1.0))
 
@@ -80,8 +79,8 @@ class SimulatedBench:
 
     def _time(self, name: str, code: bytes, policy: TimingPolicy) -> Outcome:
         self._machine.timed.append((self._number, name))
-        if self._machine.gate is not None:
-            found = (self._machine.gate / f"gpu-{self.gpu_uuid}").glob("claim-*")
+        if self._machine.core_locks is not None:
+            found = (self._machine.core_locks / f"gpu-{self.gpu_uuid}").glob("claim-*")
             self._machine.claims.append([json.loads(path.read_text().splitlines()[0]) for path in found])
         return Outcome(Status.OK, run_secs=(made_up_s(code),) * policy.repeats, policy=policy)
 

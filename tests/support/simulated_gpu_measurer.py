@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from fractune_core import messages
-from fractune_core.blobs import get_blob
-from fractune_core.bundles import UNTUNED_VARIANT, Bundle
-from fractune_core.devices import Device
+from fractune_core.blobs import get_blob, open_signed
+from fractune_core.bundles import Bundle
+from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
-from fractune_core.shares import GrantedShare
-from fractune_core.signing import open_signed
+from fractune_core.shares import Device, GrantedShare
 from fractune_workers.children.tvm_api.archives import unpack
 from tests.support.cubins import cubin_arch, cubins_in
 from tests.support.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 import grpc
 
 from fractune_core.convert import state_from_proto
-from fractune_core.errors import BadModel, FractuneError, NotFound, ServerUnreachable, StateUnusable, revive
+from fractune_core.errors import BadModel, FractuneError, NotFound, ServerUnreachable, StateUnusable, error_from_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 
@@ -246,7 +246,7 @@ class Client:
         metadata = error.trailing_metadata() or ()
         named = next((entry.value for entry in metadata if entry.key == ERROR_METADATA), None)
         if named is not None:
-            return revive(str(named), details)
+            return error_from_name(str(named), details)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return ServerUnreachable(f"the server at {self.address} did not answer in time; look at its log")
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:

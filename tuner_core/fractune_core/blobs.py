@@ -1,11 +1,15 @@
-"""Files on their way between server and workers: chunked Redis lists that expire by themselves."""
+"""Files on their way between server and workers: chunked Redis lists that expire by themselves, signed where they are
+machine code: a worker runs none that does not carry the fleet's signature.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from fractune_core.errors import NotFound
+from fractune_core.errors import FractuneError, NotFound
 from fractune_core.messages import BLOB_TTL_S, blob_key
 
 CHUNK_BYTES = 4 << 20
@@ -66,3 +70,23 @@ def drop_blobs(redis: BlobRedis, names: Iterable[str]) -> None:
 def _split(payload: bytes) -> Iterator[bytes]:
     for start in range(0, max(len(payload), 1), CHUNK_BYTES):
         yield payload[start : start + CHUNK_BYTES]
+
+
+_DIGEST_BYTES = 32
+
+
+class Unsigned(FractuneError):
+    """The bytes were not signed with this fleet's secret."""
+
+
+def sign(secret: bytes, payload: bytes) -> bytes:
+    """`payload` with its HMAC-SHA256 in front."""
+    return hmac.digest(secret, payload, hashlib.sha256) + payload
+
+
+def open_signed(secret: bytes, signed: bytes) -> bytes:
+    """The payload inside `signed`. Raises Unsigned when the signature is not this fleet's."""
+    digest, payload = signed[:_DIGEST_BYTES], signed[_DIGEST_BYTES:]
+    if not hmac.compare_digest(digest, hmac.digest(secret, payload, hashlib.sha256)):
+        raise Unsigned("an artifact does not carry this fleet's signature; give every worker the same secret")
+    return payload

@@ -32,8 +32,6 @@ MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 RECORDS = "records.jsonl"
 WEIGHTS = "weights.bin"
-UNTUNED_VARIANT = manifests.UNTUNED_VARIANT
-ROBUST_VARIANT = manifests.ROBUST_VARIANT
 ALIGNMENT_BYTES = 64
 """weights begin at multiples of it, as the compiled code expects of memory"""
 

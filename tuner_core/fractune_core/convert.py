@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fractune_core.devices import Device
 from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import WARM, Kind, Status, TimingPolicy, TuningRecord
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 
 DEFAULT_TRIALS = 256
 DEFAULT_ROUND_SIZE = 64

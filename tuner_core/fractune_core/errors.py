@@ -91,6 +91,6 @@ def error_kinds() -> dict[str, type[FractuneError]]:
     return kinds
 
 
-def revive(name: str, message: str) -> FractuneError:
+def error_from_name(name: str, message: str) -> FractuneError:
     """The error that `name` (a class name) and `message` describe; a plain FractuneError for an unknown name."""
     return error_kinds().get(name, FractuneError)(message)

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from fractune_core.bundles import ROBUST_VARIANT
 from fractune_core.errors import BadRequest
+from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import Share
 
 

@@ -7,9 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-UNTUNED_VARIANT = "untuned"
-ROBUST_VARIANT = "robust"
-"""the schedules that lose least at the worst of the bundle's shares"""
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
 _Check = Callable[[Any], bool]
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -1,4 +1,4 @@
-"""Resource names of the public contract: `models/{sha256}`, `jobs/{job}`, `records/{record}`, and so on."""
+"""Names of the public contract: resources (`models/{sha256}`, `jobs/{job}`, ...) and the variants of a bundle."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import re
 from enum import StrEnum
 
 from fractune_core.errors import BadRequest
+
+UNTUNED_VARIANT = "untuned"
+ROBUST_VARIANT = "robust"
+"""the schedules that lose least at the worst of the bundle's shares"""
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 

@@ -9,8 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from fractune_core.devices import Device
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 
 UNTUNED = ""
 """The trace of the untuned default: no schedule instruction at all."""
@@ -34,7 +33,7 @@ class Kind(StrEnum):
     TRIAL = "trial"
     """one candidate of a search, beside others"""
     FINAL = "final"
-    """a contestant checked for right output and measured alone beside the untuned default; may be published"""
+    """a finalist checked for right output and measured alone beside the untuned default; may be published"""
 
 
 WARM, COLD = "warm", "cold"

@@ -21,7 +21,7 @@ from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.engine.engine import Engine, tell_cancelled
+from fractune_server.engine.engine import Engine
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.bundles import BundleService
 from fractune_server.services.errors import ErrorInterceptor
@@ -32,7 +32,8 @@ from fractune_server.services.models import ModelService
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import Changes, Deps
+from fractune_server.transport.context import JobNotifier, ServerContext
+from fractune_server.transport.outgoing import tell_cancelled
 from fractune_server.transport.work_queues import WorkQueues
 
 THREADS = 32
@@ -74,15 +75,17 @@ def run_server(options: ServerOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     with StateFolder(options.state_dir) as folder:
-        deps = _open(options, folder.path)
+        context = _open(options, folder.path)
         try:
-            _serve(options, deps, stopping)
+            _serve(options, context, stopping)
         finally:
-            deps.store.close()
-            deps.redis.close()
+            context.store.close()
+            context.redis.close()
 
 
-def make_server(deps: Deps, engine: Engine, stopping: threading.Event) -> tuple[grpc.Server, health.HealthServicer]:
+def make_server(
+    context: ServerContext, engine: Engine, stopping: threading.Event
+) -> tuple[grpc.Server, health.HealthServicer]:
     """All services on a server that listens nowhere yet, and its health."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
@@ -91,11 +94,11 @@ def make_server(deps: Deps, engine: Engine, stopping: threading.Event) -> tuple[
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)],
         maximum_concurrent_rpcs=THREADS,
     )
-    rpc.add_ModelServiceServicer_to_server(ModelService(deps), server)
-    rpc.add_JobServiceServicer_to_server(JobService(deps, stopping), server)
-    rpc.add_LogServiceServicer_to_server(LogService(deps, Matcher(deps, engine.loose_ingests)), server)
-    rpc.add_BundleServiceServicer_to_server(BundleService(deps), server)
-    rpc.add_FleetServiceServicer_to_server(FleetService(deps), server)
+    rpc.add_ModelServiceServicer_to_server(ModelService(context), server)
+    rpc.add_JobServiceServicer_to_server(JobService(context, stopping), server)
+    rpc.add_LogServiceServicer_to_server(LogService(context, Matcher(context, engine.model_ingests)), server)
+    rpc.add_BundleServiceServicer_to_server(BundleService(context), server)
+    rpc.add_FleetServiceServicer_to_server(FleetService(context), server)
     healthy = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     ours = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
@@ -106,11 +109,11 @@ def make_server(deps: Deps, engine: Engine, stopping: threading.Event) -> tuple[
     return server, healthy
 
 
-def _serve(options: ServerOptions, deps: Deps, stopping: threading.Event) -> None:
+def _serve(options: ServerOptions, context: ServerContext, stopping: threading.Event) -> None:
     if not options.resume:
-        _cancel_open_jobs(deps)
-    engine = Engine(deps, ended=stopping.set)
-    server, healthy = make_server(deps, engine, stopping)
+        _cancel_open_jobs(context)
+    engine = Engine(context, ended=stopping.set)
+    server, healthy = make_server(context, engine, stopping)
     address = _bind(server, options.listen)
     engine.start()
     server.start()
@@ -121,7 +124,7 @@ def _serve(options: ServerOptions, deps: Deps, stopping: threading.Event) -> Non
     _log.info("serving on %s", address)
     stopping.wait()
     healthy.enter_graceful_shutdown()  # whoever asks is sent elsewhere
-    deps.changes.announce()  # watchers look up, see that it is over, and let go
+    context.changes.announce()  # watchers look up, see that it is over, and let go
     server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more
     engine.stop()  # last, so that what the calls wrote is consistent when the store closes
     if engine.failure is not None:
@@ -135,7 +138,7 @@ def announce(address: str, ready_file: Path) -> None:
     draft.replace(ready_file)
 
 
-def _open(options: ServerOptions, folder: Path) -> Deps:
+def _open(options: ServerOptions, folder: Path) -> ServerContext:
     # A few quick attempts; the engine has the patience for a Redis that stays away longer.
     retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=3)
     connection = redis.Redis.from_url(options.redis_url, retry=retry)
@@ -143,21 +146,21 @@ def _open(options: ServerOptions, folder: Path) -> Deps:
         connection.ping()
     except redis.RedisError as error:
         raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
-    return Deps(
+    return ServerContext(
         store=Store(options.database_url or sqlite_url(folder)),
         redis=connection,
         files=BlobStore(folder),
         secret=options.secret,
-        changes=Changes(),
+        changes=JobNotifier(),
     )
 
 
-def _cancel_open_jobs(deps: Deps) -> None:
+def _cancel_open_jobs(context: ServerContext) -> None:
     """What an earlier server left open ends, and the work that it left waiting goes."""
-    WorkQueues(deps.redis).clear()
-    for job in deps.store.jobs.open_ids():
-        deps.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)
-        tell_cancelled(deps.redis, job)
+    WorkQueues(context.redis).clear()
+    for job in context.store.jobs.open_ids():
+        context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)
+        tell_cancelled(context.redis, job)
 
 
 def _check_address(options: ServerOptions) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from fractune_core.errors import FractuneError, revive
+from fractune_core.errors import FractuneError, error_from_name
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
@@ -49,7 +49,7 @@ class CallFailed(FractuneError):
 
 
 class GivesWay(Protocol):
-    """What a call may have to make room for; `fractune_workers.locks.core_locks.Passage` is one."""
+    """What a call may have to make room for; `fractune_workers.locks.core_locks.PreemptibleHold` is one."""
 
     def is_wanted(self) -> bool: ...
 
@@ -128,29 +128,29 @@ class Child:
         return answer["value"]
 
     @contextlib.contextmanager
-    def giving_way(self, passage: GivesWay) -> Iterator[None]:
-        """Within the block, the child is stopped (SIGSTOP) in mid-call whenever `passage` is wanted, and continued
+    def giving_way(self, hold: GivesWay) -> Iterator[None]:
+        """Within the block, the child is stopped (SIGSTOP) in mid-call whenever `hold` is wanted, and continued
         when it has come back; that time does not count as the call's.
         """
-        self._passage = passage
+        self._passage = hold
         try:
             yield
         finally:
             self._passage = None
 
     def _answers(self, link: Connection, timeout_s: float) -> bool:
-        passage = self._passage
-        if passage is None:
+        hold = self._passage
+        if hold is None:
             return link.poll(timeout_s)
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             if link.poll(min(_LOOK_EVERY_S, left_s)):
                 return True
-            if passage.is_wanted():
-                deadline += self._stopped_for(passage)
+            if hold.is_wanted():
+                deadline += self._stopped_for(hold)
         return False
 
-    def _stopped_for(self, passage: GivesWay) -> float:
+    def _stopped_for(self, hold: GivesWay) -> float:
         """Seconds for which the child stood still."""
         start = time.monotonic()
         if self._process is not None:
@@ -158,7 +158,7 @@ class Child:
                 os.killpg(self._process.pid, signal.SIGSTOP)
                 # Until it has stopped or ended: what waits must not meet its last cycles.
                 os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            passage.step_aside()
+            hold.step_aside()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGCONT)
         return time.monotonic() - start
@@ -264,4 +264,4 @@ def _staying_on(cores: list[int]) -> Iterator[None]:
 def _revived(answer: Mapping[str, str]) -> FractuneError:
     if answer["error"] == CallFailed.__name__:
         return CallFailed(answer["message"])
-    return revive(answer["error"], answer["message"])
+    return error_from_name(answer["error"], answer["message"])

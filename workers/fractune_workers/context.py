@@ -13,26 +13,25 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import add_blob, get_blob
+from fractune_core.blobs import add_blob, get_blob, open_signed, sign
 from fractune_core.messages import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
-from fractune_core.signing import open_signed, sign
-from fractune_workers.locks.core_locks import Gate
+from fractune_workers.locks.core_locks import CoreLocks
 
 _QUEUE_TIMEOUT_S = 24 * 3600
 """RQ's own limit: far out, because the supervisor holds the real deadlines"""
 
 
 @dataclass(frozen=True)
-class Station:
+class WorkerContext:
     """The surroundings of one worker."""
 
     name: str
     redis: redis.Redis
     secret: bytes
-    gate: Gate
+    core_locks: CoreLocks
     cores: list[int]
     """cores that this worker may compute on"""
-    spool: Path
+    scratch_dir: Path
     """a folder of its own that goes when the worker goes"""
 
     def is_moot(self, work: Work) -> bool:
@@ -48,17 +47,17 @@ class Station:
         """The blob, its signature checked. Raises NotFound or Unsigned."""
         return open_signed(self.secret, get_blob(self.redis, name))
 
-    def delivery(self, work: Work) -> Delivery:
-        return Delivery(self, work["work_id"])
+    def transaction(self, work: Work) -> ResultTransaction:
+        return ResultTransaction(self, work["work_id"])
 
 
-class Delivery:
+class ResultTransaction:
     """Everything that a piece of work brings about, in one transaction: all of it or nothing, and only once."""
 
-    def __init__(self, station: Station, work_id: str) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext, work_id: str) -> None:
+        self._context = context
         self._done = done_key(work_id)
-        self._pipe = station.redis.pipeline(transaction=True)
+        self._pipe = context.redis.pipeline(transaction=True)
 
     def event(self, stream: str, event: Event) -> None:
         self._pipe.xadd(stream, {EVENT_FIELD: json.dumps(event)})
@@ -69,10 +68,10 @@ class Delivery:
 
     def blob(self, name: str, payload: bytes) -> None:
         """Put `payload`, signed, where the next worker finds it."""
-        add_blob(self._pipe, name, sign(self._station.secret, payload))
+        add_blob(self._pipe, name, sign(self._context.secret, payload))
 
     def enqueue(self, queue: str, work: Work) -> None:
-        rq_queue = Queue(queue, connection=self._station.redis, serializer=JSONSerializer)
+        rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
         # The one call of RQ that leaves a transaction open for what else belongs into it.
         data = Queue.prepare_data(HANDLER, args=(work,), timeout=_QUEUE_TIMEOUT_S, result_ttl=0, failure_ttl=3600)
         rq_queue.enqueue_many([data], pipeline=self._pipe)

@@ -12,36 +12,36 @@ import redis
 
 from fractune_core.errors import FractuneError, RedisGone
 from fractune_core.messages import SERVER_STREAM, Work, WorkFailed
-from fractune_workers.context import Station
+from fractune_workers.context import WorkerContext
 from fractune_workers.roles import Role
 
 _log = logging.getLogger(__name__)
-_playing: list[tuple[Station, Role]] = []
+_playing: list[tuple[WorkerContext, Role]] = []
 
 
-def install(station: Station, role: Role) -> None:
+def install(context: WorkerContext, role: Role) -> None:
     """Make `role` the one that this process plays."""
-    _playing[:] = [(station, role)]
+    _playing[:] = [(context, role)]
 
 
 def handle(work: Work) -> None:
     """Do one piece of work. A worker that has lost its share or its Redis ends here, and the work is given again."""
-    station, role = _playing[0]
-    start, waited_before_s = time.perf_counter(), station.gate.waited_s
+    context, role = _playing[0]
+    start, waited_before_s = time.perf_counter(), context.core_locks.waited_s
     try:
         role.handle(work)
-        waited_s = station.gate.waited_s - waited_before_s
+        waited_s = context.core_locks.waited_s - waited_before_s
         _log.info("%s took %.2f s, %.2f s of it at the gate", work["do"], time.perf_counter() - start, waited_s)
     except redis.ConnectionError as error:
         _end(RedisGone(f"Redis went away ({error})"))
     except FractuneError as error:
         if error.exit_code == 4:
-            station.hand_back(work)
+            context.hand_back(work)
             _end(error)
-        _report(station, work, error)
+        _report(context, work, error)
     except Exception as error:  # noqa: BLE001  whatever it is, the server must hear of it
         _log.exception("%s failed", work["do"])
-        _report(station, work, FractuneError(f"{type(error).__name__}: {error}"))
+        _report(context, work, FractuneError(f"{type(error).__name__}: {error}"))
 
 
 def _end(error: FractuneError) -> None:
@@ -51,7 +51,7 @@ def _end(error: FractuneError) -> None:
     os._exit(error.exit_code)
 
 
-def _report(station: Station, work: Any, error: FractuneError) -> None:
+def _report(context: WorkerContext, work: Any, error: FractuneError) -> None:
     event: WorkFailed = {
         "event": "work_failed",
         "job": work["job"],
@@ -61,6 +61,6 @@ def _report(station: Station, work: Any, error: FractuneError) -> None:
     }
     if "lease" in work:
         event["lease"] = work["lease"]
-    delivery = station.delivery(work)
-    delivery.event(SERVER_STREAM, event)
-    delivery.send()
+    transaction = context.transaction(work)
+    transaction.event(SERVER_STREAM, event)
+    transaction.send()

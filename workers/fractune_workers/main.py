@@ -27,14 +27,14 @@ from fractune_core.records import WARM
 from fractune_core.shares import Share
 from fractune_workers import entry
 from fractune_workers.confinement.cpu import CpuConfinement
-from fractune_workers.context import Station
-from fractune_workers.locks.core_locks import Gate, default_gate_dir
+from fractune_workers.context import WorkerContext
+from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.roles import Role
 from fractune_workers.roles.build import Builder
 from fractune_workers.roles.compile import Compiler
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
-from fractune_workers.scratch_dir import open_spool
+from fractune_workers.scratch_dir import open_scratch_dir
 
 ROLES = ("compile", "tune", "build", "measure")
 _RENEW_S = 1.0
@@ -72,14 +72,14 @@ def run_worker(options: WorkerOptions) -> None:
     _check(options)
     _stay_on(options)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    with open_spool() as spool:
-        station = _station(options, spool)
-        role = _role(options, station)
+    with open_scratch_dir() as scratch_dir:
+        context = _worker_context(options, scratch_dir)
+        role = _role(options, context)
         try:
             role.start()
-            entry.install(station, role)
-            with _registered(station, role, options.role):
-                _serve(station, role)
+            entry.install(context, role)
+            with _registered(context, role, options.role):
+                _serve(context, role)
         finally:
             role.stop()
 
@@ -106,7 +106,7 @@ def _measures_on_cpu(options: WorkerOptions) -> bool:
     return options.share is not None and Share.parse(options.share).device_kind == "cpu"
 
 
-def _station(options: WorkerOptions, spool: Path) -> Station:
+def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
     # RQ waits on its queues for minutes: redis-py's own limit of a few seconds would end the worker.
     retry = Retry(ExponentialBackoff(), _REDIS_RETRIES)
     connection = redis.Redis.from_url(options.redis_url, retry=retry, socket_timeout=None)
@@ -119,30 +119,30 @@ def _station(options: WorkerOptions, spool: Path) -> Station:
         share = Share.parse(options.share)
         if share.mechanism == "cpu":
             cores = CpuConfinement(share).cores
-    return Station(
+    return WorkerContext(
         name=options.name or f"{options.role}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
         redis=connection,
         secret=options.secret,
-        gate=Gate(options.gate_dir or default_gate_dir()),
+        core_locks=CoreLocks(options.gate_dir or default_lock_dir()),
         cores=cores,
-        spool=spool,
+        scratch_dir=scratch_dir,
     )
 
 
-def _role(options: WorkerOptions, station: Station) -> Role:
+def _role(options: WorkerOptions, context: WorkerContext) -> Role:
     if options.share is not None:
-        return Measurer(station, Share.parse(options.share), options.margin or DEFAULT_MARGIN, options.cache)
+        return Measurer(context, Share.parse(options.share), options.margin or DEFAULT_MARGIN, options.cache)
     if options.role == "compile":
-        return Compiler(station)
+        return Compiler(context)
     if options.role == "tune":
-        return Tuner(station)
-    return Builder(station)
+        return Tuner(context)
+    return Builder(context)
 
 
 @contextlib.contextmanager
-def _registered(station: Station, role: Role, role_name: str) -> Iterator[None]:
+def _registered(context: WorkerContext, role: Role, role_name: str) -> Iterator[None]:
     """Say every second that this worker lives; take the entry back at the end."""
-    info = _info(station, role_name)
+    info = _info(context, role_name)
     role.describe(info)
     text = json.dumps(info)
     ended = threading.Event()
@@ -150,7 +150,7 @@ def _registered(station: Station, role: Role, role_name: str) -> Iterator[None]:
     def renew() -> None:
         while True:
             with contextlib.suppress(redis.RedisError):
-                station.redis.set(worker_key(station.name), text, ex=WORKER_TTL_S)
+                context.redis.set(worker_key(context.name), text, ex=WORKER_TTL_S)
             if ended.wait(_RENEW_S):
                 return
 
@@ -162,17 +162,17 @@ def _registered(station: Station, role: Role, role_name: str) -> Iterator[None]:
         ended.set()
         thread.join()
         with contextlib.suppress(redis.RedisError):
-            station.redis.delete(worker_key(station.name))
+            context.redis.delete(worker_key(context.name))
 
 
-def _info(station: Station, role_name: str) -> WorkerInfo:
+def _info(context: WorkerContext, role_name: str) -> WorkerInfo:
     return {
-        "name": station.name,
+        "name": context.name,
         "role": role_name,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started_at": time.time(),
-        "cores": station.cores,
+        "cores": context.cores,
         "device": {},
         "granted": {},
         "share": "",
@@ -181,9 +181,9 @@ def _info(station: Station, role_name: str) -> WorkerInfo:
     }
 
 
-def _serve(station: Station, role: Role) -> None:
+def _serve(context: WorkerContext, role: Role) -> None:
     """RQ's loop, without a fork for each piece of work: the role's child is the process that may crash."""
-    queues = [Queue(name, connection=station.redis, serializer=JSONSerializer) for name in role.queues()]
-    worker = SimpleWorker(queues, name=station.name, connection=station.redis, serializer=JSONSerializer)
+    queues = [Queue(name, connection=context.redis, serializer=JSONSerializer) for name in role.queues()]
+    worker = SimpleWorker(queues, name=context.name, connection=context.redis, serializer=JSONSerializer)
     worker.log.setLevel(logging.WARNING)
     worker.work(logging_level="WARNING")

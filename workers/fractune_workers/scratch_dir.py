@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = "fractune-spool-"
+_PREFIX = "fractune-scratch_dir-"
 _YOUNG_S = 60.0
 """a folder younger than this may not have been locked by its owner yet"""
 
 
 @contextlib.contextmanager
-def open_spool() -> Iterator[Path]:
+def open_scratch_dir() -> Iterator[Path]:
     """A folder that is this process's until the block ends: it holds the kernel's lock on it, which dies with it."""
     _sweep(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _opened(Path(folder)) as descriptor:

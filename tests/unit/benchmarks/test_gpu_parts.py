@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(64) main_kernel(float* __restrict__
 def test_tests_for_a_gpu_are_found_by_their_marker() -> None:
     found = checks.marked_files(TESTS)
     assert TESTS / "unit" / "workers" / "gpu" / "test_on_a_gpu.py" in found
-    assert TESTS / "unit" / "workers" / "test_confinement_contract.py" in found
+    assert TESTS / "unit" / "workers" / "confinement" / "test_contract.py" in found
     assert TESTS / "unit" / "core" not in {path.parent for path in found}
 
 

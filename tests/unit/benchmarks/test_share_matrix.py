@@ -12,10 +12,10 @@ WINNERS = (*SHARES, *(f"joint {share}" for share in SHARES))
 CONTESTANTS = (*WINNERS, "joint robust")
 
 
-def timed(own_s: float, other_s: float, contestants: Sequence[str] = CONTESTANTS) -> dict[str, dict[str, list[float]]]:
-    """By share and contestant: all take `own_s`, but what was tuned at the other share takes `other_s`."""
+def timed(own_s: float, other_s: float, finalists: Sequence[str] = CONTESTANTS) -> dict[str, dict[str, list[float]]]:
+    """By share and finalist: all take `own_s`, but what was tuned at the other share takes `other_s`."""
     return {
-        share: {each: [other_s if each in SHARES and each != share else own_s] * 3 for each in contestants}
+        share: {each: [other_s if each in SHARES and each != share else own_s] * 3 for each in finalists}
         for share in SHARES
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from fractune_core.errors import BadModel, FractuneError, error_kinds, revive
+from fractune_core.errors import BadModel, FractuneError, error_from_name, error_kinds
 
 KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ == "fractune_core.errors"}
 
@@ -17,10 +17,10 @@ def test_codes(kind: type[FractuneError]) -> None:
 
 
 def test_an_error_is_revived_by_name() -> None:
-    error = revive("BadModel", "no good")
+    error = error_from_name("BadModel", "no good")
     assert isinstance(error, BadModel)
     assert str(error) == "no good"
 
 
 def test_an_unknown_name_is_still_an_error_of_ours() -> None:
-    assert type(revive("Nonsense", "x")) is FractuneError
+    assert type(error_from_name("Nonsense", "x")) is FractuneError

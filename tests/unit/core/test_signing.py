@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.signing import Unsigned, open_signed, sign
+from fractune_core.blobs import Unsigned, open_signed, sign
 
 
 @given(st.binary(max_size=200), st.binary(min_size=1))

@@ -162,7 +162,7 @@ def test_stop_leaves_nothing(child: Child) -> None:
 
 
 class Standstill:
-    """A passage that is wanted once, as soon as the child has begun; looks at the child while it stands aside."""
+    """A hold that is wanted once, as soon as the child has begun; looks at the child while it stands aside."""
 
     def __init__(self, child: Child, note: Path) -> None:
         self.child, self.note = child, note
@@ -182,10 +182,10 @@ class Standstill:
 
 def test_a_call_stands_still_while_it_gives_way_and_that_time_does_not_count(child: Child, tmp_path: Path) -> None:
     child.ensure()
-    passage = Standstill(child, tmp_path / "note")
-    with child.giving_way(passage):
+    hold = Standstill(child, tmp_path / "note")
+    with child.giving_way(hold):
         assert child.call("tick", 1.4, note=str(tmp_path / "note"), ticks=20) == 20
-    assert passage.states == ["T"]
+    assert hold.states == ["T"]
     assert child.generation == 1
     assert child.call("echo", 20, value=1) == 1
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fractune_workers.scratch_dir import open_spool
+from fractune_workers.scratch_dir import open_scratch_dir
 
 HOLDER = (
-    "from fractune_workers.scratch_dir import open_spool\n"
-    "with open_spool() as spool:\n    print(spool, flush=True)\n    input()"
+    "from fractune_workers.scratch_dir import open_scratch_dir\n"
+    "with open_scratch_dir() as scratch_dir:\n    print(scratch_dir, flush=True)\n    input()"
 )
 
 
@@ -45,7 +45,7 @@ def test_what_a_killed_worker_left_goes_and_a_living_ones_stays(parent: Path) ->
     killed.communicate()
     for folder in (left, kept):
         os.utime(folder, (0, 0))
-    with open_spool() as own:
+    with open_scratch_dir() as own:
         assert own.parent == parent
         assert not left.exists()
         assert kept.exists()
@@ -56,14 +56,14 @@ def test_what_a_killed_worker_left_goes_and_a_living_ones_stays(parent: Path) ->
 
 
 def test_a_young_folder_may_not_be_locked_yet(parent: Path) -> None:
-    young = Path(tempfile.mkdtemp(prefix="fractune-spool-", dir=parent))
-    with open_spool():
+    young = Path(tempfile.mkdtemp(prefix="fractune-scratch_dir-", dir=parent))
+    with open_scratch_dir():
         assert young.exists()
 
 
 def test_what_is_no_folder_is_left_alone(parent: Path) -> None:
-    (parent / "fractune-spool-file").write_text("")
-    (parent / "fractune-spool-link").symlink_to(parent)
-    with open_spool():
-        assert (parent / "fractune-spool-file").exists()
-        assert (parent / "fractune-spool-link").is_symlink()
+    (parent / "fractune-scratch_dir-file").write_text("")
+    (parent / "fractune-scratch_dir-link").symlink_to(parent)
+    with open_scratch_dir():
+        assert (parent / "fractune-scratch_dir-file").exists()
+        assert (parent / "fractune-scratch_dir-link").is_symlink()

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fractune.reports.result import operator_json
 from fractune.reports.text import counts_text, ratio_text, span_text, time_text
 from fractune_core.convert import state_from_proto
 from fractune_core.jobs import JobState
@@ -118,16 +119,6 @@ class JsonView(QuietView):
         if self._last.get((event, key)) != whole:
             self._last[event, key] = whole
             print(json.dumps({"event": event, **whole}), flush=True)
-
-
-def operator_json(operator: pb.Operator) -> dict[str, Any]:
-    return {
-        "name": operator.display_name,
-        "weight": operator.weight,
-        "workload_hash": operator.workload_hash,
-        "trials": operator.trials,
-        "best_s": dict(operator.best_s),
-    }
 
 
 def progress_json(job: pb.Job) -> dict[str, Any]:

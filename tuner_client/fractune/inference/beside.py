@@ -1,4 +1,4 @@
-"""The same model in ONNX Runtime, as a contestant beside a bundle."""
+"""The same model in ONNX Runtime, as a finalist beside a bundle."""
 
 from __future__ import annotations
 

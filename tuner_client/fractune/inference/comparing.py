@@ -11,28 +11,28 @@ if TYPE_CHECKING:
     from fractune.inference.tensors import Array
 
 _MIN_TURN_S = 0.02
-"""One turn of a contestant calls it until this long has passed"""
+"""One turn of a finalist calls it until this long has passed"""
 _QUIET_LOOK_S, _QUIET_LOOKS = 0.01, 100
 
 
 def time_in_turns(
-    contestants: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False
+    finalists: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False
 ) -> dict[str, list[float]]:
-    """Seconds of one call by contestant, `repeats` of them, in turns: all see the same machine.
+    """Seconds of one call by finalist, `repeats` of them, in turns: all see the same machine.
 
     Every other round goes in the other order, so that nobody always comes after the same one. With `apart`, a turn
     begins only when the threads of the one before have gone to sleep: those of another thread pool would spin on for a
     while, on the cores of the next.
     """
-    for call in contestants.values():
+    for call in finalists.values():
         call()
-    run_secs: dict[str, list[float]] = {name: [] for name in contestants}
+    run_secs: dict[str, list[float]] = {name: [] for name in finalists}
     for turn in range(repeats):
-        for name in list(contestants)[:: -1 if turn % 2 else 1]:
+        for name in list(finalists)[:: -1 if turn % 2 else 1]:
             if apart:
                 _wait_for_quiet()
-                contestants[name]()
-            run_secs[name].append(_one_turn(contestants[name]))
+                finalists[name]()
+            run_secs[name].append(_one_turn(finalists[name]))
     return run_secs
 
 

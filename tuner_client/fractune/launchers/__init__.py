@@ -20,7 +20,7 @@ PROOF_FAILED = "proof failed"
 """`proof` of an offer whose share was entered and did not hold"""
 
 
-def become_server(
+def run_server(
     listen: str,
     redis_url: str,
     state_dir: Path,
@@ -58,7 +58,7 @@ class Measuring:
     cache: str
 
 
-def become_worker(
+def run_worker(
     role: str,
     redis_url: str,
     secret: bytes,
@@ -115,14 +115,14 @@ def measure_noise(
     return experiment.measure_noise(options, tell)
 
 
-def machine_offers(*, prove: bool) -> Iterator[dict[str, Any]]:
+def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
     """Each device of this machine, the host CPU first: `kind`, `label`, `uuid`, and `offers` as plain JSON values.
 
     Raises ShareUnavailable after the host CPU when no NVIDIA GPU can be asked for.
     """
     from fractune_workers.inventory import shares as inventory
 
-    for device in inventory.machine_offers(prove=prove):
+    for device in inventory.machine_shares(prove=prove):
         shares = [offer.to_json() for offer in device.offers]
         yield {"kind": device.kind, "label": device.label, "uuid": device.uuid, "offers": shares}
 

@@ -1,7 +1,7 @@
 """The processes of the one-machine stack: started by one thread, watched, started again, ended in order.
 
 One thread owns them all, from the first start to the last wait, because each is tied to the life of the
-thread that started it (see lifeline.py).
+thread that started it (`fractune_core.parent_death`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune.local import lifeline
+from fractune_core import parent_death
 from fractune_core.errors import FractuneError, ShareUnavailable, error_kinds
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Running:
         with self.part.log_file.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", lifeline.__file__, str(os.getpid()), *self.part.command()],
+                [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *self.part.command()],
                 env={**os.environ, **self.part.env},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

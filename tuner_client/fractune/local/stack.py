@@ -23,7 +23,7 @@ from urllib.parse import quote
 from fractune.client import Client
 from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
-from fractune.local.state import StateFolder, open_state, socket_dir
+from fractune.local.state import StackFolder, open_state, socket_dir
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.gpu_sharing import default_measurers
@@ -117,7 +117,7 @@ def running_stack(options: StackOptions) -> Iterator[Stack]:
 class Stack:
     """The running processes; use `running_stack`. Thread-safe."""
 
-    def __init__(self, options: StackOptions, folder: StateFolder, sockets: Path) -> None:
+    def __init__(self, options: StackOptions, folder: StackFolder, sockets: Path) -> None:
         self._options = options
         self._folder = folder
         self._sockets = sockets

@@ -24,7 +24,7 @@ def default_state_dir() -> Path:
     return Path(platformdirs.user_data_dir("fractune"))
 
 
-class StateFolder:
+class StackFolder:
     """A folder that this process holds; made by `open_state`."""
 
     def __init__(self, path: Path) -> None:
@@ -52,12 +52,12 @@ class StateFolder:
 
 
 @contextlib.contextmanager
-def open_state(path: Path) -> Iterator[StateFolder]:
+def open_state(path: Path) -> Iterator[StackFolder]:
     """Make the folder if need be and hold it until the block ends.
 
     Raises StateUnusable when it cannot be written, or is in use by another stack.
     """
-    folder = StateFolder(path.expanduser().absolute())
+    folder = StackFolder(path.expanduser().absolute())
     try:
         folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = folder.lock_file.open("a+")
@@ -72,7 +72,7 @@ def open_state(path: Path) -> Iterator[StateFolder]:
         yield folder
 
 
-def _hold(descriptor: int, folder: StateFolder) -> None:
+def _hold(descriptor: int, folder: StackFolder) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -84,7 +84,7 @@ def _hold(descriptor: int, folder: StateFolder) -> None:
         ) from None
 
 
-def _prepare(folder: StateFolder) -> None:
+def _prepare(folder: StackFolder) -> None:
     folder.lock_file.write_text(f"{os.getpid()}\n")
     probe = folder.path / "probe"
     with probe.open("wb") as file:
@@ -115,7 +115,7 @@ def _unusable(path: Path, error: OSError) -> StateUnusable:
 
 
 @contextlib.contextmanager
-def socket_dir(folder: StateFolder, longest_name: str) -> Iterator[Path]:
+def socket_dir(folder: StackFolder, longest_name: str) -> Iterator[Path]:
     """A folder for Unix sockets: in the state folder, or a temporary one when that path is too long."""
     inside = folder.path / "run"
     if len(os.fsencode(inside / longest_name)) <= SOCKET_PATH_BYTES:

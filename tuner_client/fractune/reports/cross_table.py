@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.slowdown_ci import Loss, loss, ratio
-from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.analysis.slowdown_ci import Slowdown, ratio, slowdown
 from fractune_core.convert import record_from_proto
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.pb import fractune_pb2 as pb
 
 
@@ -47,31 +47,31 @@ class CrossTable:
         unbeaten = (each for each in order if not any(_is_beaten(held[each], other) for other in held.values()))
         return next(unbeaten, order[0] if order else None)
 
-    def loss(self, variant: str, share: str) -> Loss | None:
+    def slowdown(self, variant: str, share: str) -> Slowdown | None:
         """Against the fastest at this share; None where it was not measured."""
         fastest = self.fastest(share)
         return None if fastest is None else self.loss_against(fastest, variant, share)
 
-    def loss_against(self, other: str, variant: str, share: str) -> Loss | None:
+    def loss_against(self, other: str, variant: str, share: str) -> Slowdown | None:
         """What `variant` loses at `share` against the variant `other`."""
         mine, theirs = self.cells.get(variant, {}).get(share), self.cells.get(other, {}).get(share)
         if mine is None or theirs is None:
             return None
         return _loss(mine, theirs)
 
-    def all(self) -> Iterator[tuple[str, str, Cell, Loss]]:
+    def all(self) -> Iterator[tuple[str, str, Cell, Slowdown]]:
         """Every cell that was measured: variant, share, cell, loss against the fastest there."""
         for variant, row in self.cells.items():
             for share, cell in row.items():
-                lost = self.loss(variant, share)
+                lost = self.slowdown(variant, share)
                 if lost is not None:
                     yield variant, share, cell, lost
 
-    def robust(self) -> tuple[str, str, Loss] | None:
+    def robust(self) -> tuple[str, str, Slowdown] | None:
         """The tuned variant with the smallest loss at its worst share: variant, that share, that loss."""
         worst = {
             variant: max(
-                ((share, lost) for share in self.shares if (lost := self.loss(variant, share)) is not None),
+                ((share, lost) for share in self.shares if (lost := self.slowdown(variant, share)) is not None),
                 key=lambda found: found[1].median,
             )
             for variant, row in self.cells.items()
@@ -83,8 +83,8 @@ class CrossTable:
         return variant, *worst[variant]
 
 
-def _loss(cell: Cell, other: Cell) -> Loss:
-    return loss(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest)
+def _loss(cell: Cell, other: Cell) -> Slowdown:
+    return slowdown(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest)
 
 
 def _is_beaten(cell: Cell, other: Cell) -> bool:
@@ -132,7 +132,7 @@ def sentences(table: CrossTable) -> list[str]:
     return told
 
 
-def _sentence(variant: str, share: str, lost: Loss) -> str:
+def _sentence(variant: str, share: str, lost: Slowdown) -> str:
     served, tuned = f"served on {share_text(share)}", f"the schedule tuned on {share_text(variant)}"
     if lost.is_tie:
         return f"{served}, {tuned} does as well as the one tuned there, within the noise ({signed(lost)})"
@@ -142,7 +142,7 @@ def _sentence(variant: str, share: str, lost: Loss) -> str:
     return f"{served}, {tuned} is {gain} faster than the one tuned there: that search had less luck"
 
 
-def verdict(table: CrossTable, variant: str, share: str, lost: Loss) -> str:
+def verdict(table: CrossTable, variant: str, share: str, lost: Slowdown) -> str:
     """`fastest` of its column, `tie` where the noise hides the difference, else the loss.
 
     Several are the fastest when they are one schedule: the same measurement stands in their cells.
@@ -159,7 +159,7 @@ def share_text(share: str) -> str:
     return share if mechanism != "cpu" else f"{size} core{'' if size == '1' else 's'}"
 
 
-def signed(lost: Loss) -> str:
+def signed(lost: Slowdown) -> str:
     """`+1 % ± 3 %`"""
     return f"{'+' if lost.median >= 0 else '-'}{percent(abs(lost.median))} ± {percent(lost.margin)}"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from fractune.output_files import check_writable
 from fractune.reports.cross_table import CrossTable, verdict
 from fractune.reports.text import time_text
-from fractune_core.analysis.slowdown_ci import Loss
-from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.analysis.slowdown_ci import Slowdown
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ def draw_table(table: CrossTable, path: Path) -> None:
     from matplotlib.figure import Figure
 
     variants, shares = list(table.cells), list(table.shares)
-    losses = {(v, s): lost for v in variants for s in shares if (lost := table.loss(v, s)) is not None}
+    losses = {(v, s): lost for v in variants for s in shares if (lost := table.slowdown(v, s)) is not None}
     shades = [[_shade(losses.get((variant, share))) for share in shares] for variant in variants]
     figure = Figure(figsize=(3.0 + 1.9 * len(shares), 1.9 + 0.8 * len(variants)), layout="constrained")
     axes = figure.subplots()
@@ -73,7 +73,7 @@ def _row_label(variant: str) -> str:
     return variant if variant in (UNTUNED_VARIANT, ROBUST_VARIANT) else f"tuned at {variant}"
 
 
-def _shade(lost: Loss | None) -> float:
+def _shade(lost: Slowdown | None) -> float:
     """The loss as it is coloured: none for a tie, not a number for what was not measured."""
     if lost is None:
         return float("nan")

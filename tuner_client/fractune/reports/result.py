@@ -6,12 +6,11 @@ from typing import Any
 
 from rich.table import Table
 
-from fractune.cli.progress import operator_json
 from fractune.reports.cross_table import model_table, sentences
 from fractune.reports.tables import rich_table
 from fractune.reports.text import counts_text, ratio_text, span_text, table_console, time_text
 from fractune_core.convert import granted_from_proto, state_from_proto
-from fractune_core.errors import JobCancelled, JobFailed, revive
+from fractune_core.errors import JobCancelled, JobFailed, error_from_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import units_text
 
@@ -22,7 +21,7 @@ DOUBTFUL_DIFFERENCE = 1e-3
 def check_ended_well(job: pb.Job) -> None:
     """Raises the error that ended the job, JobCancelled when somebody cancelled it."""
     if job.state == pb.JOB_STATE_FAILED:
-        raise revive(job.error, job.message) if job.error else JobFailed(f"{job.name} failed: {job.message}")
+        raise error_from_name(job.error, job.message) if job.error else JobFailed(f"{job.name} failed: {job.message}")
     if job.state == pb.JOB_STATE_CANCELLED:
         raise JobCancelled(f"{job.name} was cancelled{f': {job.message}' if job.message else ''}")
     if job.state != pb.JOB_STATE_DONE:
@@ -90,3 +89,13 @@ def _latency_table(job: pb.Job) -> Table:
         untuned, tuned = time_text(each.untuned_s), time_text(each.tuned_s)
         table.add_row(each.share, granted, untuned, tuned, speed_up, difference)
     return table
+
+
+def operator_json(operator: pb.Operator) -> dict[str, Any]:
+    return {
+        "name": operator.display_name,
+        "weight": operator.weight,
+        "workload_hash": operator.workload_hash,
+        "trials": operator.trials,
+        "best_s": dict(operator.best_s),
+    }

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fractune.reports.cross_table import CrossTable, sentences, verdict
 from fractune.reports.text import time_text
-from fractune_core.analysis.slowdown_ci import Loss
+from fractune_core.analysis.slowdown_ci import Slowdown
 
 COLUMNS = ("tuned_at", "run_at", "median_s", "loss", "loss_low", "loss_high", "tie", "run_secs")
 
@@ -27,7 +27,7 @@ def rich_table(table: CrossTable) -> Table:
 
 def cell_text(table: CrossTable, variant: str, share: str) -> str:
     """`25.4 ms  +14 % ± 3 %`, `22.2 ms  fastest`, `22.3 ms  tie`; `-` for what was not measured."""
-    cell, lost = table.cells.get(variant, {}).get(share), table.loss(variant, share)
+    cell, lost = table.cells.get(variant, {}).get(share), table.slowdown(variant, share)
     if cell is None or lost is None:
         return "-"
     return f"{time_text(cell.median_s)}  {verdict(table, variant, share, lost)}"
@@ -52,6 +52,6 @@ def rows(table: CrossTable) -> list[list[Any]]:
     ]
 
 
-def _interval(lost: Loss) -> list[float | None]:
+def _interval(lost: Slowdown) -> list[float | None]:
     """JSON knows no NaN."""
     return [None, None] if math.isnan(lost.low) else [lost.low, lost.high]

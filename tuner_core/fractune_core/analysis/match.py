@@ -1,7 +1,7 @@
 """Match: which schedule to use at a share. Exact, near with measured regret, robust, or none with the reason.
 
 One rule serves two readers: the server chooses a record for each operator of a model (`find_match`), and inference
-chooses a variant of a bundle (`choose`). Times are seconds by granted units, then by contestant.
+chooses a variant of a bundle (`choose`). Times are seconds by granted units, then by finalist.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fractune_core.analysis.validated import Finals, Times
+from fractune_core.analysis.validated import Times, ValidatedRecords
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, units_text
 
@@ -53,7 +53,7 @@ DEFAULT_POLICY = Policy()
 
 @dataclass(frozen=True)
 class Choice:
-    """The answer among contestants."""
+    """The answer among finalists."""
 
     how: How
     name: str | None
@@ -77,7 +77,7 @@ class Match:
 
 
 def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLICY, unit: str = "unit") -> Choice:
-    """Choose among contestants for a share of `units` units; `default` names the untuned one, `unit` what a unit is.
+    """Choose among finalists for a share of `units` units; `default` names the untuned one, `unit` what a unit is.
 
     1. Measured at this very share: the fastest there.
     2. Else the one whose measured times lose least at the two nearest shares, on either side where there are such; the
@@ -85,7 +85,7 @@ def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLI
     3. Else the robust one: smallest worst-case regret over all shares measured.
     4. Else, if the policy allows it, the fastest at the nearest share.
 
-    For 2 and 3 a contestant must have been measured at every share that counts, and two shares are the least from which
+    For 2 and 3 a finalist must have been measured at every share that counts, and two shares are the least from which
     a loss can be told. One that is slower than the default at any of them is never chosen.
     """
     if units in times:
@@ -107,7 +107,7 @@ def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLI
 
 
 def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:
-    """The contestant with the smallest worst-case regret over `shares`, and that regret; None when nobody was measured
+    """The finalist with the smallest worst-case regret over `shares`, and that regret; None when nobody was measured
     at all of them. Nobody who is slower than `default` at one of them, where that was measured, takes part.
     """
     rows = [times[share] for share in shares]
@@ -125,7 +125,7 @@ def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str
 
 
 def find_match(
-    finals: Finals,
+    finals: ValidatedRecords,
     granted: GrantedShare,
     device_key: str,
     target_key: str,

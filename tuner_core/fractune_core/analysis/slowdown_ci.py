@@ -14,7 +14,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Loss:
+class Slowdown:
     """Relative: 0.14 = takes 14 % longer; below 0 = is faster."""
 
     median: float
@@ -36,7 +36,7 @@ class Loss:
         return not apart or abs(self.median) <= self.margin
 
 
-def loss(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool) -> Loss:
+def slowdown(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool) -> Slowdown:
     """How much longer `run_secs` are than `best_secs`, both in seconds: the ratio of their medians.
 
     The interval is a percentile bootstrap. `in_turn` says that the n-th repeats of both were taken next to each other:
@@ -48,11 +48,11 @@ def loss(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool
     pairs = in_turn and len(run_secs) == len(best_secs)
     median = ratio(run_secs, best_secs, in_turn=in_turn) - 1.0
     if min(len(run_secs), len(best_secs)) < 3:
-        return Loss(median, math.nan, math.nan)
+        return Slowdown(median, math.nan, math.nan)
     rng = random.Random(_SEED)
     ratios = sorted(_resampled(rng, run_secs, best_secs, pairs=pairs) for _ in range(_RESAMPLES))
     tail = (1.0 - _LEVEL) / 2
-    return Loss(median, ratios[int(tail * _RESAMPLES)] - 1.0, ratios[int((1.0 - tail) * _RESAMPLES) - 1] - 1.0)
+    return Slowdown(median, ratios[int(tail * _RESAMPLES)] - 1.0, ratios[int((1.0 - tail) * _RESAMPLES) - 1] - 1.0)
 
 
 def ratio(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool) -> float:

@@ -10,11 +10,11 @@ from functools import cached_property
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id
 
 Times = Mapping[int, Mapping[str, float]]
-"""Seconds by granted units, then by contestant."""
+"""Seconds by granted units, then by finalist."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTimes:
     """What was published of one operator on one device, for one target, under one mechanism."""
 
     records: tuple[TuningRecord, ...]
@@ -42,16 +42,16 @@ class Measured:
         return min(found, key=lambda r: (r.median_s, r.record_id), default=None)
 
 
-_NOTHING = Measured(())
+_NOTHING = MeasuredTimes(())
 
 
 @dataclass(frozen=True)
-class Finals:
-    """Published and refused contestants of one operator, of every target, device and share."""
+class ValidatedRecords:
+    """Published and refused finalists of one operator, of every target, device and share."""
 
     records: tuple[TuningRecord, ...] = ()
 
-    def measured(self, device_key: str, target_key: str, mechanism: str) -> Measured:
+    def measured(self, device_key: str, target_key: str, mechanism: str) -> MeasuredTimes:
         """What counts there; without records when nothing does."""
         return self._by_place.get((device_key, target_key, mechanism), _NOTHING)
 
@@ -63,12 +63,12 @@ class Finals:
         )
 
     @cached_property
-    def _by_place(self) -> dict[tuple[str, str, str], Measured]:
+    def _by_place(self) -> dict[tuple[str, str, str], MeasuredTimes]:
         found: dict[tuple[str, str, str], list[TuningRecord]] = {}
         for record in self.published:
             place = (record.device.key, record.target_key, record.granted.mechanism)
             found.setdefault(place, []).append(record)
-        return {place: Measured(tuple(records)) for place, records in found.items()}
+        return {place: MeasuredTimes(tuple(records)) for place, records in found.items()}
 
 
 def best_times(records: Iterable[TuningRecord]) -> Times:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind, TuningRecord, candidate_id, record_id
-from fractune_server.engine.trial_counts import OwnTrials
+from fractune_server.engine.trial_counts import TrialCounts
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.store.log import LogKey, TuningLog
 from fractune_server.store.rounds import Round
@@ -48,14 +48,14 @@ class LiveRound:
 
 
 @dataclass
-class JobRun:
+class ActiveJob:
     job: StoredJob
     operators: list[StoredOperator]
     plans: dict[str, OperatorPlan] = field(default_factory=dict)
     """by workload hash, selected operators only; filled when tuning begins"""
     rounds: dict[str, LiveRound] = field(default_factory=dict)
     """by lease"""
-    own: OwnTrials = field(default_factory=OwnTrials)
+    own: TrialCounts = field(default_factory=TrialCounts)
     asked: set[str] = field(default_factory=set)
     """single pieces of work that are under way: `ingest`, `compile`, the share being timed"""
     attempts: Counter[str] = field(default_factory=Counter)

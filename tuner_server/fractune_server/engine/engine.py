@@ -13,21 +13,23 @@ from collections.abc import Callable
 
 import redis
 
-from fractune_core.errors import BadModel, FractuneError, RedisGone, StateUnusable, revive
+from fractune_core.errors import BadModel, FractuneError, RedisGone, StateUnusable, error_from_name
 from fractune_core.jobs import JobState
-from fractune_core.messages import BLOB_TTL_S, Event, Work, WorkFailed, cancel_key, tuner_stream
+from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
 from fractune_core.records import Kind
-from fractune_server.engine.active_job import JobRun
-from fractune_server.engine.ingest import IngestPhase, LooseIngests, ingest_key
-from fractune_server.engine.publish import PublishingPhase
-from fractune_server.engine.tune import TuningPhase
-from fractune_server.engine.validate import FinishingPhase
+from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.ingest import IngestPhase, ingest_key
+from fractune_server.engine.publish import PublishPhase
+from fractune_server.engine.tune import TunePhase
+from fractune_server.engine.validate import ValidatePhase
 from fractune_server.store.stored_job import StoredJob
-from fractune_server.transport.context import Deps
-from fractune_server.transport.dead_letters import report_loss
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.dead_letters import write_dead_letters
 from fractune_server.transport.live_workers import BUILD, COMPILE, MEASURE, TUNE, Fleet, live_workers
+from fractune_server.transport.model_ingests import ModelIngests
+from fractune_server.transport.outgoing import tell_cancelled
 from fractune_server.transport.recorder import Arrival, Recorder
-from fractune_server.transport.requeue import Reaper
+from fractune_server.transport.requeue import Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 
@@ -45,23 +47,25 @@ _log = logging.getLogger(__name__)
 class Engine:
     """`start` it once; `failure` says why it ended by itself."""
 
-    def __init__(self, deps: Deps, ended: Callable[[], None], redis_patience_s: float = REDIS_PATIENCE_S) -> None:
-        self._deps = deps
+    def __init__(
+        self, context: ServerContext, ended: Callable[[], None], redis_patience_s: float = REDIS_PATIENCE_S
+    ) -> None:
+        self._context = context
         self._ended = ended
         self._redis_patience_s = redis_patience_s
-        self.loose_ingests = LooseIngests()
+        self.model_ingests = ModelIngests()
         self.failure: FractuneError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine")
-        queues = WorkQueues(deps.redis)
+        queues = WorkQueues(context.redis)
         self._queues = queues
-        self._recorder = Recorder(deps.redis, deps.store.log)
-        self._ingest = IngestPhase(deps, queues)
-        self._tuning = TuningPhase(deps, queues)
-        self._finishing = FinishingPhase(deps, queues)
-        self._publishing = PublishingPhase(deps, queues)
-        self._reaper = Reaper(deps.redis, queues, self._give_up)
-        self._runs: dict[str, JobRun] = {}
+        self._recorder = Recorder(context.redis, context.store.log)
+        self._ingest = IngestPhase(context, queues)
+        self._tuning = TunePhase(context, queues)
+        self._finishing = ValidatePhase(context, queues)
+        self._publishing = PublishPhase(context, queues)
+        self._reaper = Requeuer(context.redis, queues, self._give_up)
+        self._runs: dict[str, ActiveJob] = {}
         self._fleet = Fleet(())
         self._caught_up = False
         self._swept_at = 0.0
@@ -143,7 +147,7 @@ class Engine:
                 raise
             self._fail(run, error)
 
-    def _take_for(self, run: JobRun, arrival: Arrival) -> None:
+    def _take_for(self, run: ActiveJob, arrival: Arrival) -> None:
         event, state = arrival.event, run.job.state
         if event["event"] == "measured" and arrival.record is not None:
             self._tuning.take_record(run, arrival.record, event["lease"])
@@ -158,7 +162,7 @@ class Engine:
         elif event["event"] == "work_failed":
             self._take_failed(run, event)
 
-    def _take_failed(self, run: JobRun, event: WorkFailed) -> None:
+    def _take_failed(self, run: ActiveJob, event: WorkFailed) -> None:
         """A lost round is bearable; for anything else the job ends with the worker's error."""
         live = run.rounds.get(event.get("lease", ""))
         if live is not None and live.stored.kind is Kind.TRIAL:
@@ -167,22 +171,22 @@ class Engine:
             self._finishing.take_failed(run, event)
             self._tuning.end_round(run, live)
         elif event["do"] in ("ingest", "compile", "time_model"):
-            raise revive(event["error"], event["message"])
+            raise error_from_name(event["error"], event["message"])
 
     def _take_loose(self, event: Event) -> None:
         """Of no open job: an ingest that a call waits for, or what came too late."""
         if event["event"] == "ingested":
-            key = self.loose_ingests.take(event["job"])
+            key = self.model_ingests.take(event["job"])
             if key is not None:
                 self._ingest.save(key, event)
         elif event["event"] == "work_failed":
-            self.loose_ingests.fail(event)
+            self.model_ingests.fail(event)
 
     # ---- which jobs there are -------------------------------------------------------------------
 
     def _meet_jobs(self) -> None:
         """Take up new jobs, and let go of those that were cancelled."""
-        still_open = self._deps.store.jobs.open_ids()
+        still_open = self._context.store.jobs.open_ids()
         for gone in set(self._runs) - still_open:
             run = self._runs.pop(gone)
             for live in list(run.rounds.values()):
@@ -190,12 +194,12 @@ class Engine:
         for job in still_open - set(self._runs):
             self._runs[job] = self._load(job)
 
-    def _load(self, job: str) -> JobRun:
-        stored = self._deps.store.jobs.get(job)
-        run = JobRun(stored, self._deps.store.jobs.operators(job))
+    def _load(self, job: str) -> ActiveJob:
+        stored = self._context.store.jobs.get(job)
+        run = ActiveJob(stored, self._context.store.jobs.operators(job))
         if run.operators:
-            run.load_plans(self._deps.store.log)
-            run.load_rounds(self._deps.store.jobs.rounds(job), self._deps.store.log)
+            run.load_plans(self._context.store.log)
+            run.load_rounds(self._context.store.jobs.rounds(job), self._context.store.log)
         return run
 
     # ---- moving on ------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ class Engine:
                     raise
                 self._fail(run, error)
 
-    def _advance(self, run: JobRun) -> None:
+    def _advance(self, run: ActiveJob) -> None:
         """Move on as far as it goes without waiting."""
         before = None
         while before is not run.job.state and run.job.state.open:
@@ -229,11 +233,11 @@ class Engine:
                 case JobState.TIMING:
                     self._publishing.time(run)
 
-    def _fail(self, run: JobRun, error: FractuneError) -> None:
+    def _fail(self, run: ActiveJob, error: FractuneError) -> None:
         """End the job with the error, and have workers skip what is left of it."""
         _log.info("job %s failed: %s", run.id, error)
         run.end(JobState.FAILED, type(error).__name__, str(error))
-        tell_cancelled(self._deps.redis, run.id)
+        tell_cancelled(self._context.redis, run.id)
 
     def _save_all(self) -> None:
         now = time.monotonic()
@@ -242,20 +246,20 @@ class Engine:
             if run.dirty and (now - run.saved_at >= SAVE_EVERY_S or run.job.state is not run.saved_state):
                 self._save(run, now)
 
-    def _save(self, run: JobRun, now: float) -> None:
+    def _save(self, run: ActiveJob, now: float) -> None:
         run.count_progress()
-        kept = self._deps.store.jobs.save(run.job, run.operators)
+        kept = self._context.store.jobs.save(run.job, run.operators)
         run.dirty, run.saved_at, run.saved_state = False, now, run.job.state
         if not kept or not run.job.state.open:
             del self._runs[run.id]
-        self._deps.changes.announce()
+        self._context.changes.announce()
 
     # ---- looking after things -------------------------------------------------------------------
 
     def _sweep(self) -> None:
         """Once a second: who is there, whose work is orphaned, what is lost, which streams can be cut."""
         self._swept_at = time.monotonic()
-        self._fleet = live_workers(self._deps.redis)
+        self._fleet = live_workers(self._context.redis)
         if self._caught_up:
             # Before the reaper: what a dead tuner instance was to search goes to another, not back to its queue.
             self._tuning.meet(self._fleet, list(self._runs.values()))
@@ -266,7 +270,7 @@ class Engine:
         self._queues.drop_tuners_but(alive)
         self._recorder.expect(tuner_stream(name) for name in alive)
         needed = {live.stored.instance for run in self._runs.values() for live in run.rounds.values()}
-        trim(self._deps.redis, self._recorder, alive, needed)
+        trim(self._context.redis, self._recorder, alive, needed)
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
@@ -291,8 +295,8 @@ class Engine:
 
     def _give_up(self, work: Work) -> None:
         if work["do"] == "ingest":
-            self.loose_ingests.fail(_killed_all(work))
-        report_loss(self._deps.redis, work, self._find_job)
+            self.model_ingests.fail(_killed_all(work))
+        write_dead_letters(self._context.redis, work, self._find_job)
 
     def _find_job(self, job: str) -> StoredJob | None:
         run = self._runs.get(job)
@@ -304,12 +308,7 @@ def _concerns_a_job(error: FractuneError) -> bool:
     return not isinstance(error, StateUnusable)
 
 
-def tell_cancelled(connection: redis.Redis, job: str) -> None:
-    """Have workers skip what is left of the job."""
-    connection.set(cancel_key(job), 1, ex=BLOB_TTL_S)
-
-
-def _roles(run: JobRun) -> list[str]:
+def _roles(run: ActiveJob) -> list[str]:
     """Roles that the job needs now; measuring ones with their share."""
     measuring = [f"role {MEASURE}, share {share}" for share in run.shares]
     match run.job.state:
@@ -323,7 +322,7 @@ def _roles(run: JobRun) -> list[str]:
             return measuring
 
 
-def _is_there(fleet: Fleet, run: JobRun, wanted: str) -> bool:
+def _is_there(fleet: Fleet, run: ActiveJob, wanted: str) -> bool:
     role, _, share = wanted.removeprefix("role ").partition(", share ")
     if role != MEASURE:
         return bool(fleet.of_role(role))

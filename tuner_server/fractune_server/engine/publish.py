@@ -10,7 +10,7 @@ from typing import Any
 
 from fractune_core import bundles
 from fractune_core.analysis.match import Match
-from fractune_core.blobs import get_blob, has_blob, put_blob
+from fractune_core.blobs import get_blob, has_blob, open_signed, put_blob, sign
 from fractune_core.jobs import JobState
 from fractune_core.messages import (
     COMPILE_QUEUE,
@@ -21,52 +21,52 @@ from fractune_core.messages import (
     VariantItem,
     measure_queue,
 )
+from fractune_core.names import ROBUST_VARIANT
 from fractune_core.records import TuningRecord
-from fractune_core.signing import open_signed, sign
-from fractune_server.engine.active_job import JobRun
-from fractune_server.engine.ingest import send_model
-from fractune_server.selection.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
-from fractune_server.transport.context import Deps
+from fractune_server.engine.active_job import ActiveJob
+from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.outgoing import send_model
 from fractune_server.transport.work_queues import WorkQueues
 
 _log = logging.getLogger(__name__)
 
 
-class PublishingPhase:
+class PublishPhase:
     """One thread only."""
 
-    def __init__(self, deps: Deps, queues: WorkQueues) -> None:
-        self._deps = deps
+    def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
+        self._context = context
         self._queues = queues
 
-    def compile(self, run: JobRun) -> None:
+    def compile(self, run: ActiveJob) -> None:
         """Ask for the bundle, unless the very same one was made before."""
         if "compile" in run.asked:
             return
         place, operators = self._place(run), self._operators(run)
-        variants = variants_for(place, operators, robust_only=run.job.spec.variants == bundles.ROBUST_VARIANT)
+        variants = variants_for(place, operators, robust_only=run.job.spec.variants == ROBUST_VARIANT)
         items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
         bundle = _bundle_id(run, items)
-        if self._deps.files.has_bundle(bundle):
+        if self._context.files.has_bundle(bundle):
             self._take_bundle(run, bundle)
             return
         work_id = f"{run.id}-compile-{run.attempts['compile']}"
         if not self._queues.has(work_id):
-            send_model(self._deps, run.job.spec.model)
+            send_model(self._context, run.job.spec.model)
             manifest = _manifest(run, variants, measured_secs(place, operators, variants))
             records = [record.to_json() for record in _published(variants)]
             self._queues.enqueue(COMPILE_QUEUE, _compile_work(run, work_id, bundle, manifest, items, records))
         run.attempts["compile"] += 1
         run.asked.add("compile")
 
-    def take_compiled(self, run: JobRun, event: Compiled) -> None:
+    def take_compiled(self, run: ActiveJob, event: Compiled) -> None:
         """Keep the bundle, its signature checked. Raises Unsigned or NotFound."""
         bundle = event["bundle"]
-        payload = open_signed(self._deps.secret, get_blob(self._deps.redis, bundle))
-        self._deps.files.add_bundle(bundle, payload)
+        payload = open_signed(self._context.secret, get_blob(self._context.redis, bundle))
+        self._context.files.add_bundle(bundle, payload)
         self._take_bundle(run, bundle)
 
-    def time(self, run: JobRun) -> None:
+    def time(self, run: ActiveJob) -> None:
         """Ask for the timings, one share after the other: the model is timed alone."""
         waiting = [share for share in run.shares if share not in run.job.timings]
         if not waiting:
@@ -89,7 +89,7 @@ class PublishingPhase:
         run.attempts[share] += 1
         run.asked.add(share)
 
-    def take_timed(self, run: JobRun, event: ModelTimed) -> None:
+    def take_timed(self, run: ActiveJob, event: ModelTimed) -> None:
         if event["share"] in run.shares:
             run.job.timings[event["share"]] = {
                 "granted": event["granted"],
@@ -98,26 +98,26 @@ class PublishingPhase:
             }
             run.dirty = True
 
-    def _take_bundle(self, run: JobRun, bundle: str) -> None:
+    def _take_bundle(self, run: ActiveJob, bundle: str) -> None:
         run.job.bundle = bundle
         run.enter(JobState.TIMING)
 
     def _send_bundle(self, bundle: str) -> None:
         """Put the bundle where the measuring workers find it, signed."""
-        if not has_blob(self._deps.redis, bundle):
-            payload = b"".join(self._deps.files.bundle(bundle))
-            put_blob(self._deps.redis, bundle, sign(self._deps.secret, payload))
+        if not has_blob(self._context.redis, bundle):
+            payload = b"".join(self._context.files.bundle(bundle))
+            put_blob(self._context.redis, bundle, sign(self._context.secret, payload))
 
-    def _place(self, run: JobRun) -> Place:
-        return Place(run.job.device.key, run.job.target_key, run.job.granted)
+    def _place(self, run: ActiveJob) -> Deployment:
+        return Deployment(run.job.device.key, run.job.target_key, run.job.granted)
 
-    def _operators(self, run: JobRun) -> list[OperatorFinals]:
-        finals = self._deps.store.log.finals_of(op.workload_hash for op in run.operators)
-        return [OperatorFinals(op.workload_hash, op.weight, finals[op.workload_hash]) for op in run.operators]
+    def _operators(self, run: ActiveJob) -> list[ValidatedOperator]:
+        finals = self._context.store.log.finals_of(op.workload_hash for op in run.operators)
+        return [ValidatedOperator(op.workload_hash, op.weight, finals[op.workload_hash]) for op in run.operators]
 
 
 def _compile_work(
-    run: JobRun,
+    run: ActiveJob,
     work_id: str,
     bundle: str,
     manifest: dict[str, Any],
@@ -140,7 +140,7 @@ def _compile_work(
     }
 
 
-def _bundle_id(run: JobRun, variants: list[VariantItem]) -> str:
+def _bundle_id(run: ActiveJob, variants: list[VariantItem]) -> str:
     """32 hex digits: the same model, shapes, target, shares and schedules make the same bundle."""
     spec = run.job.spec
     parts = [bundles.FORMAT, spec.model, spec.inputs, run.job.target, sorted(run.job.granted), variants]
@@ -153,7 +153,7 @@ def _published(variants: Sequence[Variant]) -> list[TuningRecord]:
     return list({record.record_id: record for record in records if record is not None}.values())
 
 
-def _manifest(run: JobRun, variants: Sequence[Variant], measured: dict[str, dict[str, float]]) -> dict[str, Any]:
+def _manifest(run: ActiveJob, variants: Sequence[Variant], measured: dict[str, dict[str, float]]) -> dict[str, Any]:
     job = run.job
     return {
         "model": {"name": job.spec.model_name, "sha256": job.spec.model},

@@ -7,7 +7,7 @@ from collections import Counter
 from fractune_core.records import Status
 
 
-class OwnTrials:
+class TrialCounts:
     """What has been measured, by candidate and share."""
 
     def __init__(self) -> None:

@@ -22,14 +22,14 @@ from fractune_core.messages import (
     tune_queue,
 )
 from fractune_core.records import Kind, TuningRecord
-from fractune_server.engine.active_job import JobRun, LiveRound
-from fractune_server.engine.ingest import send_workload
+from fractune_server.engine.active_job import ActiveJob, LiveRound
 from fractune_server.scheduler.allocation import FIRST_ROUND, OperatorPlan, joint_times, next_round
-from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, anchor_kind, choose_lenders
+from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
-from fractune_server.transport.context import Deps
+from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import BUILD, TUNE, Fleet
+from fractune_server.transport.outgoing import send_workload
 from fractune_server.transport.work_queues import WorkQueues
 
 _HISTORY = 256
@@ -49,11 +49,11 @@ class Instance:
     started_at: float
 
 
-class TuningPhase:
+class TunePhase:
     """One thread only."""
 
-    def __init__(self, deps: Deps, queues: WorkQueues) -> None:
-        self._deps = deps
+    def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
+        self._context = context
         self._queues = queues
         self._instances: dict[str, Instance] = {}
         self._owners: dict[LogKey, str] = {}
@@ -61,14 +61,14 @@ class TuningPhase:
         self._enough = FIRST_ROUND
         """candidates under way with which an instance's builders have work, so that it need not search yet"""
 
-    def begin(self, run: JobRun) -> None:
+    def begin(self, run: ActiveJob) -> None:
         """Read from the log how the operators stand, so that nothing is measured again."""
-        run.load_plans(self._deps.store.log)
+        run.load_plans(self._context.store.log)
         if run.job.tuning_began is None:
             run.job.tuning_began = time.time()
         run.dirty = True
 
-    def meet(self, fleet: Fleet, runs: Collection[JobRun]) -> None:
+    def meet(self, fleet: Fleet, runs: Collection[ActiveJob]) -> None:
         """Take note of who is there; what an instance that is gone had not proposed is leased again."""
         present = {worker["name"]: worker for worker in fleet.of_role(TUNE)}
         gone = {name for name, known in self._instances.items() if not _same(known, present.get(name))}
@@ -87,7 +87,7 @@ class TuningPhase:
                     self._queues.withdraw(live.stored.lease)
                     self.end_round(run, live)
 
-    def advance(self, run: JobRun, runs: Collection[JobRun]) -> None:
+    def advance(self, run: ActiveJob, runs: Collection[ActiveJob]) -> None:
         """Start the rounds that can start now; go on to the finals when nothing is left to do or wait for."""
         _count_rounds(runs)
         if not run.time_is_up:
@@ -99,7 +99,7 @@ class TuningPhase:
         run.job.tuning_ended = time.time()
         run.enter(JobState.FINISHING)
 
-    def take_proposed(self, run: JobRun, event: Proposed) -> None:
+    def take_proposed(self, run: ActiveJob, event: Proposed) -> None:
         live = run.rounds.get(event["lease"])
         if live is None or live.proposed:
             return
@@ -107,12 +107,12 @@ class TuningPhase:
         live.propose(event["candidates"], run.shares)
         plan = run.plans[live.stored.workload_hash]
         plan.exhausted = plan.exhausted or event["exhausted"]
-        self._deps.store.jobs.save_round(live.stored)
+        self._context.store.jobs.save_round(live.stored)
         run.dirty = True
         if not live.missing:
             self.end_round(run, live)
 
-    def take_record(self, run: JobRun, record: TuningRecord, lease: str) -> None:
+    def take_record(self, run: ActiveJob, record: TuningRecord, lease: str) -> None:
         """Strike a result out of its round; the round ends with the last one."""
         live = run.rounds.get(lease)
         if live is None or not live.proposed:
@@ -121,7 +121,7 @@ class TuningPhase:
         if not live.missing:
             self.end_round(run, live)
 
-    def take_failed(self, run: JobRun, event: WorkFailed) -> None:
+    def take_failed(self, run: ActiveJob, event: WorkFailed) -> None:
         """A search, or the building or measuring of a round, ended without a result."""
         live = run.rounds.get(event.get("lease", ""))
         if live is None:
@@ -134,11 +134,11 @@ class TuningPhase:
             run.note(f"gave up the search of {name}: {event['message']}")
         self.end_round(run, live)
 
-    def end_round(self, run: JobRun, live: LiveRound) -> None:
+    def end_round(self, run: ActiveJob, live: LiveRound) -> None:
         del run.rounds[live.stored.lease]
         candidates = live.stored.candidates or []
-        drop_blobs(self._deps.redis, [artifact_blob(live.stored.lease, name) for name in candidates])
-        self._deps.store.jobs.drop_round(live.stored.lease)
+        drop_blobs(self._context.redis, [artifact_blob(live.stored.lease, name) for name in candidates])
+        self._context.store.jobs.drop_round(live.stored.lease)
         run.dirty = True
         plan = run.plans.get(live.stored.workload_hash)
         if plan is None or live.stored.kind is not Kind.TRIAL or not live.proposed:
@@ -147,7 +147,7 @@ class TuningPhase:
         if plan.complete == live.complete_before and not live.missing:
             plan.exhausted = True  # nothing but what the log held already
 
-    def _start_rounds(self, run: JobRun, runs: Collection[JobRun]) -> None:
+    def _start_rounds(self, run: ActiveJob, runs: Collection[ActiveJob]) -> None:
         for instance in self._instances.values():
             if not self._has_room(instance, runs):
                 continue
@@ -157,16 +157,16 @@ class TuningPhase:
                 self._start(run, instance, *found)
                 _count_rounds(runs)
 
-    def _has_room(self, instance: Instance, runs: Collection[JobRun]) -> bool:
+    def _has_room(self, instance: Instance, runs: Collection[ActiveJob]) -> bool:
         """One search at a time, as late as the builders allow: it then knows more."""
         held = [live for run in runs for live in run.rounds.values() if live.stored.instance == instance.name]
         return all(live.proposed for live in held) and sum(live.in_flight for live in held) <= self._enough
 
-    def _may_have(self, run: JobRun, instance: Instance, plan: OperatorPlan) -> bool:
+    def _may_have(self, run: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""
         return self._owners.get(run.log_key(plan.workload_hash), instance.name) == instance.name
 
-    def _start(self, run: JobRun, instance: Instance, plan: OperatorPlan, count: int) -> None:
+    def _start(self, run: ActiveJob, instance: Instance, plan: OperatorPlan, count: int) -> None:
         lease = uuid.uuid4().hex
         work: SearchWork = {
             "do": "search",
@@ -186,12 +186,12 @@ class TuningPhase:
         if self._owners.get(key) != instance.name:
             work["history"] = self._history(key, plan)
             work["borrowed"] = self._borrowed(key, plan, work["operator"]) if plan.complete < TRIALS_AT_LEAST else []
-        send_workload(self._deps, plan.workload_hash)
+        send_workload(self._context, plan.workload_hash)
         # First the queue, then the store: a lease that nobody remembers costs a few trials too many, a lease
         # that nobody works on would hold the job up.
         self._queues.enqueue(tune_queue(instance.name), work, at_front=run.job.spec.priority > 0)
         stored = Round(lease, run.id, Kind.TRIAL, plan.workload_hash, instance.name, count)
-        self._deps.store.jobs.save_round(stored)
+        self._context.store.jobs.save_round(stored)
         run.rounds[lease] = LiveRound(stored, best_before_s=plan.best_s, complete_before=plan.complete)
         self._owners[key] = instance.name
         run.dirty = True
@@ -199,21 +199,21 @@ class TuningPhase:
     def _history(self, key: LogKey, plan: OperatorPlan) -> list[PastTrial]:
         """The fastest of the candidates measured at all shares, and some that failed."""
         times: dict[str, dict[str, float]] = {}
-        for row in self._deps.store.log.trials(key):
+        for row in self._context.store.log.trials(key):
             times.setdefault(row.candidate_id, {})[row.share_key] = row.median_s
         joint = joint_times(times, plan.shares)
         best = sorted((name for name, secs in joint.items() if secs), key=lambda name: joint[name])[:_HISTORY]
         failed = [name for name, secs in joint.items() if not secs][:_HISTORY]
-        traces = self._deps.store.log.traces(key, best + failed)
+        traces = self._context.store.log.traces(key, best + failed)
         return [{"trace": traces[name], "secs": joint[name]} for name in best + failed]
 
     def _borrowed(self, key: LogKey, plan: OperatorPlan, operator: str) -> list[str]:
         """The lenders' fastest traces: the fastest of each first, then the second of each."""
-        kin = self._deps.store.log.kin(key, f"%{anchor_kind(operator)}%")
+        kin = self._context.store.log.donors(key, f"%{operator_kind(operator)}%")
         lent: list[list[TuningRecord]] = []
-        for each in choose_lenders(kin, operator, key.workload_hash, plan.shares):
+        for each in choose_donors(kin, operator, key.workload_hash, plan.shares):
             theirs = replace(key, workload_hash=each.workload_hash)
-            lent.append(self._deps.store.log.best_trials(theirs, each.share_key, _LENT))
+            lent.append(self._context.store.log.best_trials(theirs, each.share_key, _LENT))
         return [record.trace for rank in zip_longest(*lent) for record in rank if record is not None]
 
 
@@ -221,7 +221,7 @@ def _same(known: Instance, worker: WorkerInfo | None) -> bool:
     return worker is not None and worker["started_at"] == known.started_at
 
 
-def _count_rounds(runs: Collection[JobRun]) -> None:
+def _count_rounds(runs: Collection[ActiveJob]) -> None:
     """Tell every plan what is under way for its operator, in any job."""
     counts: dict[tuple[LogKey, tuple[str, ...]], int] = {}
     busy: set[LogKey] = set()

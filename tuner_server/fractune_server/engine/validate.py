@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import uuid
 
-from fractune_core.errors import NotFound, revive
+from fractune_core.errors import NotFound, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_server.engine.active_job import JobRun, LiveRound
-from fractune_server.engine.ingest import send_workload
-from fractune_server.scheduler.finalists import BEST_PER_SHARE, contestants, settled
+from fractune_server.engine.active_job import ActiveJob, LiveRound
+from fractune_server.scheduler.finalists import BEST_PER_SHARE, finalists, settled
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import StoredOperator
-from fractune_server.transport.context import Deps
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.outgoing import send_workload
 from fractune_server.transport.work_queues import WorkQueues
 
 _PASSES = 3
-"""contests of one operator in one job: contestants that fail make room for the next best, this often"""
+"""contests of one operator in one job: finalists that fail make room for the next best, this often"""
 
 
-class FinishingPhase:
+class ValidatePhase:
     """One thread only."""
 
-    def __init__(self, deps: Deps, queues: WorkQueues) -> None:
-        self._deps = deps
+    def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
+        self._context = context
         self._queues = queues
 
-    def advance(self, run: JobRun) -> None:
+    def advance(self, run: ActiveJob) -> None:
         """Ask for what is missing; go on when every operator is settled."""
         if run.job.spec.rerank and not run.settled and not run.rounds:
             self._check_known(run)
@@ -39,13 +39,13 @@ class FinishingPhase:
         if not run.rounds:
             run.enter(JobState.COMPILING)
 
-    def take_failed(self, run: JobRun, event: WorkFailed) -> None:
+    def take_failed(self, run: ActiveJob, event: WorkFailed) -> None:
         """A contest could not be built or measured at all. Raises the error when it goes on like that."""
         live = run.rounds.get(event.get("lease", ""))
         if live is not None and run.attempts[f"finals {live.stored.workload_hash}"] >= _PASSES:
-            raise revive(event["error"], event["message"])
+            raise error_from_name(event["error"], event["message"])
 
-    def _settle(self, run: JobRun, operator: StoredOperator) -> None:
+    def _settle(self, run: ActiveJob, operator: StoredOperator) -> None:
         """Publish what the log holds, or start a contest for what it lacks."""
         name = operator.workload_hash
         finals = self._finals(run, name)
@@ -58,27 +58,27 @@ class FinishingPhase:
         run.attempts[attempt] += 1
         self._start(run, operator, chosen)
 
-    def _finals(self, run: JobRun, workload_hash: str) -> list[TuningRecord]:
+    def _finals(self, run: ActiveJob, workload_hash: str) -> list[TuningRecord]:
         key = run.log_key(workload_hash)
         return [
             record
-            for record in self._deps.store.log.finals(workload_hash).records
+            for record in self._context.store.log.finals(workload_hash).records
             if (record.target_key, record.device.key) == (key.target_key, key.device_key)
         ]
 
-    def _contestants(self, run: JobRun, workload_hash: str, finals: list[TuningRecord]) -> dict[str, str]:
+    def _contestants(self, run: ActiveJob, workload_hash: str, finals: list[TuningRecord]) -> dict[str, str]:
         refused = {record.candidate_id for record in finals if record.status is not Status.OK}
         key, count = run.log_key(workload_hash), run.job.spec.rerank or BEST_PER_SHARE
         shares = self._shares_known(run, key) if run.job.spec.rerank else run.share_keys
-        best = {share: self._deps.store.log.best_trials(key, share, count + len(refused)) for share in shares}
-        return contestants(best, finals, run.untuned(workload_hash), count)
+        best = {share: self._context.store.log.best_trials(key, share, count + len(refused)) for share in shares}
+        return finalists(best, finals, run.untuned(workload_hash), count)
 
-    def _shares_known(self, run: JobRun, key: LogKey) -> list[str]:
+    def _shares_known(self, run: ActiveJob, key: LogKey) -> list[str]:
         """Keys of the shares, of the job's mechanisms, that the operator was tuned at."""
         mechanisms = sorted({granted.mechanism for granted in run.job.granted.values()})
-        return [share for each in mechanisms for share in self._deps.store.log.share_keys(key, each)]
+        return [share for each in mechanisms for share in self._context.store.log.share_keys(key, each)]
 
-    def _check_known(self, run: JobRun) -> None:
+    def _check_known(self, run: ActiveJob) -> None:
         """Raises NotFound when there is nothing to measure again."""
         if not any(self._shares_known(run, run.log_key(operator.workload_hash)) for operator in run.selected):
             raise NotFound(
@@ -86,7 +86,7 @@ class FinishingPhase:
                 "tune it first by 'fractune tune'"
             )
 
-    def _start(self, run: JobRun, operator: StoredOperator, chosen: dict[str, str]) -> None:
+    def _start(self, run: ActiveJob, operator: StoredOperator, chosen: dict[str, str]) -> None:
         lease = uuid.uuid4().hex
         work: BuildWork = {
             "do": "build",
@@ -103,18 +103,18 @@ class FinishingPhase:
             "candidates": [{"candidate": name, "trace": trace} for name, trace in chosen.items()],
             "reply": SERVER_STREAM,
         }
-        send_workload(self._deps, operator.workload_hash)
+        send_workload(self._context, operator.workload_hash)
         self._queues.enqueue(BUILD_QUEUE, work, at_front=run.job.spec.priority > 0)
         stored = Round(lease, run.id, Kind.FINAL, operator.workload_hash, "", len(chosen), list(chosen))
-        self._deps.store.jobs.save_round(stored)
+        self._context.store.jobs.save_round(stored)
         live = LiveRound(stored)
         live.propose(chosen, run.shares)
         run.rounds[lease] = live
         run.dirty = True
 
 
-def _copy_finals(run: JobRun, operator: StoredOperator, finals: list[TuningRecord]) -> None:
-    """What people see of an operator once it was measured alone: the newest time of each contestant counts."""
+def _copy_finals(run: ActiveJob, operator: StoredOperator, finals: list[TuningRecord]) -> None:
+    """What people see of an operator once it was measured alone: the newest time of each finalist counts."""
     untuned = run.untuned(operator.workload_hash)
     for share, granted in run.job.granted.items():
         newest: dict[str, float] = {}

@@ -9,7 +9,7 @@ from fractune_core.records import Status, TuningRecord
 BEST_PER_SHARE = 2
 
 
-def contestants(
+def finalists(
     best: Mapping[str, Sequence[TuningRecord]],
     finals: Sequence[TuningRecord],
     untuned: str,
@@ -32,7 +32,7 @@ def contestants(
 
 
 def settled(chosen: Iterable[str], finals: Iterable[TuningRecord], shares: Iterable[str]) -> bool:
-    """True when every contestant has a final at every share (keys), so that nothing is left to measure."""
+    """True when every finalist has a final at every share (keys), so that nothing is left to measure."""
     held = {(record.candidate_id, record.granted.key) for record in finals}
     wanted = list(chosen)
     return all((candidate, share) in held for share in shares for candidate in wanted)

@@ -11,7 +11,7 @@ TRIALS_AT_LEAST = 16
 """an operator that was measured less often has nothing worth lending"""
 
 
-class Kin(Protocol):
+class Donor(Protocol):
     """How many trials of an operator ran well at one share."""
 
     @property
@@ -24,17 +24,17 @@ class Kin(Protocol):
     def trials(self) -> int: ...
 
 
-K = TypeVar("K", bound=Kin)
+K = TypeVar("K", bound=Donor)
 
 
-def anchor_kind(operator: str) -> str:
+def operator_kind(operator: str) -> str:
     """The kind of the operator's anchor, by its name: `conv2d` for `fused_conv2d3_add2_relu2`. A label that saves
     work: whether a schedule fits is found out where it is tried.
     """
     return re.sub(r"\d*(_.*)?$", "", operator.removeprefix("fused_"))
 
 
-def choose_lenders(kin: Iterable[K], operator: str, workload_hash: str, shares: Collection[str]) -> list[K]:
+def choose_donors(kin: Iterable[K], operator: str, workload_hash: str, shares: Collection[str]) -> list[K]:
     """At most one entry for each workload: at one of `shares` (share keys) where there is one, else at another.
 
     The operator itself comes first, when it was measured at other shares; then those with the most trials.
@@ -42,7 +42,7 @@ def choose_lenders(kin: Iterable[K], operator: str, workload_hash: str, shares: 
     chosen: dict[str, K] = {}
     for each in kin:
         own = each.workload_hash == workload_hash
-        if anchor_kind(each.operator) != anchor_kind(operator) or (own and each.share_key in shares):
+        if operator_kind(each.operator) != operator_kind(operator) or (own and each.share_key in shares):
             continue
         known = chosen.get(each.workload_hash)
         if each.trials >= TRIALS_AT_LEAST and (known is None or _rank(each, shares) > _rank(known, shares)):
@@ -51,5 +51,5 @@ def choose_lenders(kin: Iterable[K], operator: str, workload_hash: str, shares: 
     return ranked[:LENDERS_AT_MOST]
 
 
-def _rank(kin: Kin, shares: Collection[str]) -> tuple[bool, int]:
+def _rank(kin: Donor, shares: Collection[str]) -> tuple[bool, int]:
     return kin.share_key in shares, kin.trials

@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fractune_core.analysis.match import Match, Policy, find_match
-from fractune_core.analysis.validated import Finals
-from fractune_core.bundles import UNTUNED_VARIANT
-from fractune_core.devices import Device
+from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound, ServerUnreachable, ShareUnavailable
 from fractune_core.jobs import OperatorTask
+from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import TuningRecord
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
-from fractune_server.engine.ingest import LooseIngests, request_ingest
-from fractune_server.selection.variants import OperatorFinals, Place
+from fractune_server.selection.variants import Deployment, ValidatedOperator
 from fractune_server.store.models import IngestedModel, IngestKey
-from fractune_server.transport.context import Deps
+from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import COMPILE, Fleet, live_workers
+from fractune_server.transport.model_ingests import ModelIngests
+from fractune_server.transport.outgoing import request_ingest
 from fractune_server.transport.work_queues import WorkQueues
 
 _LONGEST_S = 600.0
@@ -43,7 +43,7 @@ class OperatorRow:
 
 
 @dataclass(frozen=True)
-class Asked:
+class MatchQuery:
     """A model as a user names it, with what its operators depend on."""
 
     model: str
@@ -56,7 +56,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Spot:
+class DeviceShare:
     """A share of a device."""
 
     device: Device
@@ -68,11 +68,11 @@ class Spot:
 class Matcher:
     """Any thread may call."""
 
-    def __init__(self, deps: Deps, loose_ingests: LooseIngests) -> None:
-        self._deps = deps
-        self._loose = loose_ingests
+    def __init__(self, context: ServerContext, model_ingests: ModelIngests) -> None:
+        self._context = context
+        self._ingests = model_ingests
 
-    def match(self, asked: Asked, share: str, policy: Policy) -> list[OperatorAnswer]:
+    def match(self, asked: MatchQuery, share: str, policy: Policy) -> list[OperatorAnswer]:
         """One answer for each operator.
 
         1. The share's granted form: from a live worker, else from the log, else from the size it names.
@@ -82,7 +82,7 @@ class Matcher:
         Raises NotFound when nothing is known of the share or the model, ShareUnavailable when the model has to be
         read and no worker can, ServerUnreachable when the time is over before it was read.
         """
-        fleet = live_workers(self._deps.redis)
+        fleet = live_workers(self._context.redis)
         spot = self._spot(fleet, Share.parse(share))
         found = self._ingested(fleet, asked, spot)
         finals = self._finals(found.operators)
@@ -92,71 +92,71 @@ class Matcher:
             for task in found.operators
         ]
 
-    def tabulate(self, asked: Asked, shares: Sequence[str]) -> list[OperatorRow]:
+    def tabulate(self, asked: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
         """Each operator's published times, by the share that its schedule was chosen for and the share it ran at.
 
         Raises what `match` raises, and BadRequest when the shares are of several devices.
         """
-        fleet = live_workers(self._deps.redis)
+        fleet = live_workers(self._context.redis)
         spots = {share: self._spot(fleet, Share.parse(share)) for share in shares}
         if len({spot.device.key for spot in spots.values()}) != 1:
             raise BadRequest(f"shares {', '.join(shares)}: name shares of one device")
         spot = next(iter(spots.values()))
         found = self._ingested(fleet, asked, spot)
-        place = Place(spot.device.key, found.target_key, {share: each.granted for share, each in spots.items()})
+        place = Deployment(spot.device.key, found.target_key, {share: each.granted for share, each in spots.items()})
         finals = self._finals(found.operators)
         return [_row(task, finals[task.workload_hash], place) for task in found.operators]
 
-    def _finals(self, tasks: Sequence[OperatorTask]) -> dict[str, Finals]:
-        return self._deps.store.log.finals_of(task.workload_hash for task in tasks)
+    def _finals(self, tasks: Sequence[OperatorTask]) -> dict[str, ValidatedRecords]:
+        return self._context.store.log.finals_of(task.workload_hash for task in tasks)
 
-    def _ingested(self, fleet: Fleet, asked: Asked, spot: Spot) -> IngestedModel:
+    def _ingested(self, fleet: Fleet, asked: MatchQuery, spot: DeviceShare) -> IngestedModel:
         key = IngestKey(asked.model, dict(asked.inputs), asked.target or spot.target)
-        found = self._deps.store.models.find_ingested(key)
+        found = self._context.store.models.find_ingested(key)
         return found or self._ingest(fleet, key, spot.device, asked.time_left_s)
 
-    def _spot(self, fleet: Fleet, share: Share) -> Spot:
+    def _spot(self, fleet: Fleet, share: Share) -> DeviceShare:
         text = str(share)
         offers = fleet.offers()
         for offer in offers:
             if offer.granted.share == text:
-                return Spot(offer.device, offer.granted, offer.target)
-        record = self._deps.store.log.newest(text)
+                return DeviceShare(offer.device, offer.granted, offer.target)
+        record = self._context.store.log.newest(text)
         if record is not None:
-            return Spot(record.device, record.granted, record.target_key)
+            return DeviceShare(record.device, record.granted, record.target_key)
         if share.mechanism == "cpu":
             cpus = [offer for offer in offers if offer.device.kind == "cpu"]
-            known = cpus[0] if cpus else self._deps.store.log.newest_of_kind("cpu")
+            known = cpus[0] if cpus else self._context.store.log.newest_of_kind("cpu")
             if known is not None and share.cores <= known.granted.units_total:
                 granted = replace(known.granted, share=text, units=share.cores, ids=())
-                return Spot(known.device, granted, target_key(known.target))
+                return DeviceShare(known.device, granted, target_key(known.target))
         raise NotFound(f"share {text}: no worker offers it and the log holds nothing that was measured there")
 
     def _ingest(self, fleet: Fleet, key: IngestKey, device: Device, time_left_s: float | None) -> IngestedModel:
-        self._deps.store.models.get(key.model)
+        self._context.store.models.get(key.model)
         if not fleet.of_role(COMPILE):
             raise ShareUnavailable(
                 "this model was not read yet with these shapes and this target, and no worker of the role "
                 f"{COMPILE} is there to read it; start one"
             )
         job = f"match-{uuid.uuid4().hex[:12]}"
-        self._loose.expect(job, key)
-        request_ingest(self._deps, WorkQueues(self._deps.redis), key, device.isa, job, job)
+        self._ingests.expect(job, key)
+        request_ingest(self._context, WorkQueues(self._context.redis), key, device.isa, job, job)
         deadline = time.monotonic() + min(time_left_s or _LONGEST_S, _LONGEST_S)
         while time.monotonic() < deadline:
-            changes = self._deps.changes.count
-            found = self._deps.store.models.find_ingested(key)
+            changes = self._context.changes.count
+            found = self._context.store.models.find_ingested(key)
             if found is not None:
                 return found
-            error = self._loose.forget(job)
+            error = self._ingests.forget(job)
             if error is not None:
                 raise error
-            self._deps.changes.wait(changes, _LOOK_EVERY_S)
+            self._context.changes.wait(changes, _LOOK_EVERY_S)
         raise ServerUnreachable("the model was not read in time; ask again with a longer deadline")
 
 
-def _row(task: OperatorTask, finals: Finals, place: Place) -> OperatorRow:
-    operator = OperatorFinals(task.workload_hash, task.weight, finals)
+def _row(task: OperatorTask, finals: ValidatedRecords, place: Deployment) -> OperatorRow:
+    operator = ValidatedOperator(task.workload_hash, task.weight, finals)
     matches = {share: place.match(operator, share) for share in place.granted}
     chosen = {share: match.record.candidate_id for share, match in matches.items() if match.record is not None}
     rows = {UNTUNED_VARIANT: place.default(operator), **dict.fromkeys(place.granted, place.default(operator))}

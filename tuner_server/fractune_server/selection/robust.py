@@ -10,16 +10,16 @@ _GAIN = 1e-9
 """a smaller gain of the worst regret is rounding"""
 
 Rows = Mapping[str, Mapping[str, Sequence[float]]]
-"""seconds at each share, by operator and contestant"""
+"""seconds at each share, by operator and finalist"""
 
 
 def robust_for_model(
     times: Mapping[str, Times], weights: Mapping[str, int], shares: Sequence[int], default: Mapping[str, str]
 ) -> tuple[dict[str, str], float]:
-    """A contestant for each operator, so that the whole model loses least at the worst of `shares` (units); and that
+    """A finalist for each operator, so that the whole model loses least at the worst of `shares` (units); and that
     loss, relative to every operator's best at that share.
 
-    `times`, `weights` and `default` (the untuned contestant) are by operator. An operator of which nobody was measured
+    `times`, `weights` and `default` (the untuned finalist) are by operator. An operator of which nobody was measured
     at all shares is left out. The search starts from each operator's own least worst-case regret and from the fastest
     at each share, and changes one operator at a time while that helps: never worse than where it started, not always
     the best there is.
@@ -68,13 +68,13 @@ def _fastest(row: Mapping[str, Sequence[float]], place: int) -> str:
 
 
 def _least(row: Mapping[str, Sequence[float]], default: str) -> str:
-    """The contestant of least worst-case regret; the default where it is as good as any."""
+    """The finalist of least worst-case regret; the default where it is as good as any."""
     best = [min(secs) for secs in zip(*row.values(), strict=True)]
     return min(row, key=lambda n: (max(t / b for t, b in zip(row[n], best, strict=True)), n != default, n))
 
 
 def _measured_at_all(times: Times, shares: Sequence[int]) -> dict[str, list[float]]:
-    """Times at `shares`, in their order, of the contestants that were measured at all of them."""
+    """Times at `shares`, in their order, of the finalists that were measured at all of them."""
     rows = [times.get(share, {}) for share in shares]
     names = set.intersection(*(set(row) for row in rows)) if rows else set()
     return {name: [row[name] for row in rows] for name in names}

@@ -6,24 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fractune_core.analysis.match import How, Match, find_match
-from fractune_core.analysis.validated import Finals, Measured, Times
-from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, candidate_id
 from fractune_core.shares import GrantedShare, units_text
 from fractune_server.selection.robust import robust_for_model
 
 
 @dataclass(frozen=True)
-class OperatorFinals:
+class ValidatedOperator:
     """An operator of a model, and what the log holds of it from finals, on whatever device."""
 
     workload_hash: str
     weight: int
-    finals: Finals
+    finals: ValidatedRecords
 
 
 @dataclass(frozen=True)
-class Place:
+class Deployment:
     """Where the model is to run: one device, one target, some of its shares."""
 
     device_key: str
@@ -31,14 +31,14 @@ class Place:
     granted: Mapping[str, GrantedShare]
     """by share as text"""
 
-    def measured(self, operator: OperatorFinals, mechanism: str) -> Measured:
+    def measured(self, operator: ValidatedOperator, mechanism: str) -> MeasuredTimes:
         """What counts here of an operator's finals."""
         return operator.finals.measured(self.device_key, self.target_key, mechanism)
 
-    def match(self, operator: OperatorFinals, share: str) -> Match:
+    def match(self, operator: ValidatedOperator, share: str) -> Match:
         return find_match(operator.finals, self.granted[share], self.device_key, self.target_key)
 
-    def default(self, operator: OperatorFinals) -> str:
+    def default(self, operator: ValidatedOperator) -> str:
         """Candidate id of the untuned default."""
         return candidate_id(operator.workload_hash, self.target_key, UNTUNED)
 
@@ -56,7 +56,7 @@ class Variant:
         return {name: match.record.trace for name, match in self.matches.items() if match.record is not None}
 
 
-def variants_for(place: Place, operators: Sequence[OperatorFinals], *, robust_only: bool) -> list[Variant]:
+def variants_for(place: Deployment, operators: Sequence[ValidatedOperator], *, robust_only: bool) -> list[Variant]:
     """A variant for each share, a robust one where that is another than those, and the untuned one last."""
     untuned = Variant(UNTUNED_VARIANT, {})
     robust = _robust(place, operators)
@@ -68,7 +68,7 @@ def variants_for(place: Place, operators: Sequence[OperatorFinals], *, robust_on
 
 
 def measured_secs(
-    place: Place, operators: Sequence[OperatorFinals], variants: Sequence[Variant]
+    place: Deployment, operators: Sequence[ValidatedOperator], variants: Sequence[Variant]
 ) -> dict[str, dict[str, float]]:
     """Seconds by share, then by variant: the sum over operators of weight x published median of the schedule in it.
 
@@ -87,7 +87,7 @@ def measured_secs(
 
 
 def _times_at(
-    place: Place, operators: Sequence[OperatorFinals], granted: GrantedShare
+    place: Deployment, operators: Sequence[ValidatedOperator], granted: GrantedShare
 ) -> dict[str, Mapping[str, float]]:
     """Seconds by workload hash and candidate, of the operators that were measured at all."""
     times = {op.workload_hash: place.measured(op, granted.mechanism).times for op in operators}
@@ -95,7 +95,10 @@ def _times_at(
 
 
 def _secs_of(
-    variant: Variant, place: Place, operators: Sequence[OperatorFinals], times: Mapping[str, Mapping[str, float]]
+    variant: Variant,
+    place: Deployment,
+    operators: Sequence[ValidatedOperator],
+    times: Mapping[str, Mapping[str, float]],
 ) -> list[float] | None:
     """Weighted seconds of each operator that has times; None when one lacks that of the variant's schedule."""
     secs = []
@@ -112,7 +115,7 @@ def _secs_of(
     return secs
 
 
-def _robust(place: Place, operators: Sequence[OperatorFinals]) -> Variant:
+def _robust(place: Deployment, operators: Sequence[ValidatedOperator]) -> Variant:
     """The schedules with which the whole model loses least at the worst share; empty where nothing can be told."""
     shares = sorted({granted.key: granted for granted in place.granted.values()}.values(), key=lambda g: g.units)
     times = {op.workload_hash: _rows(place, op, shares) for op in operators}
@@ -130,7 +133,7 @@ def _robust(place: Place, operators: Sequence[OperatorFinals]) -> Variant:
     )
 
 
-def _rows(place: Place, operator: OperatorFinals, shares: Sequence[GrantedShare]) -> Times:
+def _rows(place: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare]) -> Times:
     """Seconds of the operator by the number of the share, then by candidate."""
     return {
         number: place.measured(operator, granted.mechanism).times.get(granted.units, {})
@@ -139,7 +142,7 @@ def _rows(place: Place, operator: OperatorFinals, shares: Sequence[GrantedShare]
 
 
 def _robust_match(
-    place: Place, operator: OperatorFinals, shares: Sequence[GrantedShare], candidate: str, reason: str
+    place: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare], candidate: str, reason: str
 ) -> Match:
     regret = max(row[candidate] / min(row.values()) - 1.0 for row in _rows(place, operator, shares).values())
     mechanisms = dict.fromkeys(granted.mechanism for granted in shares)

@@ -7,26 +7,25 @@ from collections import Counter
 import grpc
 
 from fractune_core.convert import device_to_proto, granted_to_proto, timestamp
-from fractune_core.devices import Device
 from fractune_core.messages import WorkerInfo
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.shares import GrantedShare
-from fractune_server.transport.context import Deps
+from fractune_core.shares import Device, GrantedShare
+from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
 
 
 class FleetService(rpc.FleetServiceServicer):
-    def __init__(self, deps: Deps) -> None:
-        self._deps = deps
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: grpc.ServicerContext) -> pb.ListWorkersResponse:
-        workers = live_workers(self._deps.redis).workers
+        workers = live_workers(self._context.redis).workers
         return pb.ListWorkersResponse(workers=[_encode(workers[name]) for name in sorted(workers)])
 
     def ListShares(self, request: pb.ListSharesRequest, context: grpc.ServicerContext) -> pb.ListSharesResponse:
-        offers = live_workers(self._deps.redis).offers()
+        offers = live_workers(self._context.redis).offers()
         counts = Counter((offer.device, offer.granted) for offer in offers)
         return pb.ListSharesResponse(
             shares=[

@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fractune_core.bundles import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.convert import granted_to_proto, spec_to_proto, state_to_proto, timestamp
 from fractune_core.jobs import JobState
-from fractune_core.names import Collection
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import GrantedShare
 from fractune_server.store.stored_job import StoredJob, StoredOperator

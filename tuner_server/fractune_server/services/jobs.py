@@ -16,12 +16,12 @@ from fractune_core.jobs import JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.engine.engine import tell_cancelled
 from fractune_server.services.job_view import job_to_proto
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.stored_job import StoredJob
-from fractune_server.transport.context import Deps
+from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
+from fractune_server.transport.outgoing import tell_cancelled
 
 MAX_WATCHERS = 24
 """each holds a thread; the rest of the threads stay free for calls that end at once"""
@@ -30,16 +30,16 @@ _LEAST_GAP_S = 0.2
 
 
 class JobService(rpc.JobServiceServicer):
-    def __init__(self, deps: Deps, stopping: threading.Event) -> None:
-        self._deps = deps
+    def __init__(self, context: ServerContext, stopping: threading.Event) -> None:
+        self._context = context
         self._stopping = stopping
         self._watching = threading.BoundedSemaphore(MAX_WATCHERS)
 
     def CreateJob(self, request: pb.CreateJobRequest, context: grpc.ServicerContext) -> pb.Job:
-        model = self._deps.store.models.get(Collection.MODELS.parse(request.spec.model))
+        model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
         spec = spec_from_proto(request.spec, model.display_name)
         spec.check()
-        offers = live_workers(self._deps.redis).offer(spec.shares)
+        offers = live_workers(self._context.redis).offer(spec.shares)
         first = next(iter(offers.values()))
         job = StoredJob(
             id=uuid.uuid4().hex[:12],
@@ -49,7 +49,7 @@ class JobService(rpc.JobServiceServicer):
             granted={share: offer.granted for share, offer in offers.items()},
             asked_target=spec.target or first.target,
         )
-        self._deps.store.jobs.create(job)
+        self._context.store.jobs.create(job)
         return job_to_proto(job)
 
     def GetJob(self, request: pb.GetJobRequest, context: grpc.ServicerContext) -> pb.Job:
@@ -58,16 +58,16 @@ class JobService(rpc.JobServiceServicer):
     def ListJobs(self, request: pb.ListJobsRequest, context: grpc.ServicerContext) -> pb.ListJobsResponse:
         size = page_size(request.page_size, default=50)
         place = read_token(request.page_token, length=1)
-        jobs, end = self._deps.store.jobs.page(size, int(place[0]) if place else None, open_only=request.open_only)
+        jobs, end = self._context.store.jobs.page(size, int(place[0]) if place else None, open_only=request.open_only)
         token = write_token(None if end is None else [end])
         return pb.ListJobsResponse(jobs=[job_to_proto(job) for job in jobs], next_page_token=token)
 
     def CancelJob(self, request: pb.CancelJobRequest, context: grpc.ServicerContext) -> pb.Job:
         job = Collection.JOBS.parse(request.name)
-        self._deps.store.jobs.get(job)
-        if self._deps.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", "cancelled on request"):
-            self._deps.changes.announce()
-            tell_cancelled(self._deps.redis, job)
+        self._context.store.jobs.get(job)
+        if self._context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", "cancelled on request"):
+            self._context.changes.announce()
+            tell_cancelled(self._context.redis, job)
         return self._view(job)
 
     def WatchJob(self, request: pb.WatchJobRequest, context: grpc.ServicerContext) -> Iterator[pb.Job]:
@@ -75,20 +75,20 @@ class JobService(rpc.JobServiceServicer):
         with self._place():
             seen = -1  # a job that is not there has revision 0: it is looked up, and told
             while context.is_active() and not self._stopping.is_set():
-                changes = self._deps.changes.count
-                if self._deps.store.jobs.revision(job) != seen:
+                changes = self._context.changes.count
+                if self._context.store.jobs.revision(job) != seen:
                     message = self._view(job)
                     seen = message.revision
                     yield message
                     if message.HasField("end_time"):
                         return
                     self._stopping.wait(_LEAST_GAP_S)
-                self._deps.changes.wait(changes, _LOOK_EVERY_S)
+                self._context.changes.wait(changes, _LOOK_EVERY_S)
         raise ServerUnreachable("the server is stopping; watch the job again when it is back")
 
     def _view(self, job: str) -> pb.Job:
-        stored = self._deps.store.jobs.get(job)
-        return job_to_proto(stored, self._deps.store.jobs.operators(job))
+        stored = self._context.store.jobs.get(job)
+        return job_to_proto(stored, self._context.store.jobs.operators(job))
 
     @contextmanager
     def _place(self) -> Iterator[None]:

@@ -16,19 +16,19 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
-from fractune_server.selection.model_match import Asked, Matcher, OperatorAnswer, OperatorRow
+from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.log import Page
 from fractune_server.store.record_check import check_record, check_workload
-from fractune_server.transport.context import Deps
+from fractune_server.transport.context import ServerContext
 
 _IMPORT_LIMIT_BYTES = 256 << 20
 
 
 class LogService(rpc.LogServiceServicer):
-    def __init__(self, deps: Deps, matcher: Matcher) -> None:
-        self._log = deps.store.log
+    def __init__(self, context: ServerContext, matcher: Matcher) -> None:
+        self._log = context.store.log
         self._matcher = matcher
 
     def ListRecords(self, request: pb.ListRecordsRequest, context: grpc.ServicerContext) -> pb.ListRecordsResponse:
@@ -96,8 +96,8 @@ class LogService(rpc.LogServiceServicer):
         return pb.TabulateModelResponse(operators=[_row(row) for row in rows])
 
 
-def _asked(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> Asked:
-    return Asked(
+def _asked(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> MatchQuery:
+    return MatchQuery(
         Collection.MODELS.parse(request.model),
         shapes_from_proto(request.inputs),
         request.target,

@@ -9,11 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, insert, select, update
 
-from fractune_core.devices import Device
 from fractune_core.errors import NotFound
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database import Database
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator

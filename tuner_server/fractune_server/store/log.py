@@ -18,14 +18,14 @@ from sqlalchemy import (
     tuple_,
 )
 
-from fractune_core.analysis.validated import Finals
+from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.store.database import Database, parts
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.rows import record_from_row, record_to_row
 from fractune_server.store.tables import records, workloads
-from fractune_server.store.validated import FinalsCache, count_change
+from fractune_server.store.validated import ValidatedCache, count_change
 
 _PAGE = 500
 
@@ -48,7 +48,7 @@ class LogKey:
 
 
 @dataclass(frozen=True)
-class Kin:
+class Donor:
     """How many trials of an operator ran well at one share."""
 
     workload_hash: str
@@ -82,7 +82,7 @@ class TuningLog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._finals = FinalsCache(database)
+        self._finals = ValidatedCache(database)
 
     # ---- writing --------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class TuningLog:
                 found.update((candidate, trace) for candidate, trace in connection.execute(query))
         return found
 
-    def kin(self, key: LogKey, pattern: str) -> list[Kin]:
+    def donors(self, key: LogKey, pattern: str) -> list[Donor]:
         """What the log holds for operators named like `pattern` (SQL), this one's other shares included."""
         columns = records.c
         query = (
@@ -242,13 +242,13 @@ class TuningLog:
             .group_by(columns.workload_hash, columns.share_key)
         )
         with self._database.read() as connection:
-            return [Kin(*row) for row in connection.execute(query)]
+            return [Donor(*row) for row in connection.execute(query)]
 
-    def finals(self, workload_hash: str) -> Finals:
+    def finals(self, workload_hash: str) -> ValidatedRecords:
         """Those of one operator."""
         return self.finals_of([workload_hash])[workload_hash]
 
-    def finals_of(self, workload_hashes: Iterable[str]) -> dict[str, Finals]:
+    def finals_of(self, workload_hashes: Iterable[str]) -> dict[str, ValidatedRecords]:
         """Those of many operators at once, by workload hash."""
         return self._finals.of(workload_hashes)
 

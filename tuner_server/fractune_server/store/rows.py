@@ -9,9 +9,8 @@ from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, Connection, RowMapping, Text, cast, select
 
-from fractune_core.devices import Device
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.tables import records
 
 _DERIVED = ("seq", "device_key", "share_key", "median_s")

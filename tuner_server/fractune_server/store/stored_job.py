@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fractune_core.devices import Device
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Finals in memory, each operator's for as long as they are the truth.
+"""ValidatedRecords in memory, each operator's for as long as they are the truth.
 
 A row of `final_versions` counts the changes of one operator's finals. Every transaction that adds or deletes finals
 counts in that same transaction, in whatever process, so finals that were read at the current count are those of the
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from fractune_core.analysis.validated import Finals
+from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.records import Kind, TuningRecord
 from fractune_server.store.database import Database, parts
 from fractune_server.store.rows import RecordReader
@@ -28,11 +28,11 @@ _RECORD_BYTES = 1100
 @dataclass(frozen=True)
 class _Kept:
     version: int
-    finals: Finals
+    finals: ValidatedRecords
     size_bytes: int
 
 
-class FinalsCache:
+class ValidatedCache:
     """Any thread may call. Raises StateUnusable when the database cannot be used."""
 
     def __init__(self, database: Database, kept_bytes: int = KEPT_BYTES) -> None:
@@ -43,7 +43,7 @@ class FinalsCache:
         """by workload hash, the one asked for last at the end"""
         self.kept_bytes = 0
 
-    def of(self, workload_hashes: Iterable[str]) -> dict[str, Finals]:
+    def of(self, workload_hashes: Iterable[str]) -> dict[str, ValidatedRecords]:
         """All finals of these operators; one without any has an empty entry."""
         wanted = list(dict.fromkeys(workload_hashes))
         with self._database.read() as connection:
@@ -55,7 +55,7 @@ class FinalsCache:
         self._keep({name: _Kept(versions[name], finals, _size(finals)) for name, finals in read.items()})
         return {name: found[name] if name in found else read[name] for name in wanted}
 
-    def _current(self, versions: dict[str, int]) -> dict[str, Finals]:
+    def _current(self, versions: dict[str, int]) -> dict[str, ValidatedRecords]:
         with self._lock:
             found = {}
             for name, version in versions.items():
@@ -99,16 +99,16 @@ def _versions(connection: Connection, workload_hashes: Sequence[str]) -> dict[st
     return found
 
 
-def _read(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, Finals]:
+def _read(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, ValidatedRecords]:
     found: dict[str, list[TuningRecord]] = {name: [] for name in workload_hashes}
     reader = RecordReader()
     for part in parts(workload_hashes):
         clauses = (records.c.workload_hash.in_(part), records.c.kind == Kind.FINAL.value)
         for record in reader.read(connection, *clauses):
             found[record.workload_hash].append(record)
-    return {name: Finals(tuple(finals)) for name, finals in found.items()}
+    return {name: ValidatedRecords(tuple(finals)) for name, finals in found.items()}
 
 
-def _size(finals: Finals) -> int:
+def _size(finals: ValidatedRecords) -> int:
     """Bytes, about: records of one schedule hold its trace together."""
     return len(finals.records) * _RECORD_BYTES + sum(map(len, {record.trace for record in finals.records}))

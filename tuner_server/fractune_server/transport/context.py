@@ -11,7 +11,7 @@ from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
 
 
-class Changes:
+class JobNotifier:
     """Wakes those who watch jobs. Any thread may call."""
 
     def __init__(self) -> None:
@@ -35,10 +35,10 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Deps:
+class ServerContext:
     store: Store
     redis: Redis
     files: BlobStore
     secret: bytes
     """the fleet's: bundles that travel through Redis are signed with it"""
-    changes: Changes
+    changes: JobNotifier

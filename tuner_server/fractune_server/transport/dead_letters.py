@@ -25,7 +25,7 @@ from fractune_server.transport.requeue import ATTEMPTS
 _DONE_TTL_S = 24 * 3600
 
 
-def report_loss(redis: Redis, work: Work, find_job: Callable[[str], StoredJob | None]) -> None:
+def write_dead_letters(redis: Redis, work: Work, find_job: Callable[[str], StoredJob | None]) -> None:
     """Send the results that a lost piece of work owes; they take the way of all results."""
     job = find_job(work["job"])
     if job is None:

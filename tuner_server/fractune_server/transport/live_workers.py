@@ -9,10 +9,9 @@ from typing import cast
 
 from redis import Redis
 
-from fractune_core.devices import Device
 from fractune_core.errors import ShareUnavailable
 from fractune_core.messages import WorkerInfo, worker_key
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 
 MEASURE = "measure"
 TUNE = "tune"
@@ -21,7 +20,7 @@ COMPILE = "compile"
 
 
 @dataclass(frozen=True)
-class Offer:
+class HeldShare:
     """A share that a live worker holds."""
 
     device: Device
@@ -40,17 +39,17 @@ class Fleet:
         """By name, so that every caller sees the same order."""
         return sorted((w for w in self.workers.values() if w["role"] == role), key=lambda w: w["name"])
 
-    def offers(self) -> list[Offer]:
+    def offers(self) -> list[HeldShare]:
         """What the measuring workers hold, one entry a worker."""
         return [
-            Offer(Device.from_json(w["device"]), GrantedShare.from_json(w["granted"]), w["target"])
+            HeldShare(Device.from_json(w["device"]), GrantedShare.from_json(w["granted"]), w["target"])
             for w in self.of_role(MEASURE)
         ]
 
-    def offer(self, shares: Sequence[str]) -> dict[str, Offer]:
+    def offer(self, shares: Sequence[str]) -> dict[str, HeldShare]:
         """By share, in the order asked for, all on one device. Raises ShareUnavailable."""
         offers = self.offers()
-        by_device: dict[str, dict[str, Offer]] = {}
+        by_device: dict[str, dict[str, HeldShare]] = {}
         for offer in offers:
             by_device.setdefault(offer.device.key, {}).setdefault(offer.granted.share, offer)
         for held in by_device.values():
@@ -59,7 +58,7 @@ class Fleet:
         raise ShareUnavailable(_refusal(shares, by_device))
 
 
-def _refusal(shares: Sequence[str], by_device: dict[str, dict[str, Offer]]) -> str:
+def _refusal(shares: Sequence[str], by_device: dict[str, dict[str, HeldShare]]) -> str:
     if not by_device:
         return f"no worker offers {', '.join(shares)}: no measuring worker is there; start one for each share"
     offered = "; ".join(f"{', '.join(sorted(held))} on {device}" for device, held in sorted(by_device.items()))

@@ -30,7 +30,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ArrivalBatch:
     """What one poll brought, in the order of the streams, and what to acknowledge for it."""
 
     arrivals: list[Arrival]
@@ -52,7 +52,7 @@ class Recorder:
         self._expected: set[str] = set()
         self._recovering = True
 
-    def poll(self, block_ms: int) -> Batch:
+    def poll(self, block_ms: int) -> ArrivalBatch:
         """Wait up to `block_ms` for results, commit the records among them, and return all events.
 
         Raises redis.RedisError, and StateUnusable when the log cannot be written.
@@ -69,7 +69,7 @@ class Recorder:
         self._recovering = recovering and any(batch.entries.values())
         return batch
 
-    def acknowledge(self, batch: Batch) -> None:
+    def acknowledge(self, batch: ArrivalBatch) -> None:
         """Call when the events of the batch have taken effect."""
         with self._redis.pipeline(transaction=False) as pipe:
             for stream, entries in batch.entries.items():
@@ -127,7 +127,7 @@ class Recorder:
         pairs = reply.items() if isinstance(reply, dict) else reply or ()
         return {_text(stream): entries for stream, entries in pairs}
 
-    def _decode(self, reply: Mapping[str, Any]) -> Batch:
+    def _decode(self, reply: Mapping[str, Any]) -> ArrivalBatch:
         arrivals: list[Arrival] = []
         entries: dict[str, list[bytes]] = {}
         for stream, found in reply.items():
@@ -138,7 +138,7 @@ class Recorder:
                 except (KeyError, TypeError, ValueError) as error:
                     # It will not read better the next time: say so, and let it go.
                     _log.warning("dropped an unreadable entry %s of %s: %r", entry, stream, error)
-        return Batch(arrivals, entries)
+        return ArrivalBatch(arrivals, entries)
 
 
 def _decode(fields: Mapping[bytes, bytes]) -> Arrival:

@@ -24,7 +24,7 @@ _DEATHS = "deaths"
 _log = logging.getLogger(__name__)
 
 
-class Reaper:
+class Requeuer:
     """One thread only. `give_up` is called with work that has failed ATTEMPTS times."""
 
     def __init__(self, redis: Redis, queues: WorkQueues, give_up: Callable[[Work], None]) -> None:

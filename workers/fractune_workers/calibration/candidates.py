@@ -17,9 +17,9 @@ from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
-from fractune_workers.calibration.child_thread import Owner
+from fractune_workers.calibration.child_thread import ChildThread
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from fractune_workers.locks.core_locks import Gate
+from fractune_workers.locks.core_locks import CoreLocks
 
 _OPERATOR_TIMEOUT_S = 600.0
 _SEARCH_TIMEOUT_S = 300.0
@@ -33,7 +33,7 @@ _CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout)
 
 
 @dataclass(frozen=True)
-class Operator:
+class SampleOperator:
     """One operator for one target."""
 
     name: str
@@ -43,7 +43,7 @@ class Operator:
     target: str
     """TVM's target as JSON text"""
 
-    def for_units(self, units: int) -> Operator:
+    def for_units(self, units: int) -> SampleOperator:
         """The operator as it is searched for a share of so many cores; for a GPU unchanged."""
         return replace(self, target=with_cores(self.target, units))
 
@@ -52,7 +52,7 @@ class Operator:
 class Candidates:
     """Candidates of one operator that could all be built."""
 
-    operator: Operator
+    operator: SampleOperator
     args_info: list[Any]
     traces: list[str]
     codes: dict[str, bytes]
@@ -60,27 +60,27 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Workplace:
+class BuildCores:
     """The cores where candidates are made, and the gate before them."""
 
-    gate: Gate
+    core_locks: CoreLocks
     cores: Sequence[int]
 
     @contextlib.contextmanager
     def busy(self, child: Child) -> Iterator[None]:
         """`child` may work within the block; it stands still while somebody measures."""
-        with self.gate.working(self.cores) as passage, child.giving_way(passage):
+        with self.core_locks.working(self.cores) as hold, child.giving_way(hold):
             yield
 
 
 class OperatorBuilder:
     """A builder's child that knows one operator, and the thread that owns it."""
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: SampleOperator) -> None:
         self._operator = operator
         self._taught = 0
         self.child = Child("fractune_workers.children.building.child")
-        self.owner = Owner(self.child.stop)
+        self.owner = ChildThread(self.child.stop)
         self.args_info: list[Any] = []
         """the operator's arguments, known once something was built"""
 
@@ -125,25 +125,25 @@ class OperatorBuilder:
             os.sched_setaffinity(self.child.pid, cores)
 
 
-def builtin_operator(target: str, place: Workplace) -> Operator:
+def builtin_operator(target: str, place: BuildCores) -> SampleOperator:
     """The convolution that is measured when no model is given, for `target` (TVM's JSON text; empty = this host)."""
     with _running(Child("fractune_workers.children.importing.single_operator")) as child, place.busy(child):
-        return Operator(**child.call("builtin", _OPERATOR_TIMEOUT_S, target=target))
+        return SampleOperator(**child.call("builtin", _OPERATOR_TIMEOUT_S, target=target))
 
 
 def heaviest_operator(
-    model: Path, inputs: Mapping[str, Sequence[int]], only: str, target: str, place: Workplace
-) -> Operator:
+    model: Path, inputs: Mapping[str, Sequence[int]], only: str, target: str, place: BuildCores
+) -> SampleOperator:
     """The model's operator that computes most, of those whose name contains `only`. Raises BadModel."""
     known = {"path": str(model.absolute()), "inputs": inputs, "only": only, "target": target}
     with _running(Child("fractune_workers.children.importing.single_operator")) as child, place.busy(child):
         try:
-            return Operator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, **known))
+            return SampleOperator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, **known))
         except _CHILD_ERRORS as error:
             raise BadModel(f"{model.name} could not be read: {error}") from error
 
 
-def sample(operator: Operator, count: int, seed: int, place: Workplace, builder: OperatorBuilder) -> Candidates:
+def sample(operator: SampleOperator, count: int, seed: int, place: BuildCores, builder: OperatorBuilder) -> Candidates:
     """`count` random candidates, or as many as could be built: a search that knows no times yet samples.
 
     Raises FractuneError for fewer than FEWEST_CANDIDATES, or when the search fails.

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 _T = TypeVar("_T")
 
 
-class Owner:
+class ChildThread:
     """Runs what it is given, one after the other, in a thread of its own.
 
     A daemon: who stops the command does not wait for a child that is starting, and the child dies with the thread.
@@ -47,7 +47,7 @@ class Owner:
 class Owned(Protocol):
     """What an owner's thread has in its care."""
 
-    owner: Owner
+    owner: ChildThread
 
 
 _Thing = TypeVar("_Thing", bound=Owned)

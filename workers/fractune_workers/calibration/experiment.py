@@ -16,25 +16,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fractune_core.devices import Device
 from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import TRIAL_POLICY
-from fractune_core.shares import Share
+from fractune_core.shares import Device, Share
 from fractune_workers.calibration.candidates import (
+    BuildCores,
     Candidates,
-    Operator,
     OperatorBuilder,
-    Workplace,
+    SampleOperator,
     builtin_operator,
     heaviest_operator,
     sample,
 )
 from fractune_workers.calibration.child_thread import owned
-from fractune_workers.calibration.measurer_pool import BUILDERS_AT_MOST, Company, Lane, builds_beside, gather
+from fractune_workers.calibration.measurer_pool import (
+    BUILDERS_AT_MOST,
+    MeasurerPool,
+    PooledMeasurer,
+    builds_beside,
+    start_pool,
+)
 from fractune_workers.calibration.report import FIRST, RACE, REFERENCE, Pass, Setting, report
-from fractune_workers.locks.core_locks import Gate, default_gate_dir
-from fractune_workers.locks.gpu_slots import GpuGate
-from fractune_workers.measuring.session import Batch
+from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
+from fractune_workers.locks.gpu_slots import GpuSlots
+from fractune_workers.measuring.session import ArtifactBatch
 
 _PASSES = 2
 _BATCH = 8
@@ -66,12 +71,12 @@ def measure_noise(options: NoiseOptions, tell: Tell) -> dict[str, Any]:
     """
     start = time.perf_counter()
     cores = sorted(os.sched_getaffinity(0))
-    gate = Gate(default_gate_dir())
+    gate = CoreLocks(default_lock_dir())
     measurers = sorted({1, *options.measurers})
     with contextlib.ExitStack() as held:
-        company = gather(options.share, measurers, cores, held)
+        company = start_pool(options.share, measurers, cores, held)
         tell(f"measurers at {options.share}: {len(company.lanes)}")
-        place = Workplace(gate, cores)
+        place = BuildCores(gate, cores)
         operator = _operator(options, company, place)
         tell(f"operator {operator.name}: building {options.candidates} candidates")
         operator = operator.for_units(company.granted.units)
@@ -85,7 +90,7 @@ def measure_noise(options: NoiseOptions, tell: Tell) -> dict[str, Any]:
         "event": "noise",
         "share": str(options.share),
         "granted": company.granted.to_json(),
-        "device": Device.from_json(company.hello["device"]).key,
+        "device": Device.from_json(company.device_info["device"]).key,
         "operator": candidates.operator.name,
         "seed": options.seed,
         **report(passes, own_cores, company.notes),
@@ -104,13 +109,13 @@ class Experiment:
 
     def __init__(
         self,
-        gate: Gate,
+        core_locks: CoreLocks,
         cores: Sequence[int],
-        lanes: Sequence[Lane],
+        lanes: Sequence[PooledMeasurer],
         builders: Sequence[OperatorBuilder],
         candidates: Candidates,
     ) -> None:
-        self._gate = gate
+        self._locks = core_locks
         self._cores = cores
         self._lanes = lanes
         self._builders = builders
@@ -131,8 +136,8 @@ class Experiment:
         gpu = self._lanes[0].gpu_uuid
         with contextlib.ExitStack() as held:
             if gpu is not None:
-                held.enter_context(GpuGate(self._gate.directory, gpu).holding(ALONE))
-            held.enter_context(self._gate.measuring(self._cores))
+                held.enter_context(GpuSlots(self._locks.directory, gpu).holding(ALONE))
+            held.enter_context(self._locks.measuring(self._cores))
             yield
 
     def are_apart(self, count: int) -> bool:
@@ -148,13 +153,15 @@ class Experiment:
             outcomes = {name: outcome for timing in timings for name, outcome in timing.result().items()}
             return Pass(outcomes, time.perf_counter() - start)
 
-    def _builds_beside(self, lanes: Sequence[Lane]) -> contextlib.AbstractContextManager[None]:
+    def _builds_beside(self, lanes: Sequence[PooledMeasurer]) -> contextlib.AbstractContextManager[None]:
         """As the one-machine stack has them: one a core that is not measured, or one a core if none is left."""
         measured = {core for lane in lanes for core in lane.cores}
         rest = [core for core in self._cores if core not in measured] or self._cores
         return builds_beside(self._builders[: len(rest)], self._candidates.traces, rest)
 
-    def _dealt(self, lanes: Sequence[Lane], setting: Setting, turn: int) -> Iterator[tuple[Lane, Batch]]:
+    def _dealt(
+        self, lanes: Sequence[PooledMeasurer], setting: Setting, turn: int
+    ) -> Iterator[tuple[PooledMeasurer, ArtifactBatch]]:
         """Every candidate to one of the measurers, in batches; in the next turn backwards, and to the next one."""
         names = list(self._candidates.codes)
         for number, lane in enumerate(lanes):
@@ -164,13 +171,13 @@ class Experiment:
             for first in range(0, len(own), size):
                 yield lane, self._batch(own[first : first + size])
 
-    def _batch(self, names: Sequence[str]) -> Batch:
+    def _batch(self, names: Sequence[str]) -> ArtifactBatch:
         seed = zlib.crc32(self._candidates.operator.workload_hash.encode())
-        return Batch(self._candidates.args_info, seed, {name: self._candidates.codes[name] for name in names})
+        return ArtifactBatch(self._candidates.args_info, seed, {name: self._candidates.codes[name] for name in names})
 
 
-def _operator(options: NoiseOptions, company: Company, place: Workplace) -> Operator:
-    target = company.hello["target"] if options.share.device_kind == "cuda" else ""
+def _operator(options: NoiseOptions, company: MeasurerPool, place: BuildCores) -> SampleOperator:
+    target = company.device_info["target"] if options.share.device_kind == "cuda" else ""
     if options.model is None:
         return builtin_operator(target, place)
     return heaviest_operator(options.model, options.inputs, options.only, target, place)

@@ -15,8 +15,8 @@ from fractune_core.gpu_sharing import claim_of
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.calibration.candidates import OperatorBuilder
-from fractune_workers.calibration.child_thread import Owner, owned
-from fractune_workers.measuring.session import Batch, Bench, Outcome
+from fractune_workers.calibration.child_thread import ChildThread, owned
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 
 BUILDERS_AT_MOST = 8
 
@@ -30,65 +30,67 @@ def places(share: Share, count: int, available: Sequence[int]) -> list[list[int]
     return [list(itertools.islice(turns, min(share.host_cores, len(available)))) for _ in range(count)]
 
 
-class Lane:
+class PooledMeasurer:
     """A measurer: a bench, and the thread that owns its child. Raises ShareUnavailable."""
 
     def __init__(self, share: Share, cores: Sequence[int]) -> None:
         self.cores = list(cores)
-        self._bench = Bench(share, cores)
+        self._bench = MeasurementSession(share, cores)
         self.gpu_uuid = self._bench.gpu_uuid
-        self.owner = Owner(self._bench.stop)
+        self.owner = ChildThread(self._bench.stop)
 
-    def greet(self) -> Future[dict[str, Any]]:
+    def handshake(self) -> Future[dict[str, Any]]:
         """What the child says of its share. The future raises ShareUnavailable."""
 
-        def hello() -> dict[str, Any]:
-            self._bench.greet()
-            return self._bench.hello
+        def device_info() -> dict[str, Any]:
+            self._bench.handshake()
+            return self._bench.device_info
 
-        return self.owner.submit(hello)
+        return self.owner.submit(device_info)
 
-    def time(self, batch: Batch, policy: TimingPolicy | None) -> Future[dict[str, Outcome]]:
+    def time(self, batch: ArtifactBatch, policy: TimingPolicy | None) -> Future[dict[str, Outcome]]:
         """Time every candidate under `policy`, or race them when there is none."""
         bench = self._bench
         return self.owner.submit(lambda: bench.timed(batch, policy) if policy else bench.trials(batch))
 
 
 @dataclass(frozen=True)
-class Company:
+class MeasurerPool:
     """Measurers at one share that are ready."""
 
-    lanes: list[Lane]
+    lanes: list[PooledMeasurer]
     counts: list[int]
     """how many of them may measure at the same time, of the numbers asked for"""
-    hello: dict[str, Any]
+    device_info: dict[str, Any]
     """what the first one's child says of its device, share and target"""
     notes: list[str]
     """which other numbers were asked for, and why they cannot be"""
 
     @property
     def granted(self) -> GrantedShare:
-        return GrantedShare.from_json(self.hello["granted"])
+        return GrantedShare.from_json(self.device_info["granted"])
 
 
-def gather(share: Share, counts: Sequence[int], available: Sequence[int], held: contextlib.ExitStack) -> Company:
+def start_pool(
+    share: Share, counts: Sequence[int], available: Sequence[int], held: contextlib.ExitStack
+) -> MeasurerPool:
     """As many measurers as the largest of `counts` (ascending, from 1 on) that can be had; `held` ends them.
 
     Raises ShareUnavailable when not even one can be had.
     """
     first, *others = places(share, counts[-1], available)
-    lanes = [held.enter_context(owned(Lane(share, first)))]
-    hello = lanes[0].greet().result()
-    fitting, notes = _fitting(GrantedShare.from_json(hello["granted"]), counts)
+    lanes = [held.enter_context(owned(PooledMeasurer(share, first)))]
+    device_info = lanes[0].handshake().result()
+    fitting, notes = _fitting(GrantedShare.from_json(device_info["granted"]), counts)
     for cores in others[: fitting[-1] - 1]:
         try:
-            lanes.append(held.enter_context(owned(Lane(share, cores))))
+            lanes.append(held.enter_context(owned(PooledMeasurer(share, cores))))
         except ShareUnavailable as refusal:
             notes += [f"{count} measurers were not tried: {refusal}" for count in fitting if count > len(lanes)]
             break
-    for greeting in [lane.greet() for lane in lanes[1:]]:
+    for greeting in [lane.handshake() for lane in lanes[1:]]:
         greeting.result()
-    return Company(lanes, [count for count in fitting if count <= len(lanes)], hello, notes)
+    return MeasurerPool(lanes, [count for count in fitting if count <= len(lanes)], device_info, notes)
 
 
 def _fitting(granted: GrantedShare, counts: Sequence[int]) -> tuple[list[int], list[str]]:

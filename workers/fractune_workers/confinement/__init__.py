@@ -51,7 +51,7 @@ class Confinement(Protocol):
     # The supervisor's side: asked in the process that owns the confined one.
 
     @property
-    def shared_fate(self) -> str | None:
+    def fault_domain(self) -> str | None:
         """Identity of the device whose clients a fault under this share takes along; None when it takes nobody along.
 
         The same text in every process of the host, and in all its containers: a GPU's UUID.

@@ -18,7 +18,7 @@ class BesideMps:
     _process: GpuProcess[CudaDriver]
 
     @property
-    def shared_fate(self) -> str | None:
+    def fault_domain(self) -> str | None:
         return self._process.gpu.uuid if _daemon_may_be_here() else None
 
     @property

@@ -7,7 +7,7 @@ class Contained:
     """To inherit from."""
 
     @property
-    def shared_fate(self) -> str | None:
+    def fault_domain(self) -> str | None:
         return None
 
     def is_active(self) -> bool:

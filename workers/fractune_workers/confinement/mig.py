@@ -17,7 +17,7 @@ from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.nvml import MigInstance, Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
 from fractune_workers.gpu.visible import VISIBLE
-from fractune_workers.locks.core_locks import default_gate_dir
+from fractune_workers.locks.core_locks import default_lock_dir
 from fractune_workers.locks.folder_locks import FolderLocks, Held
 
 
@@ -37,7 +37,7 @@ class MigConfinement(Contained):
     ) -> None:
         self.share = share
         self._process = GpuProcess(share, nvml, driver)
-        self._claims = claims or default_gate_dir()
+        self._claims = claims or default_lock_dir()
         self._claimed: tuple[MigInstance, Held] | None = None
 
     def probe(self) -> None:

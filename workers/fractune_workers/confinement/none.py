@@ -25,9 +25,9 @@ class NoConfinement(BesideMps):
         self._process = GpuProcess(share, nvml, driver)
 
     @property
-    def shared_fate(self) -> str | None:
+    def fault_domain(self) -> str | None:
         try:
-            return super().shared_fate
+            return super().fault_domain
         except ShareUnavailable:  # NVML cannot be asked, which must not matter here
             return "gpu"
 

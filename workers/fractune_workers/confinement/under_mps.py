@@ -52,7 +52,7 @@ class UnderMps(ABC):
         self._memory_option_bytes = memory_limit_bytes
 
     @property
-    def shared_fate(self) -> str:
+    def fault_domain(self) -> str:
         """The GPU: a fault in one client ends the others on it."""
         return self.gpu.uuid
 

@@ -1,16 +1,16 @@
 """Fault epochs: who may run what on a device whose clients fall together, who has to leave it, and who is to blame.
 
 Under MPS the fault of one client is reported to all, its culprit unnamed, and nobody is let in until all have left.
-An epoch is the time between two such faults. The members are measurers; a member is a client while its process is on
+An state is the time between two such faults. The members are measurers; a member is a client while its process is on
 the device, and in flight while that process runs something. The rules:
 
-1. A fault voids every flight: the epoch has failed, and whatever was in flight is a suspect.
-2. Then every client leaves. When the last one has, and the device is active again, the next epoch opens.
+1. A fault voids every flight: the state has failed, and whatever was in flight is a suspect.
+2. Then every client leaves. When the last one has, and the device is active again, the next state opens.
 3. A suspect flies alone. When that goes well it is measured; when it fails, the failure is its own.
-4. What took the device down alone is guilty, and never flies again.
+4. What took the device down alone is verdicts, and never flies again.
 5. What fails in company without taking anybody along is a suspect too: a neighbour may have been the reason.
 
-Nothing here reads a clock or a file: every method gives the epoch that follows.
+Nothing here reads a clock or a file: every method gives the state that follows.
 `fractune_workers.faults.fault_state_file` keeps it.
 """
 
@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any
 
 REMEMBERED = 256
-"""suspects, and guilty ones, of which no more are kept: the oldest are forgotten, at the price of one more fault"""
+"""suspects, and verdicts ones, of which no more are kept: the oldest are forgotten, at the price of one more fault"""
 
 
 class Step(StrEnum):
@@ -35,36 +35,36 @@ class Step(StrEnum):
     WAIT = "wait"
     """ask again"""
     REFUSED = "refused"
-    """an artifact is known to be guilty"""
+    """an artifact is known to have failed the device"""
     LEAVE = "leave"
-    """the epoch has failed: end your process on the device"""
+    """the state has failed: end your process on the device"""
     AWAY = "away"
     """you have left, others have not: ask again"""
     REOPEN = "reopen"
-    """everybody has left: look whether the device is active, and open the next epoch"""
+    """everybody has left: look whether the device is active, and open the next state"""
 
 
-class Landing(StrEnum):
+class Ending(StrEnum):
     """What the end of a flight means."""
 
     VALID = "valid"
     VOID = "void"
-    """the epoch has failed meanwhile: whatever came out does not count"""
-    IN_COMPANY = "in_company"
+    """the state has failed meanwhile: whatever came out does not count"""
+    BESIDE_OTHERS = "in_company"
     """it failed beside others: nobody is blamed"""
     OWN_FAULT = "own_fault"
     """it failed while nobody else was in flight"""
 
 
 @dataclass(frozen=True)
-class Flight:
+class Attempt:
     artifacts: tuple[str, ...]
     """what is run; empty while a process only gets ready"""
     alone: bool = False
 
 
 @dataclass(frozen=True)
-class Guilt:
+class Verdict:
     """How an artifact failed."""
 
     status: str
@@ -73,96 +73,96 @@ class Guilt:
 
 
 @dataclass(frozen=True)
-class Epoch:
+class FaultState:
     number: int = 0
     failure: str = ""
-    """why the epoch failed; empty while it is open"""
+    """why the state failed; empty while it is open"""
     clients: frozenset[str] = frozenset()
     """members with a process on the device"""
-    flights: Mapping[str, Flight] = field(default_factory=dict)
+    attempts: Mapping[str, Attempt] = field(default_factory=dict)
     """by member, all of them clients"""
     waiting: frozenset[str] = frozenset()
     """members that wait to fly alone: nobody takes off before them"""
     suspects: tuple[str, ...] = ()
-    guilty: Mapping[str, Guilt] = field(default_factory=dict)
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     """by artifact: those that took the device down alone"""
 
-    def take_off(self, member: str, artifacts: tuple[str, ...], *, alone: bool = False) -> tuple[Epoch, Step]:
+    def begin(self, member: str, artifacts: tuple[str, ...], *, alone: bool = False) -> tuple[FaultState, Step]:
         """Begin a flight of `artifacts`, if it may begin now. It is one alone if asked for, or if one is a suspect."""
-        if any(each in self.guilty for each in artifacts):
+        if any(each in self.verdicts for each in artifacts):
             return self._not_waiting(member), Step.REFUSED
         if self.failure:
             return self, self._way_out(member)
         if alone or not set(self.suspects).isdisjoint(artifacts):
-            if self.flights:
+            if self.attempts:
                 return replace(self, waiting=self.waiting | {member}), Step.WAIT
-            return self._flying(member, Flight(artifacts, alone=True)), Step.GO_ALONE
-        if self.waiting - {member} or any(flight.alone for flight in self.flights.values()):
+            return self._flying(member, Attempt(artifacts, alone=True)), Step.GO_ALONE
+        if self.waiting - {member} or any(flight.alone for flight in self.attempts.values()):
             return self._not_waiting(member), Step.WAIT
-        return self._flying(member, Flight(artifacts)), Step.GO
+        return self._flying(member, Attempt(artifacts)), Step.GO
 
-    def land(self, member: str) -> tuple[Epoch, Landing]:
+    def finish(self, member: str) -> tuple[FaultState, Ending]:
         """End a flight that went well."""
         flight, ended = self._ended(member)
         if self.failure:
-            return ended, Landing.VOID
-        return (_cleared(ended, flight.artifacts) if flight.alone else ended), Landing.VALID
+            return ended, Ending.VOID
+        return (_cleared(ended, flight.artifacts) if flight.alone else ended), Ending.VALID
 
-    def fail(self, member: str, guilt: Guilt, *, spreads: bool) -> tuple[Epoch, Landing]:
+    def fail(self, member: str, verdict: Verdict, *, spreads: bool) -> tuple[FaultState, Ending]:
         """End a flight that failed; `spreads`: the other clients of the device are, or may be, affected.
 
         Of several artifacts that failed together, alone, none can be named: they are suspects, for a flight each.
         """
         flight, ended = self._ended(member)
         if self.failure:
-            return ended, Landing.VOID
+            return ended, Ending.VOID
         named = flight.alone and len(flight.artifacts) == 1
         ended = (_cleared if named else _suspecting)(ended, flight.artifacts)
         if spreads:
             if named:
-                ended = replace(ended, guilty=_newest({**ended.guilty, flight.artifacts[0]: guilt}))
-            ended = _down(ended, guilt.cause)
-        return ended, Landing.OWN_FAULT if flight.alone else Landing.IN_COMPANY
+                ended = replace(ended, verdicts=_newest({**ended.verdicts, flight.artifacts[0]: verdict}))
+            ended = _down(ended, verdict.cause)
+        return ended, Ending.OWN_FAULT if flight.alone else Ending.BESIDE_OTHERS
 
-    def turn_back(self, member: str) -> Epoch:
+    def withdraw(self, member: str) -> FaultState:
         """End a flight that has run nothing."""
         return self._ended(member)[1]
 
-    def abandon(self, member: str, cause: str) -> Epoch:
+    def abandon(self, member: str, cause: str) -> FaultState:
         """A member has stopped in mid-flight, for a reason of its own: the device may be down, and nobody is blamed."""
-        if member not in self.flights:
+        if member not in self.attempts:
             return self
         flight, ended = self._ended(member)
         return ended if self.failure else _down(_suspecting(ended, flight.artifacts), cause)
 
-    def leave(self, member: str) -> Epoch:
+    def leave(self, member: str) -> FaultState:
         """The member's process has ended, and the member is not in flight."""
         return replace(self._not_waiting(member), clients=self.clients - {member})
 
-    def bury(self, members: Iterable[str]) -> Epoch:
+    def remove_dead(self, members: Iterable[str]) -> FaultState:
         """These members are dead, and their processes with them."""
-        epoch = self
+        state = self
         for member in members:
-            epoch = epoch.abandon(member, "a measurer died in the middle of a measurement").leave(member)
-        return epoch
+            state = state.abandon(member, "a measurer died in the middle of a measurement").leave(member)
+        return state
 
-    def reopen(self, number: int) -> Epoch:
-        """The device was seen active after epoch `number` had failed and everybody had left."""
+    def reopen(self, number: int) -> FaultState:
+        """The device was seen active after state `number` had failed and everybody had left."""
         if number != self.number or not self.is_deserted:
             return self
         return replace(self, number=number + 1, failure="")
 
     @property
     def is_deserted(self) -> bool:
-        """The epoch has failed, and everybody has left."""
+        """The state has failed, and everybody has left."""
         return bool(self.failure) and not self.clients
 
     def must_leave(self, member: str) -> bool:
         return bool(self.failure) and member in self.clients
 
-    def guilt_of(self, artifacts: Iterable[str]) -> Guilt | None:
-        """The first guilt that is known of one of them."""
-        return next((self.guilty[each] for each in artifacts if each in self.guilty), None)
+    def verdict_of(self, artifacts: Iterable[str]) -> Verdict | None:
+        """The first verdict that is known of one of them."""
+        return next((self.verdicts[each] for each in artifacts if each in self.verdicts), None)
 
     @property
     def members(self) -> frozenset[str]:
@@ -174,51 +174,52 @@ class Epoch:
             return Step.LEAVE
         return Step.AWAY if self.clients else Step.REOPEN
 
-    def _not_waiting(self, member: str) -> Epoch:
+    def _not_waiting(self, member: str) -> FaultState:
         return replace(self, waiting=self.waiting - {member})
 
-    def _flying(self, member: str, flight: Flight) -> Epoch:
+    def _flying(self, member: str, flight: Attempt) -> FaultState:
         return replace(
-            self._not_waiting(member), clients=self.clients | {member}, flights={**self.flights, member: flight}
+            self._not_waiting(member), clients=self.clients | {member}, attempts={**self.attempts, member: flight}
         )
 
-    def _ended(self, member: str) -> tuple[Flight, Epoch]:
-        others = {name: flight for name, flight in self.flights.items() if name != member}
-        return self.flights[member], replace(self, flights=others)
+    def _ended(self, member: str) -> tuple[Attempt, FaultState]:
+        others = {name: flight for name, flight in self.attempts.items() if name != member}
+        return self.attempts[member], replace(self, attempts=others)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "clients": sorted(self.clients), "waiting": sorted(self.waiting)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Epoch:
-        """The epoch that `to_json` wrote. Raises KeyError or TypeError for anything else."""
-        flights = {
-            name: Flight(tuple(flight["artifacts"]), alone=flight["alone"]) for name, flight in data["flights"].items()
+    def from_json(cls, data: Mapping[str, Any]) -> FaultState:
+        """The state that `to_json` wrote. Raises KeyError or TypeError for anything else."""
+        attempts = {
+            name: Attempt(tuple(flight["artifacts"]), alone=flight["alone"])
+            for name, flight in data["attempts"].items()
         }
         return cls(
             number=data["number"],
             failure=data["failure"],
             clients=frozenset(data["clients"]),
-            flights=flights,
+            attempts=attempts,
             waiting=frozenset(data["waiting"]),
             suspects=tuple(data["suspects"]),
-            guilty={name: Guilt(**guilt) for name, guilt in data["guilty"].items()},
+            verdicts={name: Verdict(**verdict) for name, verdict in data["verdicts"].items()},
         )
 
 
-def _cleared(epoch: Epoch, artifacts: tuple[str, ...]) -> Epoch:
-    return replace(epoch, suspects=tuple(each for each in epoch.suspects if each not in artifacts))
+def _cleared(state: FaultState, artifacts: tuple[str, ...]) -> FaultState:
+    return replace(state, suspects=tuple(each for each in state.suspects if each not in artifacts))
 
 
-def _suspecting(epoch: Epoch, artifacts: tuple[str, ...]) -> Epoch:
-    return replace(epoch, suspects=tuple(dict.fromkeys((*epoch.suspects, *artifacts)))[-REMEMBERED:])
+def _suspecting(state: FaultState, artifacts: tuple[str, ...]) -> FaultState:
+    return replace(state, suspects=tuple(dict.fromkeys((*state.suspects, *artifacts)))[-REMEMBERED:])
 
 
-def _down(epoch: Epoch, cause: str) -> Epoch:
+def _down(state: FaultState, cause: str) -> FaultState:
     """Failed, with everything that was in flight as suspects."""
-    flying = tuple(artifact for flight in epoch.flights.values() for artifact in flight.artifacts)
-    return replace(_suspecting(epoch, flying), failure=cause or "a fault", waiting=frozenset())
+    flying = tuple(artifact for flight in state.attempts.values() for artifact in flight.artifacts)
+    return replace(_suspecting(state, flying), failure=cause or "a fault", waiting=frozenset())
 
 
-def _newest(guilty: dict[str, Guilt]) -> dict[str, Guilt]:
-    return dict(list(guilty.items())[-REMEMBERED:])
+def _newest(verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
+    return dict(list(verdicts.items())[-REMEMBERED:])

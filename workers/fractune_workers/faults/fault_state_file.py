@@ -1,6 +1,6 @@
-"""A device that several measurers of this host share: the present epoch in a file, and who of them is alive.
+"""A device that several measurers of this host share: the present state in a file, and who of them is alive.
 
-A folder for each device. Whoever changes the epoch holds the folder's lock; a member holds a lock of its own for as
+A folder for each device. Whoever changes the state holds the folder's lock; a member holds a lock of its own for as
 long as it lives. The kernel frees the locks of a process that dies, so that the next one to come buries it: nothing
 has to be renewed, and no process ids are compared, which mean nothing between containers.
 """
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from fractune_core.errors import StateUnusable
-from fractune_workers.faults.fault_state import Epoch
+from fractune_workers.faults.fault_state import FaultState
 from fractune_workers.locks.flock import is_locked
 
 _T = TypeVar("_T")
 
 
-class SharedDevice:
+class FaultStateFile:
     """The epochs of the device `identity`, in a folder below `directory`. May be used by several threads.
 
     Every method raises StateUnusable when the folder cannot be read or written.
@@ -40,41 +40,41 @@ class SharedDevice:
         with self._told():
             return Membership(self._directory)
 
-    def look(self) -> Epoch:
-        """The epoch as it is. Its dead members are still in it."""
+    def look(self) -> FaultState:
+        """The state as it is. Its dead members are still in it."""
         with self._told():
             return self._read()
 
-    def change(self, transition: Callable[[Epoch], tuple[Epoch, _T]]) -> _T:
-        """Bury the dead, put what `transition` makes of the epoch in its place, and give its other answer."""
+    def change(self, transition: Callable[[FaultState], tuple[FaultState, _T]]) -> _T:
+        """Bury the dead, put what `transition` makes of the state in its place, and give its other answer."""
         with self._told(), (self._directory / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before = self._read()
             dead = [member for member in before.members if not is_locked(_presence(self._directory, member))]
-            after, answer = transition(before.bury(dead))
+            after, answer = transition(before.remove_dead(dead))
             if after != before:
                 self._write(after)
             for member in dead:
                 _presence(self._directory, member).unlink(missing_ok=True)
             return answer
 
-    def _read(self) -> Epoch:
-        path = self._directory / "epoch.json"
+    def _read(self) -> FaultState:
+        path = self._directory / "state.json"
         try:
-            return Epoch.from_json(json.loads(path.read_bytes()))
+            return FaultState.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
-            return Epoch()
+            return FaultState()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateUnusable(
-                f"{path} is no epoch of this version ({type(error).__name__}: {error}); "
+                f"{path} is no state of this version ({type(error).__name__}: {error}); "
                 f"end the measurers of device {self.identity}, remove the file and start them again"
             ) from error
 
-    def _write(self, epoch: Epoch) -> None:
+    def _write(self, state: FaultState) -> None:
         """Whole or not at all: who looks holds no lock."""
-        draft = self._directory / "epoch.json.new"
-        draft.write_text(json.dumps(epoch.to_json()))
-        draft.replace(self._directory / "epoch.json")
+        draft = self._directory / "state.json.new"
+        draft.write_text(json.dumps(state.to_json()))
+        draft.replace(self._directory / "state.json")
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:

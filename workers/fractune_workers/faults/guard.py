@@ -20,8 +20,8 @@ from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import Status
 from fractune_workers.child import Child, ChildDied, ChildTimeout
 from fractune_workers.confinement import Confinement
-from fractune_workers.faults.fault_state import Epoch, Guilt, Landing, Step
-from fractune_workers.faults.fault_state_file import SharedDevice
+from fractune_workers.faults.fault_state import Ending, FaultState, Step, Verdict
+from fractune_workers.faults.fault_state_file import FaultStateFile
 
 _LOOK_EVERY_S = 0.02
 _WATCH_EVERY_S = 0.1
@@ -49,14 +49,14 @@ class Setup:
     do: Callable[[], None]
 
 
-class Fate(Protocol):
+class Guard(Protocol):
     """Owned by one thread, the child's."""
 
     def get_ready(self, setup: Setup) -> None:
         """Start the child where none lives, and do its setup. Raises what that raises."""
         ...
 
-    def fly(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:
+    def run(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:
         """What `run` gives, once the setup is done; `alone`: while nobody else runs anything on the device.
 
         `artifacts` are the names of what is run: the same name for the same bytes, wherever they run. An error that
@@ -70,15 +70,15 @@ class Fate(Protocol):
         ...
 
 
-def fate_of(child: Child, confinement: Confinement, meeting_place: Path) -> Fate:
+def guard_for(child: Child, confinement: Confinement, meeting_place: Path) -> Guard:
     """`meeting_place` is the folder that all measurers of this host share."""
-    identity = confinement.shared_fate
+    identity = confinement.fault_domain
     if identity is None:
-        return OwnFate(child)
-    return SharedFate(child, confinement, SharedDevice(meeting_place, identity))
+        return IsolatedGuard(child)
+    return SharedGuard(child, confinement, FaultStateFile(meeting_place, identity))
 
 
-class OwnFate:
+class IsolatedGuard:
     """A fault stays with the process that had it."""
 
     def __init__(self, child: Child) -> None:
@@ -88,7 +88,7 @@ class OwnFate:
         if not setup.is_done():
             setup.do()
 
-    def fly(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:  # noqa: ARG002  it meets nobody
+    def run(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:  # noqa: ARG002  it meets nobody
         self.get_ready(setup)
         return run()
 
@@ -96,14 +96,14 @@ class OwnFate:
         self._child.stop()
 
 
-class SharedFate:
+class SharedGuard:
     """A member of a shared device, and its process there.
 
-    A thread watches the epoch, because who waits for work has to leave a failed one too. It and the owner change who
+    A thread watches the state, because who waits for work has to leave a failed one too. It and the owner change who
     is on the device under one lock.
     """
 
-    def __init__(self, child: Child, confinement: Confinement, device: SharedDevice) -> None:
+    def __init__(self, child: Child, confinement: Confinement, device: FaultStateFile) -> None:
         self._child = child
         self._confinement = confinement
         self._device = device
@@ -111,7 +111,7 @@ class SharedFate:
         self._member = self._membership.name
         self._guard = threading.Lock()
         self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="fault-epoch", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="fault-state", daemon=True)
         self._watcher.start()
 
     def get_ready(self, setup: Setup) -> None:
@@ -128,7 +128,7 @@ class SharedFate:
                     f"nothing else runs on it: {error}; see this worker's log, and start it again"
                 ) from error
 
-    def fly(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:
+    def run(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:
         while True:
             self.get_ready(setup)
             try:
@@ -148,9 +148,9 @@ class SharedFate:
     ) -> _T:
         """One flight. Raises _Void when nothing came of it and nobody is to blame; the error when that is its own."""
         with self._whatever_happens():
-            is_alone = self._take_off(artifacts, alone=alone)
+            is_alone = self._begin(artifacts, alone=alone)
             if setup is not None and not setup.is_done():
-                self._turn_back()  # the child had to leave while we waited
+                self._withdraw()  # the child had to leave while we waited
                 raise _Void
             if is_alone and not self._is_active():
                 self._give_up("the device was not active")
@@ -161,19 +161,19 @@ class SharedFate:
                     raise ChildDied("it ran to its end, and left the device unusable")
             except FractuneError as error:
                 self._end_failed(artifacts, error)
-            if self._land() is not Landing.VALID:
+            if self._finish() is not Ending.VALID:
                 raise _Void
             return answer
 
-    def _take_off(self, artifacts: tuple[str, ...], *, alone: bool) -> bool:
+    def _begin(self, artifacts: tuple[str, ...], *, alone: bool) -> bool:
         """Wait until the flight may begin; whether it is one alone."""
         patience = _Patience(_REOPEN_TIMEOUT_S)
         while True:
-            step = self._device.change(lambda epoch: epoch.take_off(self._member, artifacts, alone=alone))
+            step = self._device.change(lambda state: state.begin(self._member, artifacts, alone=alone))
             if step in {Step.GO, Step.GO_ALONE}:
                 return step is Step.GO_ALONE
             if step is Step.REFUSED:
-                raise _quarantined(self._device.look().guilt_of(artifacts))
+                raise _quarantined(self._device.look().verdict_of(artifacts))
             if step is Step.LEAVE:
                 with self._guard:
                     self._vacate()
@@ -191,28 +191,28 @@ class SharedFate:
         if not self._is_active():
             self._confinement.revive()
             return False
-        self._device.change(lambda epoch: (epoch.reopen(number), None))
+        self._device.change(lambda state: (state.reopen(number), None))
         return True
 
-    def _land(self) -> Landing:
-        return self._device.change(lambda epoch: epoch.land(self._member))
+    def _finish(self) -> Ending:
+        return self._device.change(lambda state: state.finish(self._member))
 
-    def _turn_back(self) -> None:
-        self._device.change(lambda epoch: (epoch.turn_back(self._member), None))
+    def _withdraw(self) -> None:
+        self._device.change(lambda state: (state.withdraw(self._member), None))
 
     def _end_failed(self, artifacts: tuple[str, ...], error: FractuneError) -> NoReturn:
         """End the flight, and the process too: errors stick to it. Raises what the failure means."""
         status = Status.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Status.CRASHED
-        guilt = Guilt(status.value, str(error))
+        verdict = Verdict(status.value, str(error))
         spreads = _may_spread(error) or not self._is_active()
         with self._guard:
-            landing = self._device.change(lambda epoch: epoch.fail(self._member, guilt, spreads=spreads))
+            ending = self._device.change(lambda state: state.fail(self._member, verdict, spreads=spreads))
             self._vacate()
-        _log.info("flight of %d artifact(s): %s: %s%s", len(artifacts), landing, error, " (spreads)" if spreads else "")
-        if landing is not Landing.OWN_FAULT:
-            raise _Void(failed=landing is Landing.IN_COMPANY) from error
+        _log.info("flight of %d artifact(s): %s: %s%s", len(artifacts), ending, error, " (spreads)" if spreads else "")
+        if ending is not Ending.OWN_FAULT:
+            raise _Void(failed=ending is Ending.BESIDE_OTHERS) from error
         if spreads and len(artifacts) == 1:
-            raise _quarantined(guilt) from error
+            raise _quarantined(verdict) from error
         raise error
 
     def _is_active(self) -> bool:
@@ -225,14 +225,14 @@ class SharedFate:
     def _give_up(self, cause: str) -> None:
         """Leave in mid-flight."""
         with self._guard:
-            self._device.change(lambda epoch: (epoch.abandon(self._member, cause), None))
+            self._device.change(lambda state: (state.abandon(self._member, cause), None))
             self._child.kill()
             self._vacate()
 
     def _vacate(self) -> None:
         """End the process, then say so; the caller holds the guard."""
         self._child.stop()
-        self._device.change(lambda epoch: (epoch.leave(self._member), None))
+        self._device.change(lambda state: (state.leave(self._member), None))
 
     @contextlib.contextmanager
     def _whatever_happens(self) -> Iterator[None]:
@@ -251,24 +251,24 @@ class SharedFate:
                 if self._device.look().must_leave(self._member):
                     self._make_way()
             except FractuneError:
-                _log.exception("the epoch of device %s cannot be followed", self._device.identity)
+                _log.exception("the state of device %s cannot be followed", self._device.identity)
 
     def _make_way(self) -> None:
-        """The epoch has failed: a flight under way is void, so end it; the owner notices, and leaves."""
+        """The state has failed: a flight under way is void, so end it; the owner notices, and leaves."""
         with self._guard:
-            epoch = self._device.look()  # once more: the owner may have left, and come back, since
-            if not epoch.must_leave(self._member):
+            state = self._device.look()  # once more: the owner may have left, and come back, since
+            if not state.must_leave(self._member):
                 return
-            if self._member in epoch.flights:
+            if self._member in state.attempts:
                 self._child.interrupt()
             else:
                 self._vacate()
 
-    def _refusal(self, epoch: Epoch) -> str:
-        still = f"{len(epoch.clients)} measurer(s) have not left it" if epoch.clients else "it is not active again"
+    def _refusal(self, state: FaultState) -> str:
+        still = f"{len(state.clients)} measurer(s) have not left it" if state.clients else "it is not active again"
         return (
             f"device {self._device.identity} has been down for {_REOPEN_TIMEOUT_S:g} s after a fault "
-            f"({epoch.failure}): {still}; restart what serves the device, then this worker"
+            f"({state.failure}): {still}; restart what serves the device, then this worker"
         )
 
 
@@ -298,7 +298,7 @@ class _Patience:
         return time.monotonic() - self._since > self._limit_s
 
 
-def _quarantined(guilt: Guilt | None) -> Quarantined:
-    if guilt is None:
+def _quarantined(verdict: Verdict | None) -> Quarantined:
+    if verdict is None:
         return Quarantined("it is known to take the device down")
-    return Quarantined(f"{guilt.cause}; it was alone on the device", Status(guilt.status))
+    return Quarantined(f"{verdict.cause}; it was alone on the device", Status(verdict.status))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractune_core.devices import Device
+from fractune_core.shares import Device
 from fractune_workers.gpu.nvml import Gpu
 
 

@@ -52,7 +52,7 @@ class ServerState(StrEnum):
 
 
 @dataclass(frozen=True)
-class Client:
+class MpsClient:
     """One process under MPS, as `ps` tells of it."""
 
     pid: int
@@ -108,12 +108,12 @@ class MpsControl:
         """Process ids of the server's clients, in the daemon's PID namespace."""
         return self._pids(f"get_client_list {server}")
 
-    def processes(self) -> list[Client]:
+    def processes(self) -> list[MpsClient]:
         """Every client process with what is needed to terminate it."""
         answer = self.ask("ps")
         rows = [row.split(maxsplit=5) for row in answer.splitlines() if row.strip()]
         try:
-            return [Client(int(row[0]), int(row[2]), int(row[4])) for row in rows if row != _PS_HEADER]
+            return [MpsClient(int(row[0]), int(row[2]), int(row[4])) for row in rows if row != _PS_HEADER]
         except (ValueError, IndexError):
             self._misread("ps", answer)
 

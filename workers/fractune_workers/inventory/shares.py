@@ -37,7 +37,7 @@ _PROOFS = {
 
 
 @dataclass(frozen=True)
-class Offer:
+class ShareInfo:
     """A share of a device."""
 
     share: str
@@ -66,7 +66,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Offers:
+class DeviceShares:
     """The shares of one device."""
 
     kind: str
@@ -74,10 +74,10 @@ class Offers:
     label: str
     """the product's name, with what tells it apart"""
     uuid: str
-    offers: tuple[Offer, ...]
+    offers: tuple[ShareInfo, ...]
 
 
-def machine_offers(*, prove: bool) -> Iterator[Offers]:
+def machine_shares(*, prove: bool) -> Iterator[DeviceShares]:
     """The host CPU, then each GPU. With `prove`, each share is entered and verified in a child process.
 
     Raises NvmlFailed after the host CPU when GPUs cannot be asked for.
@@ -89,27 +89,29 @@ def machine_offers(*, prove: bool) -> Iterator[Offers]:
         yield found
 
 
-def _cpu_offers(*, prove: bool) -> Offers:
+def _cpu_offers(*, prove: bool) -> DeviceShares:
     cores, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    blank = Offer("", None, total, "core", memory_bytes, reserved=False, proof="")
+    blank = ShareInfo("", None, total, "core", memory_bytes, reserved=False, proof="")
     offers = [
         _offer(Share("cpu", str(count)), replace(blank, units=count), prove=prove) for count in _doubling(1, cores)
     ]
-    return Offers("cpu", f"{_cpu_name()} ({cores} of {total} cores may be used here)", "", tuple(offers))
+    return DeviceShares("cpu", f"{_cpu_name()} ({cores} of {total} cores may be used here)", "", tuple(offers))
 
 
-def _gpu_offers(gpu: Gpu, *, prove: bool) -> Offers:
+def _gpu_offers(gpu: Gpu, *, prove: bool) -> DeviceShares:
     memory_gib = round(gpu.memory_bytes / 2**30)
     mode = ", MIG mode" if gpu.mig else ""
     label = f"{gpu.name} ({gpu.arch}, {gpu.sms} SMs, {memory_gib} GiB, driver {gpu.driver}{mode})"
-    blank = Offer("", None, gpu.sms, "sm", gpu.memory_bytes, reserved=None, proof="")
+    blank = ShareInfo("", None, gpu.sms, "sm", gpu.memory_bytes, reserved=None, proof="")
     shares = [(Share("full"), replace(blank, units=gpu.sms, reserved=gpu.exclusive))]
     shares += [(Share("green", str(sms)), replace(blank, units=sms, reserved=False)) for sms in _green_sizes(gpu)]
     shares += [(Share("mps", str(percent)), replace(blank, reserved=False)) for percent in _PERCENTAGES]
     shares += [(Share("mps-sm", str(chunks)), replace(blank, reserved=True)) for chunks in _CHUNKS]
     shares += list(_mig_shares(gpu, blank))
-    return Offers("cuda", label, gpu.uuid, tuple(_offer(share, expected, prove=prove) for share, expected in shares))
+    return DeviceShares(
+        "cuda", label, gpu.uuid, tuple(_offer(share, expected, prove=prove) for share, expected in shares)
+    )
 
 
 def _green_sizes(gpu: Gpu) -> list[int]:
@@ -118,7 +120,7 @@ def _green_sizes(gpu: Gpu) -> list[int]:
     return _doubling(least, gpu.sms // step * step)
 
 
-def _mig_shares(gpu: Gpu, blank: Offer) -> Iterator[tuple[Share, Offer]]:
+def _mig_shares(gpu: Gpu, blank: ShareInfo) -> Iterator[tuple[Share, ShareInfo]]:
     """One for each kind of instance; a part of a GPU instance has no short name and goes by its UUID."""
     for kind in dict.fromkeys((found.profile, found.sms, found.memory_bytes) for found in gpu.instances):
         profile, sms, memory_bytes = kind
@@ -139,7 +141,7 @@ def _is_share(text: str) -> bool:
     return True
 
 
-def _offer(share: Share, expected: Offer, *, prove: bool) -> Offer:
+def _offer(share: Share, expected: ShareInfo, *, prove: bool) -> ShareInfo:
     """The share as its confinement sees it, proved if wanted and possible."""
     named = replace(expected, share=str(share), proof=NOT_PROVED)
     try:
@@ -149,7 +151,7 @@ def _offer(share: Share, expected: Offer, *, prove: bool) -> Offer:
     return _proved(share, named) if prove else named
 
 
-def _proved(share: Share, expected: Offer) -> Offer:
+def _proved(share: Share, expected: ShareInfo) -> ShareInfo:
     """The share as a child was granted it that entered it as a worker would."""
     confinement = confinement_for(share)
     try:

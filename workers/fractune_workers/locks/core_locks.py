@@ -20,19 +20,19 @@ from pathlib import Path
 
 from fractune_core.gpu_sharing import Claim
 from fractune_workers.locks.flock import is_locked
-from fractune_workers.locks.gpu_slots import GpuGate, Turn
+from fractune_workers.locks.gpu_slots import GpuSlots, MeasurementSlot
 
 QUIET_BELOW_CORES = 4
 """On a host with fewer cores than this, a measurement has the whole host to itself: a build on the one core
 beside it takes memory bandwidth and clock from it."""
 
 
-def default_gate_dir() -> Path:
+def default_lock_dir() -> Path:
     """The gate that all fractune processes of this user on this host share."""
     return Path(tempfile.gettempdir()) / f"fractune-gate-{os.getuid()}"
 
 
-class Gate:
+class CoreLocks:
     """Locks over the cores of this host, in `directory`."""
 
     def __init__(self, directory: Path, host_cores: int | None = None) -> None:
@@ -46,30 +46,30 @@ class Gate:
         """seconds that passages have had to wait, in all"""
 
     @contextlib.contextmanager
-    def working(self, cores: Iterable[int]) -> Iterator[Passage]:
+    def working(self, cores: Iterable[int]) -> Iterator[PreemptibleHold]:
         """Hold `cores` for search or builds; blocks while a measurement owns one of them or waits for it."""
         with contextlib.ExitStack() as held:
-            passage = Passage(self, held, sorted(cores))
-            passage.enter()
-            yield passage
+            hold = PreemptibleHold(self, held, sorted(cores))
+            hold.enter()
+            yield hold
 
     @contextlib.contextmanager
-    def measuring(self, cores: Iterable[int]) -> Iterator[Turn]:
+    def measuring(self, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
         """Own `cores` for a measurement; its neighbours are the other CPU measurements active on this host."""
         owned = range(self._host_cores) if self._host_cores < QUIET_BELOW_CORES else sorted(cores)
         with contextlib.ExitStack() as held:
             self.take(held, owned, fcntl.LOCK_EX)
             held.enter_context(self._lock(self._mark, fcntl.LOCK_EX))
             held.callback((self.directory / self._mark).unlink)
-            yield Turn(self._neighbours())
+            yield MeasurementSlot(self._neighbours())
 
     @contextlib.contextmanager
-    def measuring_on(self, gpu: str, claim: Claim, cores: Iterable[int]) -> Iterator[Turn]:
+    def measuring_on(self, gpu: str, claim: Claim, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
         """Hold `claim` of the GPU (its UUID), and `cores`, from which its kernels are launched."""
         with contextlib.ExitStack() as held:
             start = time.perf_counter()
             # The GPU first: who waits for it must not keep a CPU measurement off the cores.
-            turn = held.enter_context(GpuGate(self.directory, gpu).holding(claim))
+            turn = held.enter_context(GpuSlots(self.directory, gpu).holding(claim))
             self.waited_s += time.perf_counter() - start
             self.take(held, sorted(cores), fcntl.LOCK_SH)
             yield turn
@@ -97,20 +97,20 @@ class Gate:
             yield
 
 
-class Passage:
+class PreemptibleHold:
     """Work under way behind the gate."""
 
-    def __init__(self, gate: Gate, held: contextlib.ExitStack, cores: list[int]) -> None:
-        self._gate = gate
+    def __init__(self, core_locks: CoreLocks, held: contextlib.ExitStack, cores: list[int]) -> None:
+        self._locks = core_locks
         self._held = held
         self._cores = cores
 
     def enter(self) -> None:
-        self._gate.take(self._held, self._cores, fcntl.LOCK_SH)
+        self._locks.take(self._held, self._cores, fcntl.LOCK_SH)
 
     def is_wanted(self) -> bool:
         """Whether a measurement waits for work to step aside."""
-        return self._gate.is_measurement_waiting()
+        return self._locks.is_measurement_waiting()
 
     def step_aside(self) -> None:
         """Let what waits measure, and come back after it. The caller computes nothing in between."""

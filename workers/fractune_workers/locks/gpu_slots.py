@@ -25,14 +25,14 @@ _LOOK_EVERY_S = 0.005
 
 
 @dataclass
-class Turn:
+class MeasurementSlot:
     """A measurement's turn."""
 
     neighbours: int
     """other measurements beside it when it began; on a GPU, once it is over, the most that there were at one time"""
 
 
-class GpuGate:
+class GpuSlots:
     """The claims on the GPU `identity` (its UUID), in a folder below `directory`, where all workers of a host meet."""
 
     def __init__(self, directory: Path, identity: str) -> None:
@@ -40,21 +40,21 @@ class GpuGate:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
-    def holding(self, claim: Claim) -> Iterator[Turn]:
+    def holding(self, claim: Claim) -> Iterator[MeasurementSlot]:
         """Wait until `claim` fits beside those that are held, and hold it until the block ends or this process does."""
         with contextlib.ExitStack() as held:
             with (self._folder / "turnstile").open("a") as turnstile:
                 fcntl.flock(turnstile, fcntl.LOCK_EX)
-                self._bury_the_dead()
+                self._remove_dead()
                 while not claim.fits((others := self._claims()).values()):
                     time.sleep(_LOOK_EVERY_S)
                 own = self._put_down(claim, held)
-                _note_company([own, *others], len(others))
-            turn = Turn(len(others))
+                _note_neighbours([own, *others], len(others))
+            turn = MeasurementSlot(len(others))
             try:
                 yield turn
             finally:
-                turn.neighbours = _most_company(own)
+                turn.neighbours = _most_neighbours(own)
 
     # Only who is in the turnstile puts down a claim, removes one that is not his, or writes into one.
 
@@ -75,7 +75,7 @@ class GpuGate:
                 claims[path] = Claim(**json.loads(path.read_text().partition("\n")[0]))
         return claims
 
-    def _bury_the_dead(self) -> None:
+    def _remove_dead(self) -> None:
         for path in self._files():
             if not is_locked(path):
                 path.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ class GpuGate:
         return self._folder.glob("claim-*")
 
 
-def _note_company(paths: Iterable[Path], others: int) -> None:
+def _note_neighbours(paths: Iterable[Path], others: int) -> None:
     """Tell those who hold the claims that each has so many beside it now: a line at the end of its file."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
@@ -92,5 +92,5 @@ def _note_company(paths: Iterable[Path], others: int) -> None:
             file.write(f"\n{others}")
 
 
-def _most_company(own: Path) -> int:
+def _most_neighbours(own: Path) -> int:
     return max(int(line) for line in own.read_text().splitlines()[1:])

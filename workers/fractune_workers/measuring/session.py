@@ -1,7 +1,7 @@
 """The bench: a confined child, and how one batch of artifacts is measured on it.
 
 A trial is timed shortly, and once more for longer when it can win, one candidate after the other. A final first
-checks every contestant's output against the untuned default's, then times all that were right in turn.
+checks every finalist's output against the untuned default's, then times all that were right in turn.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM
 from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.confinement import confinement_for
-from fractune_workers.faults.guard import Quarantined, Setup, fate_of
-from fractune_workers.locks.core_locks import default_gate_dir
+from fractune_workers.faults.guard import Quarantined, Setup, guard_for
+from fractune_workers.locks.core_locks import default_lock_dir
 
 _CHILD = "fractune_workers.children.measuring.child"
 _HELLO_TIMEOUT_S = 60.0
@@ -60,7 +60,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class ArtifactBatch:
     """Artifacts of one workload."""
 
     args_info: list[Any]
@@ -70,7 +70,7 @@ class Batch:
     """object files by candidate, of those that could be built"""
 
 
-class Bench:
+class MeasurementSession:
     """One share of this machine. A child that dies is replaced, and its share verified anew.
 
     Whatever touches the child is a flight of `fractune_workers.faults.guard`, so that benches whose shares fall
@@ -102,24 +102,24 @@ class Bench:
             cores=cores if share.device_kind == "cuda" else (),
         )
         try:
-            self._fate = fate_of(self._child, self._confinement, meeting_place or default_gate_dir())
+            self._guard = guard_for(self._child, self._confinement, meeting_place or default_lock_dir())
         except FractuneError:
             self._confinement.leave()  # nobody else will: a daemon that it started would stay
             raise
         self._greeted = 0
-        self._prepared: tuple[int, Batch | None] = (0, None)
+        self._prepared: tuple[int, ArtifactBatch | None] = (0, None)
         self._checked: set[str] = set()
-        """contestants of the prepared batch that the present child holds, compared with the first of them"""
-        self.hello: dict[str, Any] = {}
-        """what the child said of its device, granted share, target and versions (`MeasurerChild.hello`)"""
+        """finalists of the prepared batch that the present child holds, compared with the first of them"""
+        self.device_info: dict[str, Any] = {}
+        """what the child said of its device, granted share, target and versions (`MeasurerChild.device_info`)"""
 
-    def greet(self) -> None:
+    def handshake(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
-        self._fate.get_ready(self._setup())
+        self._guard.get_ready(self._setup())
 
     def stop(self) -> None:
         try:
-            self._fate.stop()
+            self._guard.stop()
         finally:
             self._confinement.leave()
 
@@ -137,11 +137,11 @@ class Bench:
         """Time of the anchor kernel over its first time in this child; 0 when it could not be timed."""
         run = partial(self._child.call, "anchor", _TRIAL_TIMEOUT_S)
         try:
-            return float(self._fate.fly((), self._setup(), run))
+            return float(self._guard.run((), self._setup(), run))
         except _CHILD_ERRORS:
             return 0.0
 
-    def trials(self, batch: Batch, best_s: float = math.inf) -> dict[str, Outcome]:
+    def trials(self, batch: ArtifactBatch, best_s: float = math.inf) -> dict[str, Outcome]:
         """Race the candidates, each on its own: only one that comes close to the fastest so far is timed for longer.
 
         `best_s`: the fastest median of this operator before, in seconds. Successive halving in its smallest form
@@ -153,12 +153,12 @@ class Bench:
             best_s = min(best_s, outcomes[name].median_s)
         return outcomes
 
-    def timed(self, batch: Batch, policy: TimingPolicy) -> dict[str, Outcome]:
+    def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
         """Time every candidate under `policy`, each on its own."""
         return {name: self._race(batch, name, [policy], math.inf) for name in batch.codes}
 
-    def final(self, batch: Batch, untuned: str) -> dict[str, Outcome]:
-        """Check every contestant's output against that of `untuned`, then time those that were right in turn.
+    def final(self, batch: ArtifactBatch, untuned: str) -> dict[str, Outcome]:
+        """Check every finalist's output against that of `untuned`, then time those that were right in turn.
 
         All must be in one child: whenever that is another one, those that were right are checked in it again.
         """
@@ -179,49 +179,49 @@ class Bench:
     def time_model(self, path: Path) -> dict[str, Any]:
         """Time every variant of the bundle at `path`: `run_secs` and `max_error` by variant."""
         run = partial(self._child.call, "time_model", _MODEL_TIMEOUT_S, path=str(path), repeats=_MODEL_REPEATS)
-        timed: dict[str, Any] = self._fate.fly([_named(path.read_bytes())], self._setup(), run, alone=True)
+        timed: dict[str, Any] = self._guard.run([_named(path.read_bytes())], self._setup(), run, alone=True)
         return timed
 
-    def _race(self, batch: Batch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
+    def _race(self, batch: ArtifactBatch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
         code = batch.codes[name]
         text, policies = base64.b64encode(code).decode(), [policy.to_json() for policy in rungs]
         run = partial(self._child.call, "race", _TRIAL_TIMEOUT_S, code=text, policies=policies, bar_s=bar_s)
         try:
-            answer = self._fate.fly([_named(code)], self._setup(batch), run)
+            answer = self._guard.run([_named(code)], self._setup(batch), run)
         except _CHILD_ERRORS as error:
             return _failure(error)
         return Outcome(Status.OK, run_secs=tuple(answer["run_secs"]), policy=TimingPolicy.from_json(answer["policy"]))
 
-    def _setup(self, batch: Batch | None = None) -> Setup:
+    def _setup(self, batch: ArtifactBatch | None = None) -> Setup:
         """What the present child must know: that its share is verified, and the arguments of `batch`."""
         return Setup(partial(self._is_prepared, batch), partial(self._prepare, batch))
 
-    def _is_prepared(self, batch: Batch | None) -> bool:
+    def _is_prepared(self, batch: ArtifactBatch | None) -> bool:
         present = self._child.generation
         if self._child.pid is None or self._greeted != present:
             return False
         return batch is None or self._prepared == (present, batch)
 
-    def _prepare(self, batch: Batch | None) -> None:
+    def _prepare(self, batch: ArtifactBatch | None) -> None:
         if self._child.ensure() != self._greeted:
-            self.hello = self._child.call("hello", _HELLO_TIMEOUT_S)
+            self.device_info = self._child.call("device_info", _HELLO_TIMEOUT_S)
             self._greeted = self._child.generation
         if batch is not None and not self._is_prepared(batch):
             self._child.call("begin", _LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
             self._prepared, self._checked = (self._child.generation, batch), set()
 
-    def _held(self, batch: Batch) -> set[str]:
+    def _held(self, batch: ArtifactBatch) -> set[str]:
         return self._checked if self._is_prepared(batch) else set()
 
-    def _load(self, batch: Batch, name: str) -> None:
+    def _load(self, batch: ArtifactBatch, name: str) -> None:
         """Load a kernel into the present child."""
         code = base64.b64encode(batch.codes[name]).decode()
         self._child.call("load", _LOAD_TIMEOUT_S, name=name, code=code)
 
     def _check_all(
-        self, batch: Batch, names: Sequence[str], right: dict[str, float], failed: dict[str, Outcome]
+        self, batch: ArtifactBatch, names: Sequence[str], right: dict[str, float], failed: dict[str, Outcome]
     ) -> None:
-        """Check contestants, the reference first, until the present child holds all that are `right` (with their
+        """Check finalists, the reference first, until the present child holds all that are `right` (with their
         differences) and the others have `failed`; or until the reference itself has failed.
         """
         reference, tried = names[0], set[str]()
@@ -242,8 +242,8 @@ class Bench:
             if reference in failed:
                 return
 
-    def _check(self, batch: Batch, name: str, reference: str, *, alone: bool) -> float | None:
-        """The contestant's difference to `reference`, relative; None when it ran in a child that does not hold that."""
+    def _check(self, batch: ArtifactBatch, name: str, reference: str, *, alone: bool) -> float | None:
+        """The finalist's difference to `reference`, relative; None when it ran in a child that does not hold that."""
 
         def run() -> float | None:
             is_comparable = name == reference or reference in self._held(batch)
@@ -251,14 +251,14 @@ class Bench:
             error = float(self._child.call("check", _CHECK_TIMEOUT_S, name=name))
             return error if is_comparable else None
 
-        error = self._fate.fly([_named(batch.codes[name])], self._setup(batch), run, alone=alone)
+        error = self._guard.run([_named(batch.codes[name])], self._setup(batch), run, alone=alone)
         if error is None:
             self._prepared = (0, None)  # it was compared with itself: the child has to begin again
         else:
             self._checked.add(name)
         return error
 
-    def _time_in_turn(self, batch: Batch, right: Mapping[str, float]) -> dict[str, Outcome] | None:
+    def _time_in_turn(self, batch: ArtifactBatch, right: Mapping[str, float]) -> dict[str, Outcome] | None:
         """Time those that were right; None when the child does not hold them any more.
 
         When it fails, each is timed by itself: one of them has spoilt it for the others, and only that tells which.
@@ -269,19 +269,19 @@ class Bench:
 
         artifacts = [_named(batch.codes[name]) for name in right]
         try:
-            answer = self._fate.fly(artifacts, self._setup(batch), run, alone=True)
+            answer = self._guard.run(artifacts, self._setup(batch), run, alone=True)
         except _CHILD_ERRORS as error:
             _log.warning("a contest of %d failed, each is timed by itself: %s", len(right), error)
             return {name: self._time_by_itself(batch, name, right[name]) for name in right}
         return None if answer is None else {name: _timed(answer, name, error) for name, error in right.items()}
 
-    def _time_by_itself(self, batch: Batch, name: str, max_error: float) -> Outcome:
+    def _time_by_itself(self, batch: ArtifactBatch, name: str, max_error: float) -> Outcome:
         def run() -> dict[str, Any]:
             self._load(batch, name)
             return self._contest([name])
 
         try:
-            answer = self._fate.fly([_named(batch.codes[name])], self._setup(batch), run, alone=True)
+            answer = self._guard.run([_named(batch.codes[name])], self._setup(batch), run, alone=True)
         except _CHILD_ERRORS as error:
             return _failure(error)
         return _timed(answer, name, max_error)
@@ -299,12 +299,12 @@ def _named(code: bytes) -> str:
 
 
 def _timed(answer: Mapping[str, Any], name: str, max_error: float) -> Outcome:
-    """A contestant's part of what a contest answered."""
+    """A finalist's part of what a contest answered."""
     policy = TimingPolicy.from_json(answer["policy"][name])
     return Outcome(Status.OK, run_secs=tuple(answer["run_secs"][name]), policy=policy, max_error=max_error)
 
 
-def _tolerance(batch: Batch) -> float:
+def _tolerance(batch: ArtifactBatch) -> float:
     """By the type of the last argument, which is an output."""
     return _TOLERANCES.get(batch.args_info[-1][1], 0.0)
 

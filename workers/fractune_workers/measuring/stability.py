@@ -23,7 +23,7 @@ have meets it every time, here and where it will run."""
 _T = TypeVar("_T")
 
 
-class Anchored(Protocol):
+class AnchoredSession(Protocol):
     """A bench, as far as it tells whether it is still what it was."""
 
     @property
@@ -43,7 +43,9 @@ class Conditions:
     throttled_ns: Mapping[str, int] = field(default_factory=dict)
 
 
-def steadily(bench: Anchored, clocks: Callable[[], Clocks], run: Callable[[], _T]) -> tuple[_T, Conditions]:
+def measure_stable(
+    bench: AnchoredSession, clocks: Callable[[], Clocks], run: Callable[[], _T]
+) -> tuple[_T, Conditions]:
     """What `run` gives while nothing changed, or at the last attempt; and what it was like then.
 
     1. Time the anchor, then read the clock: an idle GPU has slowed down, and is awake after the anchor.

@@ -24,7 +24,7 @@ from fractune_core.messages import (
 )
 from fractune_core.records import Kind, Status
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from fractune_workers.context import Station
+from fractune_workers.context import WorkerContext
 
 _LONGEST_S, _LONGEST_FINAL_S = 10, 60
 _TIMES_ANY, _SHORTEST_ANY_S = 8, 2
@@ -63,8 +63,8 @@ def _limit(secs: Collection[float], times: int, shortest_s: int) -> int:
 
 
 class Builder:
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._deadline = Deadline()
         # One thread: a fork takes only the calling one along.
         self._child = Child(
@@ -85,20 +85,22 @@ class Builder:
         self._child.stop()
 
     def handle(self, work: BuildWork) -> None:
-        if self._station.is_moot(work):
+        if self._context.is_moot(work):
             return
-        delivery = self._station.delivery(work)
+        transaction = self._context.transaction(work)
         artifacts: list[ArtifactItem] = []
         for item in work["candidates"]:
-            with self._station.gate.working(self._station.cores) as passage, self._child.giving_way(passage):
+            with self._context.core_locks.working(self._context.cores) as hold, self._child.giving_way(hold):
                 artifact, code = self._build(work, item)
             artifacts.append(artifact)
             if code:
-                delivery.blob(artifact_blob(work["lease"], item["candidate"]), code)
+                transaction.blob(artifact_blob(work["lease"], item["candidate"]), code)
         args_info = self._workload(work["workload_hash"])
         for share in work["shares"]:
-            delivery.enqueue(measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts))
-        delivery.send()
+            transaction.enqueue(
+                measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts)
+            )
+        transaction.send()
 
     def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
         """One candidate; how it failed, when it does, is part of the item."""
@@ -124,7 +126,7 @@ class Builder:
         return artifact, base64.b64decode(answer["object"])
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
-        # A contestant of a final was built in time before: what is usual by now must not cost a winner its place. The
+        # A finalist of a final was built in time before: what is usual by now must not cost a winner its place. The
         # untuned default was not, and without it nothing is published: a GPU's may be unrolled far.
         return _LONGEST_FINAL_S if work["kind"] == Kind.FINAL else self._deadline.limit_cpu_s(work["workload_hash"])
 
@@ -132,7 +134,7 @@ class Builder:
         """Make sure that the present child knows the workload; its argument descriptions."""
         key = (self._child.ensure(), workload_hash)
         if key not in self._args_info:
-            text = get_blob(self._station.redis, workload_blob(workload_hash)).decode()
+            text = get_blob(self._context.redis, workload_blob(workload_hash)).decode()
             self._args_info[key] = self._child.call(
                 "learn_workload", _LEARN_TIMEOUT_S, workload_hash=workload_hash, workload=text
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fractune_core.blobs import put_blob, read_blob
+from fractune_core.blobs import put_blob, read_blob, sign
 from fractune_core.errors import FractuneError
 from fractune_core.messages import (
     COMPILE_QUEUE,
@@ -17,9 +17,8 @@ from fractune_core.messages import (
     WorkerInfo,
     WorkFailed,
 )
-from fractune_core.signing import sign
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from fractune_workers.context import Station
+from fractune_workers.context import WorkerContext
 
 _INGEST_TIMEOUT_S = 600.0
 _COMPILE_TIMEOUT_S = 1800.0
@@ -27,8 +26,8 @@ _RECYCLE_CALLS = 50
 
 
 class Compiler:
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._child = Child("fractune_workers.children.compiling.child", recycle_calls=_RECYCLE_CALLS)
 
     def start(self) -> None:
@@ -44,16 +43,16 @@ class Compiler:
         self._child.stop()
 
     def handle(self, work: IngestWork | CompileWork) -> None:
-        if self._station.is_moot(work):
+        if self._context.is_moot(work):
             return
-        delivery = self._station.delivery(work)
+        transaction = self._context.transaction(work)
         try:
-            with self._station.gate.working(self._station.cores):
+            with self._context.core_locks.working(self._context.cores):
                 event = self._ingest(work) if work["do"] == "ingest" else self._compile(work)
-            delivery.event(SERVER_STREAM, event)
+            transaction.event(SERVER_STREAM, event)
         except FractuneError as error:
-            delivery.event(SERVER_STREAM, _failed(work, error))
-        delivery.send()
+            transaction.event(SERVER_STREAM, _failed(work, error))
+        transaction.send()
 
     def _ingest(self, work: IngestWork) -> Ingested:
         answer = self._child.call("ingest", _INGEST_TIMEOUT_S, **self._model_args(work), isa=work["isa"])
@@ -67,7 +66,7 @@ class Compiler:
         }
 
     def _compile(self, work: CompileWork) -> Compiled:
-        out = self._station.spool / "compiled.fractune"
+        out = self._context.scratch_dir / "compiled.fractune"
         try:
             self._child.call(
                 "compile_bundle",
@@ -78,7 +77,7 @@ class Compiler:
                 records=work["records"],
                 out=str(out),
             )
-            put_blob(self._station.redis, work["bundle"], sign(self._station.secret, out.read_bytes()))
+            put_blob(self._context.redis, work["bundle"], sign(self._context.secret, out.read_bytes()))
         finally:
             out.unlink(missing_ok=True)
         return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
@@ -91,12 +90,12 @@ class Compiler:
         }
 
     def _model_file(self, digest: str, name: str) -> Path:
-        """The model as a file in this worker's spool, under its own name: messages of the importer quote it."""
-        path = self._station.spool / digest / Path(name).name
+        """The model as a file in this worker's scratch_dir, under its own name: messages of the importer quote it."""
+        path = self._context.scratch_dir / digest / Path(name).name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             with path.open("wb") as file:
-                file.writelines(read_blob(self._station.redis, digest))
+                file.writelines(read_blob(self._context.redis, digest))
         return path
 
 

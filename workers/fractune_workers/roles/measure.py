@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
-from fractune_core.devices import Device
 from fractune_core.errors import FractuneError
 from fractune_core.gpu_sharing import ALONE, claim_of
 from fractune_core.messages import (
@@ -29,41 +28,41 @@ from fractune_core.messages import (
     measure_queue,
 )
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
-from fractune_core.shares import GrantedShare, Share
-from fractune_workers.context import Station
+from fractune_core.shares import Device, GrantedShare, Share
+from fractune_workers.context import WorkerContext
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
-from fractune_workers.locks.gpu_slots import Turn
-from fractune_workers.measuring.session import Batch, Bench, Outcome
-from fractune_workers.measuring.stability import Conditions, steadily
+from fractune_workers.locks.gpu_slots import MeasurementSlot
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
+from fractune_workers.measuring.stability import Conditions, measure_stable
 
 
 class Measurer:
-    def __init__(self, station: Station, share: Share, margin: float = DEFAULT_MARGIN, cache: str = WARM) -> None:
-        self._station = station
+    def __init__(self, context: WorkerContext, share: Share, margin: float = DEFAULT_MARGIN, cache: str = WARM) -> None:
+        self._context = context
         self._share = share
-        self._bench = Bench(share, station.cores, margin, station.gate.directory, cache)
+        self._bench = MeasurementSession(share, context.cores, margin, context.core_locks.directory, cache)
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: NOT_TOLD
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
 
     def start(self) -> None:
-        self._bench.greet()
+        self._bench.handshake()
 
     def queues(self) -> list[str]:
-        return [measure_queue(Device.from_json(self._bench.hello["device"]).key, str(self._share))]
+        return [measure_queue(Device.from_json(self._bench.device_info["device"]).key, str(self._share))]
 
     def describe(self, info: WorkerInfo) -> None:
-        info["device"] = self._bench.hello["device"]
-        info["granted"] = self._bench.hello["granted"]
-        info["target"] = self._bench.hello["target"]
-        info["versions"] = self._bench.hello["versions"]
+        info["device"] = self._bench.device_info["device"]
+        info["granted"] = self._bench.device_info["granted"]
+        info["target"] = self._bench.device_info["target"]
+        info["versions"] = self._bench.device_info["versions"]
         info["share"] = str(self._share)
 
     def stop(self) -> None:
         self._bench.stop()
 
     def handle(self, work: MeasureWork | TimeModelWork) -> None:
-        if self._station.is_moot(work):
+        if self._context.is_moot(work):
             return
         if work["do"] == "time_model":
             self._time_model(work)
@@ -78,11 +77,11 @@ class Measurer:
         trials = partial(self._bench.trials, best_s=self._best_s.get(operator, math.inf))
         run = final if work["kind"] == Kind.FINAL else trials
         with self._turn(alone=work["kind"] == Kind.FINAL) as turn:
-            outcomes, conditions = steadily(self._bench, self._clocks, partial(run, batch))
+            outcomes, conditions = measure_stable(self._bench, self._clocks, partial(run, batch))
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
-        delivery = self._station.delivery(work)
+        transaction = self._context.transaction(work)
         for item in work["artifacts"]:
             outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])
             record = self._record(work, item, outcome, conditions, turn.neighbours)
@@ -92,48 +91,48 @@ class Measurer:
                 "lease": work["lease"],
                 "record": record.to_json(),
             }
-            delivery.event(work["reply"], event)
-        delivery.send()
+            transaction.event(work["reply"], event)
+        transaction.send()
 
-    def _turn(self, *, alone: bool) -> AbstractContextManager[Turn]:
+    def _turn(self, *, alone: bool) -> AbstractContextManager[MeasurementSlot]:
         """Wait for this measurement's turn; `alone`: with nobody beside it on the GPU. Cores are always its own."""
-        gate, cores, gpu = self._station.gate, self._station.cores, self._bench.gpu_uuid
+        locks, cores, gpu = self._context.core_locks, self._context.cores, self._bench.gpu_uuid
         if gpu is None:
-            return gate.measuring(cores)
-        granted = GrantedShare.from_json(self._bench.hello["granted"])
-        return gate.measuring_on(gpu, ALONE if alone else claim_of(granted), cores)
+            return locks.measuring(cores)
+        granted = GrantedShare.from_json(self._bench.device_info["granted"])
+        return locks.measuring_on(gpu, ALONE if alone else claim_of(granted), cores)
 
-    def _batch(self, work: MeasureWork) -> Batch:
+    def _batch(self, work: MeasureWork) -> ArtifactBatch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
         codes = {
-            item["candidate"]: self._station.signed_blob(artifact_blob(work["lease"], item["candidate"]))
+            item["candidate"]: self._context.signed_blob(artifact_blob(work["lease"], item["candidate"]))
             for item in work["artifacts"]
             if item["status"] == Status.OK
         }
-        return Batch(work["args_info"], zlib.crc32(work["workload_hash"].encode()), codes)
+        return ArtifactBatch(work["args_info"], zlib.crc32(work["workload_hash"].encode()), codes)
 
     def _time_model(self, work: TimeModelWork) -> None:
-        delivery = self._station.delivery(work)
-        path = self._station.spool / "timed.fractune"
+        transaction = self._context.transaction(work)
+        path = self._context.scratch_dir / "timed.fractune"
         try:
-            path.write_bytes(self._station.signed_blob(work["bundle"]))
+            path.write_bytes(self._context.signed_blob(work["bundle"]))
             with self._turn(alone=True):
                 answer = self._bench.time_model(path)
         except FractuneError as error:
-            delivery.event(SERVER_STREAM, _model_failed(work, error))
+            transaction.event(SERVER_STREAM, _model_failed(work, error))
         else:
             timed: ModelTimed = {
                 "event": "model_timed",
                 "job": work["job"],
                 "share": str(self._share),
-                "granted": self._bench.hello["granted"],
+                "granted": self._bench.device_info["granted"],
                 "run_secs": answer["run_secs"],
                 "max_error": answer["max_error"],
             }
-            delivery.event(SERVER_STREAM, timed)
+            transaction.event(SERVER_STREAM, timed)
         finally:
             path.unlink(missing_ok=True)
-        delivery.send()
+        transaction.send()
 
     def _record(
         self, work: MeasureWork, item: ArtifactItem, outcome: Outcome, conditions: Conditions, neighbours: int
@@ -147,9 +146,9 @@ class Measurer:
             target=work["target"],
             target_key=work["target_key"],
             trace=item["trace"],
-            device=Device.from_json(self._bench.hello["device"]),
+            device=Device.from_json(self._bench.device_info["device"]),
             share=str(self._share),
-            granted=GrantedShare.from_json(self._bench.hello["granted"]),
+            granted=GrantedShare.from_json(self._bench.device_info["granted"]),
             status=outcome.status,
             cause=outcome.cause,
             run_secs=outcome.run_secs,
@@ -157,13 +156,13 @@ class Measurer:
             anchor_ratio=conditions.anchor_ratio,
             neighbours=neighbours,
             job=work["job"],
-            worker=self._station.name,
+            worker=self._context.name,
             measured_at=time.time(),
             build_secs=item["build_secs"],
             max_error=outcome.max_error,
             clock_mhz=conditions.clock_mhz,
             throttled_ns=dict(conditions.throttled_ns),
-            versions={**self._bench.hello["versions"], **item.get("versions", {})},
+            versions={**self._bench.device_info["versions"], **item.get("versions", {})},
         )
 
 

@@ -28,7 +28,7 @@ from fractune_core.messages import (
 )
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_workers.child import Child
-from fractune_workers.context import Station, chunks
+from fractune_workers.context import WorkerContext, chunks
 
 _SEARCH_TIMEOUT_S = 300.0
 _LEARN_TIMEOUT_S = 120.0
@@ -39,11 +39,11 @@ _THREADS_AT_MOST = 8
 
 
 class Tuner:
-    def __init__(self, station: Station) -> None:
-        self._station = station
-        threads = min(len(station.cores), _THREADS_AT_MOST)
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        threads = min(len(context.cores), _THREADS_AT_MOST)
         self._child = Child("fractune_workers.children.searching.child", [str(threads)])
-        self._stream = tuner_stream(station.name)
+        self._stream = tuner_stream(context.name)
         self._results: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
         """results not yet learned, by workload and target"""
 
@@ -54,14 +54,14 @@ class Tuner:
         """Make the stream and its groups where they are not: at the start, or when Redis came back empty."""
         for group in (RECORDER, TUNER):
             try:
-                self._station.redis.xgroup_create(self._stream, group, id="0", mkstream=True)
+                self._context.redis.xgroup_create(self._stream, group, id="0", mkstream=True)
             except redis.ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise
-        self._station.redis.sadd(STREAMS, self._stream)
+        self._context.redis.sadd(STREAMS, self._stream)
 
     def queues(self) -> list[str]:
-        return [tune_queue(self._station.name)]
+        return [tune_queue(self._context.name)]
 
     def describe(self, info: WorkerInfo) -> None:
         pass
@@ -71,29 +71,29 @@ class Tuner:
 
     def handle(self, work: SearchWork) -> None:
         self._read_results()
-        if self._station.is_moot(work):
+        if self._context.is_moot(work):
             return
-        delivery = self._station.delivery(work)
+        transaction = self._context.transaction(work)
         try:
             candidates = self._search(work)
         except FractuneError as error:
-            delivery.event(self._stream, _failed(work, error))
-            delivery.send()
+            transaction.event(self._stream, _failed(work, error))
+            transaction.send()
             return
-        delivery.event(self._stream, _proposed(work, candidates))
+        transaction.event(self._stream, _proposed(work, candidates))
         for batch in chunks(candidates, BATCH):
-            delivery.enqueue(BUILD_QUEUE, _build_work(work, batch, self._stream))
-        delivery.send()
+            transaction.enqueue(BUILD_QUEUE, _build_work(work, batch, self._stream))
+        transaction.send()
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
         operator: dict[str, Any] = {"workload_hash": work["workload_hash"], "target_key": work["target_key"]}
-        with self._station.gate.working(self._station.cores) as passage, self._child.giving_way(passage):
+        with self._context.core_locks.working(self._context.cores) as hold, self._child.giving_way(hold):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
                 self._child.call(
                     "open",
                     _SEARCH_TIMEOUT_S,
                     **operator,
-                    workload=get_blob(self._station.redis, workload_blob(work["workload_hash"])).decode(),
+                    workload=get_blob(self._context.redis, workload_blob(work["workload_hash"])).decode(),
                     target=work["target"],
                     seed=work["seed"],
                     history=work.get("history", []),
@@ -111,13 +111,13 @@ class Tuner:
         """Take in what the stream holds by now; acknowledged at once: thoughts may be lost."""
         self._join_stream()
         while True:
-            answer: Any = self._station.redis.xreadgroup(TUNER, self._station.name, {self._stream: ">"}, count=_READ)
+            answer: Any = self._context.redis.xreadgroup(TUNER, self._context.name, {self._stream: ">"}, count=_READ)
             entries = answer[0][1] if answer else []
             if not entries:
                 return
             for _, fields in entries:
                 self._note(json.loads(fields[EVENT_FIELD.encode()]))
-            self._station.redis.xack(self._stream, TUNER, *(entry for entry, _ in entries))
+            self._context.redis.xack(self._stream, TUNER, *(entry for entry, _ in entries))
 
     def _note(self, event: dict[str, Any]) -> None:
         if event["event"] != "measured":

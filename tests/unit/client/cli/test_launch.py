@@ -27,6 +27,6 @@ def test_options_that_do_not_fit_the_role(
     options: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr("fractune.cli.commands.launch.become_worker", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr("fractune.cli.commands.launch.run_worker", lambda *_, **__: pytest.fail("started"))
     assert main(["worker", "--redis", "unix:///nowhere", *options]) == 2
     assert says in capsys.readouterr().err

@@ -35,13 +35,13 @@ def stage(monkeypatch: pytest.MonkeyPatch, *offers: dict[str, Any], no_gpu: str 
     """A machine with one GPU that has these offers; gives the values of `--prove` that it was asked with."""
     asked = []
 
-    def machine_offers(*, prove: bool) -> Iterator[dict[str, Any]]:
+    def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
         asked.append(prove)
         yield {"kind": "cuda", "label": "NVIDIA H200", "uuid": "GPU-1", "offers": list(offers)}
         if no_gpu:
             raise ShareUnavailable(no_gpu)
 
-    monkeypatch.setattr(command, "machine_offers", machine_offers)
+    monkeypatch.setattr(command, "machine_shares", machine_shares)
     return asked
 
 

@@ -13,9 +13,8 @@ from fractune.inference.gpu.driver import GpuHere, NoDriver, ask_gpu, look_at_gp
 from fractune.inference.gpu.share import PERCENTAGE, VISIBLE, check_gpu, check_held, confine_gpu, gpu_share_here
 from fractune_core.analysis.match import How, Policy
 from fractune_core.bundles import Bundle
-from fractune_core.devices import Device
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import Device, GrantedShare, Share
 from tests.support.client_samples import bundle_bytes
 from tests.support.simulated_cuda import Staged
 from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode

@@ -13,9 +13,8 @@ import pytest
 import fractune
 from fractune.inference.gpu.driver import GpuHere, look_at_gpu
 from fractune.inference.tensors import device_of
-from fractune_core.devices import Device
 from fractune_core.errors import FractuneError
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import Device, GrantedShare
 from tests.support.paths import REPOSITORY
 from tests.unit.client.conftest import Small
 

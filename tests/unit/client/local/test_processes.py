@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fractune.local import lifeline, processes
+from fractune.local import processes
 from fractune.local.processes import Part, Running, end_in_order, tend_all
+from fractune_core import parent_death
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
 
 
@@ -150,7 +151,7 @@ def test_parts_end_rank_by_rank_and_the_deaf_are_killed(
 
 def test_kill_minus_nine_of_the_parent_ends_the_child_too(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    command = [sys.executable, lifeline.__file__, "PARENT", "sleep", "60"]
+    command = [sys.executable, parent_death.__file__, "PARENT", "sleep", "60"]
     code = (
         "import os, subprocess, sys, time\n"
         f"command = {command!r}\ncommand[2] = str(os.getpid())\n"
@@ -169,7 +170,7 @@ def test_kill_minus_nine_of_the_parent_ends_the_child_too(tmp_path: Path) -> Non
 def test_the_launcher_starts_nothing_when_its_parent_is_gone(tmp_path: Path) -> None:
     made = tmp_path / "made"
     ended = subprocess.run(
-        [sys.executable, lifeline.__file__, "1", "touch", str(made)], capture_output=True, check=False
+        [sys.executable, parent_death.__file__, "1", "touch", str(made)], capture_output=True, check=False
     )
     assert ended.returncode != 0
     assert not made.exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.local.state import SOCKET_PATH_BYTES, StateFolder, open_state, socket_dir
+from fractune.local.state import SOCKET_PATH_BYTES, StackFolder, open_state, socket_dir
 from fractune_core.errors import StateUnusable
 
 _OPEN = "import sys; from pathlib import Path; from fractune.local.state import open_state\n"
@@ -66,10 +66,10 @@ def test_a_folder_that_takes_no_bytes_is_found_out_at_once(tmp_path: Path) -> No
 
 
 def test_sockets_go_to_a_short_folder_when_the_state_path_is_too_long(tmp_path: Path) -> None:
-    with socket_dir(StateFolder(tmp_path), "redis.sock") as near:
+    with socket_dir(StackFolder(tmp_path), "redis.sock") as near:
         assert near == tmp_path / "run"
     deep = tmp_path / ("x" * 100)
-    with socket_dir(StateFolder(deep), "redis.sock") as short:
+    with socket_dir(StackFolder(deep), "redis.sock") as short:
         assert len(os.fsencode(short / "redis.sock")) <= SOCKET_PATH_BYTES
         assert stat.S_IMODE(short.stat().st_mode) == 0o700
     assert not short.exists()

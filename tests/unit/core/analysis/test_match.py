@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Match, Policy, choose, find_match, least_regret
-from fractune_core.analysis.validated import Finals, best_times
+from fractune_core.analysis.validated import ValidatedRecords, best_times
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord
 from fractune_server.selection.robust import robust_for_model
 from tests.support.samples import DEVICE, TARGET_KEY, final, granted
@@ -21,7 +21,7 @@ UNMEASURED = Policy(allow_unmeasured=True)
 
 
 def match(records: list[TuningRecord], units: int, policy: Policy = DEFAULT_POLICY) -> Match:
-    return find_match(Finals(tuple(records)), granted(units), DEVICE.key, TARGET_KEY, policy)
+    return find_match(ValidatedRecords(tuple(records)), granted(units), DEVICE.key, TARGET_KEY, policy)
 
 
 def trace(answer: Match) -> str:

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.records import Status
-from fractune_server.engine.trial_counts import OwnTrials
+from fractune_server.engine.trial_counts import TrialCounts
 
 TRIALS = st.tuples(st.sampled_from("abcd"), st.sampled_from(["cpu:1", "cpu:2", "cpu:4"]), st.sampled_from(list(Status)))
 
 
 @given(st.lists(TRIALS, max_size=40), st.integers(1, 3))
 def test_counts_are_those_of_the_distinct_trials(trials: list[tuple[str, str, Status]], shares: int) -> None:
-    own, first = OwnTrials(), dict[tuple[str, str], Status]()
+    own, first = TrialCounts(), dict[tuple[str, str], Status]()
     for candidate, share, status in trials:
         own.add(candidate, share, status)
         first.setdefault((candidate, share), status)

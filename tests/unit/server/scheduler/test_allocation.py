@@ -18,7 +18,7 @@ from fractune_server.scheduler.allocation import (
     joint_times,
     next_round,
 )
-from fractune_server.scheduler.finalists import BEST_PER_SHARE, contestants, settled
+from fractune_server.scheduler.finalists import BEST_PER_SHARE, finalists, settled
 from tests.support.samples import final
 
 SHARES = ("cpu/1of2core", "cpu/2of2core")
@@ -160,17 +160,17 @@ def test_contestants_are_the_best_few_of_each_share_and_the_untuned() -> None:
     ranked = [final(f"t{place}", 1, 1.0 + place) for place in range(BEST_PER_SHARE + 2)]
     best = {"cpu/1of16core": ranked, "cpu/2of16core": [final("other", 2, 1.0), final("t0", 2, 2.0)]}
     names = [record.trace for record in ranked]
-    assert list(contestants(best, [], "untuned").values()) == ["", *names[:BEST_PER_SHARE], "other"]
+    assert list(finalists(best, [], "untuned").values()) == ["", *names[:BEST_PER_SHARE], "other"]
     wrong = replace(ranked[0], status=Status.WRONG_OUTPUT, run_secs=())
-    assert list(contestants(best, [wrong], "untuned").values()) == ["", *names[1 : BEST_PER_SHARE + 1], "other"]
+    assert list(finalists(best, [wrong], "untuned").values()) == ["", *names[1 : BEST_PER_SHARE + 1], "other"]
 
 
 def test_the_winner_of_earlier_finals_takes_part_again_beside_the_best_trials() -> None:
     ranked = [final(f"t{place}", 1, 1.0 + place) for place in range(3)]
     best = {"cpu/1of16core": ranked}
     earlier = [final("winner", 1, 0.5), final("slower", 1, 0.7), final("elsewhere", 2, 0.1), final("", 1, 2.0)]
-    assert list(contestants(best, earlier, "untuned", 1).values()) == ["", "winner", "t0"]
-    assert list(contestants(best, earlier, earlier[3].candidate_id, 2).values()) == ["", "winner", "t0", "t1"]
+    assert list(finalists(best, earlier, "untuned", 1).values()) == ["", "winner", "t0"]
+    assert list(finalists(best, earlier, earlier[3].candidate_id, 2).values()) == ["", "winner", "t0", "t1"]
 
 
 def test_settled_needs_every_contestant_at_every_share() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fractune_server.scheduler.warm_start import LENDERS_AT_MOST, TRIALS_AT_LEAST, anchor_kind, choose_lenders
-from fractune_server.store.log import Kin
+from fractune_server.scheduler.warm_start import LENDERS_AT_MOST, TRIALS_AT_LEAST, choose_donors, operator_kind
+from fractune_server.store.log import Donor
 
 MANY = TRIALS_AT_LEAST
 
@@ -21,29 +21,29 @@ MANY = TRIALS_AT_LEAST
     ],
 )
 def test_the_kind_is_read_off_the_name(name: str, kind: str) -> None:
-    assert anchor_kind(name) == kind
+    assert operator_kind(name) == kind
 
 
 def test_the_operator_itself_comes_first_then_the_best_measured_of_its_kind() -> None:
     kin = [
-        Kin("a", "1", "conv2d1", MANY),
-        Kin("b", "1", "fused_conv2d2_relu", MANY + 2),
-        Kin("me", "2", "conv2d9", MANY),
-        Kin("me", "1", "conv2d9", MANY + 50),
-        Kin("few", "1", "conv2d3", MANY - 1),
-        Kin("other", "1", "matmul", MANY + 9),
+        Donor("a", "1", "conv2d1", MANY),
+        Donor("b", "1", "fused_conv2d2_relu", MANY + 2),
+        Donor("me", "2", "conv2d9", MANY),
+        Donor("me", "1", "conv2d9", MANY + 50),
+        Donor("few", "1", "conv2d3", MANY - 1),
+        Donor("other", "1", "matmul", MANY + 9),
     ]
-    assert [each.workload_hash for each in choose_lenders(kin, "conv2d9", "me", {"1"})] == ["me", "b", "a"]
+    assert [each.workload_hash for each in choose_donors(kin, "conv2d9", "me", {"1"})] == ["me", "b", "a"]
 
 
 def test_the_shares_of_the_job_go_before_others() -> None:
-    kin = [Kin("a", "4", "conv2d1", MANY + 90), Kin("a", "1", "conv2d1", MANY)]
-    assert choose_lenders(kin, "conv2d", "me", {"1"}) == [kin[1]]
-    assert choose_lenders(kin, "conv2d", "me", {"2"}) == [kin[0]]
+    kin = [Donor("a", "4", "conv2d1", MANY + 90), Donor("a", "1", "conv2d1", MANY)]
+    assert choose_donors(kin, "conv2d", "me", {"1"}) == [kin[1]]
+    assert choose_donors(kin, "conv2d", "me", {"2"}) == [kin[0]]
 
 
 def test_no_more_than_a_few() -> None:
-    kin = [Kin(str(number), "1", "conv2d", MANY + number) for number in range(50)]
-    assert [each.workload_hash for each in choose_lenders(kin, "conv2d", "me", {"1"})] == [
+    kin = [Donor(str(number), "1", "conv2d", MANY + number) for number in range(50)]
+    assert [each.workload_hash for each in choose_donors(kin, "conv2d", "me", {"1"})] == [
         str(number) for number in range(49, 49 - LENDERS_AT_MOST, -1)
     ]

@@ -7,21 +7,20 @@ from dataclasses import replace
 import pytest
 
 from fractune_core.analysis.match import How
-from fractune_core.analysis.validated import Finals
-from fractune_core.devices import Device
+from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.records import UNTUNED
-from fractune_core.shares import GrantedShare
-from fractune_server.selection.variants import OperatorFinals, Place, Variant, measured_secs, variants_for
+from fractune_core.shares import Device, GrantedShare
+from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
 from tests.support.samples import DEVICE, TARGET_KEY, final, granted
 
-PLACE = Place(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
+PLACE = Deployment(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
 GPU = Device("cuda", "sm_90", 132, 140, 51200)
 
 
-def operator(times: dict[str, tuple[float, float]], weight: int = 1) -> OperatorFinals:
+def operator(times: dict[str, tuple[float, float]], weight: int = 1) -> ValidatedOperator:
     """Seconds at one and at two cores by trace."""
     records = [final(trace, units, secs[units - 1]) for trace, secs in times.items() for units in (1, 2)]
-    return OperatorFinals("f" * 16, weight, Finals(tuple(records)))
+    return ValidatedOperator("f" * 16, weight, ValidatedRecords(tuple(records)))
 
 
 def traces(variants: list[Variant]) -> dict[str, dict[str, str]]:
@@ -52,7 +51,7 @@ def test_no_robust_variant_beside_one_that_has_the_same_schedules() -> None:
 
 
 def test_an_operator_without_records_stays_untuned_and_counts_in_no_sum() -> None:
-    found = [operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.0)}), OperatorFinals("e" * 16, 5, Finals())]
+    found = [operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.0)}), ValidatedOperator("e" * 16, 5, ValidatedRecords())]
     variants = variants_for(PLACE, found, robust_only=False)
     assert variants[0].traces == {"f" * 16: "one"}
     assert measured_secs(PLACE, found, variants)["cpu:1"] == {"cpu:1": 1.0, "cpu:2": 1.0, "untuned": 9.0}
@@ -60,7 +59,7 @@ def test_an_operator_without_records_stays_untuned_and_counts_in_no_sum() -> Non
 
 def test_a_variant_is_absent_where_its_schedule_was_not_measured() -> None:
     records = [final(UNTUNED, 1, 9.0), final(UNTUNED, 2, 9.0), final("one", 1, 1.0), final("two", 2, 1.0)]
-    found = [OperatorFinals("f" * 16, 1, Finals(tuple(records)))]
+    found = [ValidatedOperator("f" * 16, 1, ValidatedRecords(tuple(records)))]
     variants = variants_for(PLACE, found, robust_only=False)
     assert measured_secs(PLACE, found, variants) == {
         "cpu:1": {"cpu:1": 1.0, "robust": 9.0, "untuned": 9.0},
@@ -69,14 +68,14 @@ def test_a_variant_is_absent_where_its_schedule_was_not_measured() -> None:
 
 
 def test_one_variant_for_shares_of_several_mechanisms() -> None:
-    place = Place(GPU.key, TARGET_KEY, {share: on_gpu(share) for share in ("mps:25", "mps:50", "full")})
+    place = Deployment(GPU.key, TARGET_KEY, {share: on_gpu(share) for share in ("mps:25", "mps:50", "full")})
     times = {UNTUNED: (9.0, 9.0, 9.0), "part": (1.0, 2.0, 2.0), "whole": (2.0, 1.0, 1.0), "both": (1.1, 1.2, 1.2)}
     records = [
         replace(final(trace, 1, secs), device=GPU, share=share, granted=on_gpu(share))
         for trace, row in times.items()
         for share, secs in zip(place.granted, row, strict=True)
     ]
-    found = OperatorFinals("f" * 16, 1, Finals(tuple(records)))
+    found = ValidatedOperator("f" * 16, 1, ValidatedRecords(tuple(records)))
     variants = variants_for(place, [found], robust_only=False)
     assert traces(variants) == {
         "mps:25": {"f" * 16: "part"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from fractune_core.errors import FractuneError, RedisGone, error_kinds, revive
+from fractune_core.errors import FractuneError, RedisGone, error_from_name, error_kinds
 from fractune_server.services.errors import STATUS_CODES, translate
 
 
@@ -16,7 +16,7 @@ def test_every_error_has_a_status_and_comes_back(name: str) -> None:
     assert kind.exit_code > 0
     told = translate(kind("what is wrong"))
     assert told is not None
-    back = revive(type(told).__name__, str(told))
+    back = error_from_name(type(told).__name__, str(told))
     assert (type(back), str(back)) == (kind, "what is wrong")
 
 
@@ -27,4 +27,4 @@ def test_redis_away_is_told_and_other_errors_are_not() -> None:
 
 
 def test_an_unknown_name_is_still_an_error_of_ours() -> None:
-    assert type(revive("FromTheFuture", "hm")) is FractuneError
+    assert type(error_from_name("FromTheFuture", "hm")) is FractuneError

@@ -24,13 +24,13 @@ from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.store import database
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.folder import StateFolder
-from fractune_server.store.log import Kin, LogKey, Page
+from fractune_server.store.log import Donor, LogKey, Page
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
 from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.store.tables import metadata
-from fractune_server.store.validated import FinalsCache
+from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
 from tests.support.redis_process import wait_until
 from tests.support.samples import DEVICE, TARGET_KEY, final, granted
@@ -124,10 +124,10 @@ class StoreContract:
         store.log.add([trial(f"o{n}", 1, 1.0, **other) for n in range(2)])
         store.log.add([trial("m", 1, 1.0, workload_hash="d" * 16, operator="matmul")])
         share = {units: granted(units).key for units in (1, 2)}
-        assert sorted(store.log.kin(KEY, "%conv2d%"), key=lambda each: -each.trials) == [
-            Kin("f" * 16, share[1], "conv2d", 3),
-            Kin("e" * 16, share[1], "fused_conv2d2_relu", 2),
-            Kin("f" * 16, share[2], "conv2d", 1),
+        assert sorted(store.log.donors(KEY, "%conv2d%"), key=lambda each: -each.trials) == [
+            Donor("f" * 16, share[1], "conv2d", 3),
+            Donor("e" * 16, share[1], "fused_conv2d2_relu", 2),
+            Donor("f" * 16, share[2], "conv2d", 1),
         ]
 
     def test_a_record_that_is_there_stays_as_it_is(self, store: Store) -> None:
@@ -281,7 +281,7 @@ class StoreContract:
 
     def test_finals_in_memory_are_bounded_those_not_asked_for_go_first(self, store: Store) -> None:
         store.log.add([final("x" * 5000, 1, 1.0, record_id=name, workload_hash=name) for name in WORKLOADS])
-        cache = FinalsCache(store.database, kept_bytes=20_000)
+        cache = ValidatedCache(store.database, kept_bytes=20_000)
         first = {name: cache.of([name])[name] for name in WORKLOADS[:3]}
         assert cache.of(WORKLOADS[:1])[WORKLOADS[0]] is first[WORKLOADS[0]]
         cache.of(WORKLOADS[3:4])

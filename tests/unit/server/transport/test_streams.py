@@ -19,10 +19,10 @@ from fractune_core.shares import GrantedShare
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
-from fractune_server.transport.dead_letters import report_loss
+from fractune_server.transport.dead_letters import write_dead_letters
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.recorder import Recorder
-from fractune_server.transport.requeue import ATTEMPTS, Reaper
+from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.fleet_simulated import DEVICE, made_up_record
@@ -200,7 +200,7 @@ def waiting(connection: redis.Redis) -> int:
 def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     given_up: list[messages.Work] = []
-    reaper = Reaper(connection, queues, given_up.append)
+    reaper = Requeuer(connection, queues, given_up.append)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     reaper.sweep(alive("w1", started_at=0.0))
@@ -219,7 +219,7 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
 def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     given_up: list[messages.Work] = []
-    reaper = Reaper(connection, queues, given_up.append)
+    reaper = Requeuer(connection, queues, given_up.append)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     for attempt in range(2 * ATTEMPTS):
         take(connection, f"w{attempt}")
@@ -237,7 +237,7 @@ def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: red
     queues = WorkQueues(connection)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    Reaper(connection, queues, lambda _: None).sweep(alive("w1", started_at=time.time() + 1))
+    Requeuer(connection, queues, lambda _: None).sweep(alive("w1", started_at=time.time() + 1))
     assert waiting(connection) == 1
 
 
@@ -246,7 +246,7 @@ def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) 
     queues = WorkQueues(connection)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    reaper = Reaper(connection, queues, lambda _: None)
+    reaper = Requeuer(connection, queues, lambda _: None)
     reaper.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
     connection.hset("rq:worker:w1", "state", "idle")
@@ -259,7 +259,7 @@ def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, mo
     queues = WorkQueues(connection)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1", start=False)
-    reaper = Reaper(connection, queues, lambda _: None)
+    reaper = Requeuer(connection, queues, lambda _: None)
     reaper.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
     assert not queues.idle()
@@ -275,7 +275,7 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
     spec = JobSpec(model="a" * 64, model_name="m", shares=("cpu:1", "cpu:2"))
     granted = {share: GrantedShare(share, int(share[-1]), 2, "core", 1, reserved=False) for share in spec.shares}
     job = StoredJob("job1", spec, 1.0, DEVICE, granted, "llvm")
-    report_loss(connection, BUILD, lambda _: job)
+    write_dead_letters(connection, BUILD, lambda _: job)
     recorder = Recorder(connection, store.log)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
@@ -302,7 +302,7 @@ def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> 
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     connection.set(messages.cancel_key("job1"), 1)
-    Reaper(connection, queues, lambda _: None).sweep(Fleet(()))
+    Requeuer(connection, queues, lambda _: None).sweep(Fleet(()))
     assert queues.idle()
     assert not queues.has("work1")
 

@@ -17,11 +17,11 @@ from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.calibration import measurer_pool as company_module
-from fractune_workers.calibration.candidates import Candidates, Operator
+from fractune_workers.calibration.candidates import Candidates, SampleOperator
 from fractune_workers.calibration.experiment import Experiment, settings
-from fractune_workers.calibration.measurer_pool import gather, places
+from fractune_workers.calibration.measurer_pool import places, start_pool
 from fractune_workers.calibration.report import Pass, Setting, report
-from fractune_workers.locks.core_locks import Gate
+from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring.session import Outcome
 from tests.support.simulated_bench import TARGET, SimulatedGpuMachine
 
@@ -144,7 +144,7 @@ def test_the_largest_number_that_ranks_well_is_advised() -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpuMachine:
     machine = SimulatedGpuMachine()
-    monkeypatch.setattr(company_module, "Bench", machine.bench)
+    monkeypatch.setattr(company_module, "MeasurementSession", machine.bench)
     return machine
 
 
@@ -164,32 +164,32 @@ def test_only_numbers_that_the_gate_lets_in_are_tried(
 ) -> None:
     machine.instances = instances
     with contextlib.ExitStack() as held:
-        company = gather(Share.parse(share), [1, 2, 4, 8], range(16), held)
+        company = start_pool(Share.parse(share), [1, 2, 4, 8], range(16), held)
         assert company.counts == counts
         assert len(company.notes) == len(says)
         assert all(note.startswith(start) for note, start in zip(company.notes, says, strict=True))
         assert [lane.cores for lane in company.lanes] == [[core] for core in range(len(company.lanes))]
         assert len(company.lanes) >= counts[-1]
-        assert company.hello["target"] == TARGET
+        assert company.device_info["target"] == TARGET
     assert machine.stopped == machine.benches
 
 
 def test_where_not_even_one_can_be_had_it_is_a_refusal(machine: SimulatedGpuMachine) -> None:
     with contextlib.ExitStack() as held, pytest.raises(ShareUnavailable, match="every instance"):
-        gather(Share.parse("mig:1g.10gb"), [1, 2], range(16), held)
+        start_pool(Share.parse("mig:1g.10gb"), [1, 2], range(16), held)
     assert machine.stopped == machine.benches == 0
 
 
 def test_lanes_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(
     machine: SimulatedGpuMachine, tmp_path: Path
 ) -> None:
-    machine.gate = tmp_path
+    machine.core_locks = tmp_path
     codes = {f"c{number}": bytes([number]) for number in range(12)}
-    candidates = Candidates(Operator("conv2d", "0" * 16, "{}", TARGET), [], [], codes)
+    candidates = Candidates(SampleOperator("conv2d", "0" * 16, "{}", TARGET), [], [], codes)
     wanted = [each for each in settings([1, 2, 4]) if not each.builds]
     with contextlib.ExitStack() as held:
-        lanes = gather(Share.parse("mps:25"), [1, 2, 4], range(8), held).lanes
-        passes = Experiment(Gate(tmp_path, 8), range(8), lanes, [], candidates).run(wanted, lambda _: None)
+        lanes = start_pool(Share.parse("mps:25"), [1, 2, 4], range(8), held).lanes
+        passes = Experiment(CoreLocks(tmp_path, 8), range(8), lanes, [], candidates).run(wanted, lambda _: None)
     assert list(passes) == wanted
     assert all(each.outcomes.keys() == codes.keys() for timed in passes.values() for each in timed)
     assert Counter(name for _, name in machine.timed) == dict.fromkeys(codes, 2 * len(wanted))

@@ -26,15 +26,15 @@ def test_faults_are_shared_where_a_daemon_may_be(
     confinement: BesideMps, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path / "none"))
-    assert (confinement.shared_fate, confinement.is_active(), confinement.before_kill(1)) == (None, True, True)
+    assert (confinement.fault_domain, confinement.is_active(), confinement.before_kill(1)) == (None, True, True)
     monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path))
     uuid = SimulatedGpu(MODELS["H200"]).uuid
-    assert (confinement.shared_fate, confinement.is_active(), confinement.before_kill(1)) == (uuid, True, False)
+    assert (confinement.fault_domain, confinement.is_active(), confinement.before_kill(1)) == (uuid, True, False)
 
 
 def test_what_is_taken_as_it_is_found_needs_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path))
     confinement = NoConfinement(Share("none"), nvml=no_nvml)
-    assert confinement.shared_fate == confinement.gpu_uuid == "gpu"
+    assert confinement.fault_domain == confinement.gpu_uuid == "gpu"
     with pytest.raises(ShareUnavailable):
-        str(FullConfinement(Share("full"), nvml=no_nvml).shared_fate)
+        str(FullConfinement(Share("full"), nvml=no_nvml).fault_domain)

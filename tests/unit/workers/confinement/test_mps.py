@@ -316,7 +316,7 @@ def test_a_gpu_in_mig_mode_is_refused() -> None:
 
 
 def test_clients_of_the_same_gpu_share_its_fate() -> None:
-    assert mps().shared_fate == mps_sm().shared_fate == H200.uuid
+    assert mps().fault_domain == mps_sm().fault_domain == H200.uuid
 
 
 def test_the_last_supervisor_that_leaves_ends_the_daemon() -> None:

@@ -11,131 +11,131 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fractune_workers.faults.fault_state import REMEMBERED, Epoch, Guilt, Landing, Step
+from fractune_workers.faults.fault_state import REMEMBERED, Ending, FaultState, Step, Verdict
 
-CRASH = Guilt("crashed", "it crashed")
+CRASH = Verdict("crashed", "it crashed")
 
 
-def flying(epoch: Epoch, member: str, *artifacts: str, alone: bool = False) -> Epoch:
-    epoch, step = epoch.take_off(member, artifacts, alone=alone)
+def flying(state: FaultState, member: str, *artifacts: str, alone: bool = False) -> FaultState:
+    state, step = state.begin(member, artifacts, alone=alone)
     assert step in {Step.GO, Step.GO_ALONE}
-    return epoch
+    return state
 
 
-def asked(epoch: Epoch, member: str, *artifacts: str) -> Step:
-    return epoch.take_off(member, artifacts)[1]
+def asked(state: FaultState, member: str, *artifacts: str) -> Step:
+    return state.begin(member, artifacts)[1]
 
 
 def test_flights_side_by_side_disturb_nobody() -> None:
-    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
-    epoch, landing = epoch.land("a")
-    assert landing is Landing.VALID
-    assert epoch.clients == {"a", "b"}
-    assert epoch.land("b")[1] is Landing.VALID
+    state = flying(flying(FaultState(), "a", "x"), "b", "y")
+    state, ending = state.finish("a")
+    assert ending is Ending.VALID
+    assert state.clients == {"a", "b"}
+    assert state.finish("b")[1] is Ending.VALID
 
 
 def test_a_fault_voids_every_flight_and_nobody_flies_until_all_have_left() -> None:
-    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
-    epoch, landing = epoch.fail("a", CRASH, spreads=True)
-    assert landing is Landing.IN_COMPANY
-    assert (epoch.failure, set(epoch.suspects)) == ("it crashed", {"x", "y"})
-    assert asked(epoch, "a", "x") is Step.LEAVE
-    epoch = epoch.leave("a")
-    assert asked(epoch, "a", "x") is Step.AWAY
-    assert epoch.reopen(0) == epoch
-    epoch, landing = epoch.land("b")
-    assert landing is Landing.VOID
-    epoch = epoch.leave("b")
-    assert asked(epoch, "b", "y") is Step.REOPEN
-    epoch = epoch.reopen(0)
-    assert (epoch.number, epoch.failure) == (1, "")
-    assert epoch.reopen(0) == epoch
+    state = flying(flying(FaultState(), "a", "x"), "b", "y")
+    state, ending = state.fail("a", CRASH, spreads=True)
+    assert ending is Ending.BESIDE_OTHERS
+    assert (state.failure, set(state.suspects)) == ("it crashed", {"x", "y"})
+    assert asked(state, "a", "x") is Step.LEAVE
+    state = state.leave("a")
+    assert asked(state, "a", "x") is Step.AWAY
+    assert state.reopen(0) == state
+    state, ending = state.finish("b")
+    assert ending is Ending.VOID
+    state = state.leave("b")
+    assert asked(state, "b", "y") is Step.REOPEN
+    state = state.reopen(0)
+    assert (state.number, state.failure) == (1, "")
+    assert state.reopen(0) == state
 
 
 def test_a_fault_that_is_told_twice_is_one() -> None:
-    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
-    epoch, _ = epoch.fail("a", CRASH, spreads=True)
-    told_again, landing = epoch.fail("b", Guilt("crashed", "another"), spreads=True)
-    assert landing is Landing.VOID
+    state = flying(flying(FaultState(), "a", "x"), "b", "y")
+    state, _ = state.fail("a", CRASH, spreads=True)
+    told_again, ending = state.fail("b", Verdict("crashed", "another"), spreads=True)
+    assert ending is Ending.VOID
     assert told_again.failure == "it crashed"
 
 
-def suspect(*artifacts: str) -> Epoch:
-    return Epoch(suspects=artifacts)
+def suspect(*artifacts: str) -> FaultState:
+    return FaultState(suspects=artifacts)
 
 
 def test_a_suspect_flies_alone_and_the_one_that_waits_for_it_goes_first() -> None:
-    epoch = flying(suspect("x"), "b", "y")
-    epoch, step = epoch.take_off("a", ("x",))
+    state = flying(suspect("x"), "b", "y")
+    state, step = state.begin("a", ("x",))
     assert step is Step.WAIT
-    assert asked(epoch, "c", "z") is Step.WAIT
-    epoch, _ = epoch.land("b")
-    epoch, step = epoch.take_off("a", ("x",))
+    assert asked(state, "c", "z") is Step.WAIT
+    state, _ = state.finish("b")
+    state, step = state.begin("a", ("x",))
     assert step is Step.GO_ALONE
-    assert asked(epoch, "b", "z") is Step.WAIT
-    epoch, landing = epoch.land("a")
-    assert (landing, epoch.suspects) == (Landing.VALID, ())
-    assert asked(epoch, "b", "x") is Step.GO
+    assert asked(state, "b", "z") is Step.WAIT
+    state, ending = state.finish("a")
+    assert (ending, state.suspects) == (Ending.VALID, ())
+    assert asked(state, "b", "x") is Step.GO
 
 
 def test_what_takes_the_device_down_alone_is_guilty_and_never_flies_again() -> None:
-    epoch = flying(flying(suspect("x"), "idle", "y").land("idle")[0], "a", "x")
-    epoch, landing = epoch.fail("a", CRASH, spreads=True)
-    assert (landing, epoch.suspects) == (Landing.OWN_FAULT, ())
-    assert epoch.must_leave("idle")
-    assert asked(epoch, "b", "y", "x") is Step.REFUSED
-    assert epoch.guilt_of(["y", "x"]) == CRASH
+    state = flying(flying(suspect("x"), "idle", "y").finish("idle")[0], "a", "x")
+    state, ending = state.fail("a", CRASH, spreads=True)
+    assert (ending, state.suspects) == (Ending.OWN_FAULT, ())
+    assert state.must_leave("idle")
+    assert asked(state, "b", "y", "x") is Step.REFUSED
+    assert state.verdict_of(["y", "x"]) == CRASH
 
 
 def test_a_failure_that_spreads_to_nobody_leaves_the_epoch_open() -> None:
-    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
-    epoch, landing = epoch.fail("a", CRASH, spreads=False)
-    assert (landing, epoch.suspects, epoch.failure) == (Landing.IN_COMPANY, ("x",), "")
-    epoch, _ = epoch.land("b")
-    epoch, landing = flying(epoch, "a", "x").fail("a", CRASH, spreads=False)
-    assert landing is Landing.OWN_FAULT
-    assert (epoch.suspects, epoch.guilty) == ((), {})
+    state = flying(flying(FaultState(), "a", "x"), "b", "y")
+    state, ending = state.fail("a", CRASH, spreads=False)
+    assert (ending, state.suspects, state.failure) == (Ending.BESIDE_OTHERS, ("x",), "")
+    state, _ = state.finish("b")
+    state, ending = flying(state, "a", "x").fail("a", CRASH, spreads=False)
+    assert ending is Ending.OWN_FAULT
+    assert (state.suspects, state.verdicts) == ((), {})
 
 
 def test_of_several_that_fail_together_none_is_named() -> None:
-    epoch, landing = flying(Epoch(), "a", "x", "y", alone=True).fail("a", CRASH, spreads=True)
-    assert landing is Landing.OWN_FAULT
-    assert (set(epoch.suspects), epoch.guilty) == ({"x", "y"}, {})
+    state, ending = flying(FaultState(), "a", "x", "y", alone=True).fail("a", CRASH, spreads=True)
+    assert ending is Ending.OWN_FAULT
+    assert (set(state.suspects), state.verdicts) == ({"x", "y"}, {})
 
 
 def test_a_process_that_only_gets_ready_is_nobodys_guilt() -> None:
-    epoch, landing = flying(Epoch(), "a", alone=True).fail("a", CRASH, spreads=True)
-    assert (landing, epoch.suspects, epoch.guilty) == (Landing.OWN_FAULT, (), {})
+    state, ending = flying(FaultState(), "a", alone=True).fail("a", CRASH, spreads=True)
+    assert (ending, state.suspects, state.verdicts) == (Ending.OWN_FAULT, (), {})
 
 
 def test_who_dies_in_flight_takes_the_epoch_along_and_who_dies_idle_does_not() -> None:
-    epoch = flying(flying(Epoch(), "a", "x"), "b", "y")
-    down = epoch.bury(["a"])
+    state = flying(flying(FaultState(), "a", "x"), "b", "y")
+    down = state.remove_dead(["a"])
     assert (set(down.suspects), down.clients) == ({"x", "y"}, {"b"})
     assert down.failure
-    idle = epoch.land("a")[0].bury(["a"])
-    assert (idle.failure, idle.clients, set(idle.flights)) == ("", {"b"}, {"b"})
+    idle = state.finish("a")[0].remove_dead(["a"])
+    assert (idle.failure, idle.clients, set(idle.attempts)) == ("", {"b"}, {"b"})
 
 
 def test_a_dead_one_that_waited_to_fly_alone_holds_nobody_up() -> None:
-    epoch = flying(suspect("x"), "b", "y").take_off("a", ("x",))[0]
-    assert "a" in epoch.members
-    assert asked(epoch, "c", "z") is Step.WAIT
-    assert asked(epoch.bury(["a"]), "c", "z") is Step.GO
+    state = flying(suspect("x"), "b", "y").begin("a", ("x",))[0]
+    assert "a" in state.members
+    assert asked(state, "c", "z") is Step.WAIT
+    assert asked(state.remove_dead(["a"]), "c", "z") is Step.GO
 
 
 def test_turning_back_clears_no_suspect() -> None:
-    epoch = flying(suspect("x"), "a", "x").turn_back("a")
-    assert (epoch.suspects, epoch.flights) == (("x",), {})
+    state = flying(suspect("x"), "a", "x").withdraw("a")
+    assert (state.suspects, state.attempts) == (("x",), {})
 
 
 def test_the_memory_is_bounded() -> None:
-    epoch = Epoch()
+    state = FaultState()
     for number in range(REMEMBERED + 5):
-        epoch = flying(epoch, "a", f"x{number}", alone=True).fail("a", CRASH, spreads=True)[0].leave("a")
-        epoch = epoch.reopen(epoch.number)
-    assert len(epoch.guilty) == REMEMBERED
-    assert asked(epoch, "a", f"x{REMEMBERED + 4}") is Step.REFUSED
+        state = flying(state, "a", f"x{number}", alone=True).fail("a", CRASH, spreads=True)[0].leave("a")
+        state = state.reopen(state.number)
+    assert len(state.verdicts) == REMEMBERED
+    assert asked(state, "a", f"x{REMEMBERED + 4}") is Step.REFUSED
 
 
 # ---- any interleaving --------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class World:
 
     natures: dict[str, Nature]
     queue: deque[str]
-    epoch: Epoch = field(default_factory=Epoch)
+    state: FaultState = field(default_factory=FaultState)
     workers: list[Worker] = field(default_factory=list)
     down: bool = False
     """the truth about the device; it comes up when everybody has left"""
@@ -190,7 +190,7 @@ class World:
         if worker.candidate:
             self.queue.append(worker.candidate)
         self.down = self.down or (worker.in_flight and harmful)
-        self.change(self.epoch.bury([worker.name]))
+        self.change(self.state.remove_dead([worker.name]))
 
     def step(self, worker: Worker) -> None:
         if worker.in_flight:
@@ -198,24 +198,24 @@ class World:
         elif worker.candidate or self.queue:
             worker.candidate = worker.candidate or self.queue.popleft()
             self.ask(worker)
-        elif self.epoch.must_leave(worker.name):
-            self.change(self.epoch.leave(worker.name))
+        elif self.state.must_leave(worker.name):
+            self.change(self.state.leave(worker.name))
 
     def ask(self, worker: Worker) -> None:
-        epoch, step = self.epoch.take_off(worker.name, (worker.candidate,), alone=worker.alone)
-        assert step is not Step.GO or worker.candidate not in self.epoch.suspects
-        self.change(epoch)
+        state, step = self.state.begin(worker.name, (worker.candidate,), alone=worker.alone)
+        assert step is not Step.GO or worker.candidate not in self.state.suspects
+        self.change(state)
         if step is Step.REFUSED:
             self.settle(worker, self.quarantined)
         elif step is Step.LEAVE:
-            self.change(self.epoch.leave(worker.name))
+            self.change(self.state.leave(worker.name))
         elif step is Step.REOPEN:
             self.reopen()
         elif step in {Step.GO, Step.GO_ALONE}:
             worker.in_flight, worker.ran = True, False
             if step is Step.GO_ALONE and self.down:  # it looks before it starts
                 worker.in_flight = False
-                self.change(self.epoch.abandon(worker.name, "not active").leave(worker.name))
+                self.change(self.state.abandon(worker.name, "not active").leave(worker.name))
 
     def fly_on(self, worker: Worker) -> None:
         """First it runs, then it notices how that went: a neighbour may notice before."""
@@ -224,20 +224,20 @@ class World:
             worker.ran = True
             self.down = self.down or nature in {Nature.POISON, Nature.SNEAK}
             return
-        alone = self.epoch.flights[worker.name].alone
+        alone = self.state.attempts[worker.name].alone
         fails = nature in {Nature.POISON, Nature.FAILING} or (nature is Nature.MOODY and not alone)
         fails = fails or (self.down and (nature is not Nature.SNEAK or alone))  # a flight alone looks after it, too
         worker.in_flight = False
         if fails:
-            epoch, landing = self.epoch.fail(worker.name, CRASH, spreads=self.down)
-            epoch = epoch.leave(worker.name)
-            worker.alone = worker.alone or landing is Landing.IN_COMPANY
+            state, ending = self.state.fail(worker.name, CRASH, spreads=self.down)
+            state = state.leave(worker.name)
+            worker.alone = worker.alone or ending is Ending.BESIDE_OTHERS
         else:
-            epoch, landing = self.epoch.land(worker.name)
-        self.change(epoch)
-        if landing is Landing.VALID:
+            state, ending = self.state.finish(worker.name)
+        self.change(state)
+        if ending is Ending.VALID:
             self.settle(worker, self.measured)
-        elif landing is Landing.OWN_FAULT:
+        elif ending is Ending.OWN_FAULT:
             assert alone
             self.settle(worker, self.quarantined)
 
@@ -247,20 +247,20 @@ class World:
 
     def reopen(self) -> None:
         """By somebody who looked at the device a while ago."""
-        self.down = self.down and not self.epoch.is_deserted
-        self.change(self.epoch.reopen(self.epoch.number))
+        self.down = self.down and not self.state.is_deserted
+        self.change(self.state.reopen(self.state.number))
 
-    def change(self, epoch: Epoch) -> None:
-        """As it goes through the file; and what must hold of every epoch."""
-        assert Epoch.from_json(json.loads(json.dumps(epoch.to_json()))) == epoch
-        assert set(epoch.flights) <= epoch.clients
-        assert not any(flight.alone for flight in epoch.flights.values()) or len(epoch.flights) == 1
-        assert not set(epoch.guilty) & set(epoch.suspects)
-        if self.epoch.failure and epoch.failure:
-            assert set(epoch.flights) <= set(self.epoch.flights), "nobody takes off in a failed epoch"
-        if epoch.number > self.epoch.number:
-            assert self.epoch.is_deserted
-        self.epoch = epoch
+    def change(self, state: FaultState) -> None:
+        """As it goes through the file; and what must hold of every state."""
+        assert FaultState.from_json(json.loads(json.dumps(state.to_json()))) == state
+        assert set(state.attempts) <= state.clients
+        assert not any(flight.alone for flight in state.attempts.values()) or len(state.attempts) == 1
+        assert not set(state.verdicts) & set(state.suspects)
+        if self.state.failure and state.failure:
+            assert set(state.attempts) <= set(self.state.attempts), "nobody takes off in a failed state"
+        if state.number > self.state.number:
+            assert self.state.is_deserted
+        self.state = state
 
     @property
     def is_settled(self) -> bool:
@@ -292,7 +292,7 @@ def test_every_candidate_ends_measured_or_quarantined_once_and_nobody_is_blamed_
     if not world.workers:
         world.arrive()
     # From here on nobody dies. Then it ends: each candidate costs at most a flight in company and one alone, each of
-    # which may end an epoch, which everybody has to leave.
+    # which may end an state, which everybody has to leave.
     turns = 40 * (len(named) + 2) * (len(world.workers) + 1)
     while not world.is_settled and turns:
         turns -= 1

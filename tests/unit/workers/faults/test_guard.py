@@ -16,15 +16,15 @@ from fractune_core.errors import ShareUnavailable, StateUnusable
 from fractune_core.records import Status
 from fractune_core.shares import Share
 from fractune_workers.calibration.child_thread import owned
-from fractune_workers.calibration.measurer_pool import Lane
+from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.faults import guard as fate_module
-from fractune_workers.faults.fault_state import Epoch, Guilt
-from fractune_workers.faults.fault_state_file import SharedDevice
-from fractune_workers.faults.guard import OwnFate, fate_of
+from fractune_workers.faults.fault_state import FaultState, Verdict
+from fractune_workers.faults.fault_state_file import FaultStateFile
+from fractune_workers.faults.guard import IsolatedGuard, guard_for
 from fractune_workers.measuring import session as bench_module
-from fractune_workers.measuring.session import Batch, Bench, Outcome
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 from tests.support.poison import FOLDER, PoisonConfinement, PoisonDevice
 from tests.support.redis_process import wait_until
 from tests.support.worker_processes import alive
@@ -33,7 +33,7 @@ from tests.support.worker_processes import alive
 class Benches:
     """Some benches on one device, each in a thread of its own."""
 
-    def __init__(self, lanes: list[Lane], device: PoisonDevice, shared: SharedDevice) -> None:
+    def __init__(self, lanes: list[PooledMeasurer], device: PoisonDevice, shared: FaultStateFile) -> None:
         self.lanes, self.device, self.shared = lanes, device, shared
 
     def child(self, number: int) -> Child:
@@ -50,9 +50,9 @@ class Benches:
         """As if they had failed beside others."""
         artifacts = tuple(bench_module._named(code) for code in batch(**kernels).codes.values())
 
-        def fail(epoch: Epoch) -> tuple[Epoch, None]:
-            flying, _ = epoch.take_off("somebody", artifacts)
-            failed, _ = flying.fail("somebody", Guilt("crashed", "beside others"), spreads=False)
+        def fail(state: FaultState) -> tuple[FaultState, None]:
+            flying, _ = state.begin("somebody", artifacts)
+            failed, _ = flying.fail("somebody", Verdict("crashed", "beside others"), spreads=False)
             return failed.leave("somebody"), None
 
         self.shared.change(fail)
@@ -61,13 +61,13 @@ class Benches:
         return self.device.notes("runs").count(identity)
 
 
-def batch(**kernels: str) -> Batch:
+def batch(**kernels: str) -> ArtifactBatch:
     """`name="what it does"`, or `name="good 0.5"` with the seconds that it takes."""
     codes = {}
     for name, text in kernels.items():
         do, _, secs = text.partition(" ")
         codes[name] = json.dumps({"id": name, "do": do, "secs": float(secs or 0)}).encode()
-    return Batch([["TENSOR", "float32", [1]]], 0, codes)
+    return ArtifactBatch([["TENSOR", "float32", [1]]], 0, codes)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoisonDevice:
     monkeypatch.setattr(bench_module, "confinement_for", PoisonConfinement)
     monkeypatch.setattr(bench_module, "_CHILD", "tests.support.poison_child")
     monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(bench_module, "default_gate_dir", lambda: tmp_path / "gate")
+    monkeypatch.setattr(bench_module, "default_lock_dir", lambda: tmp_path / "gate")
     return PoisonDevice(folder)
 
 
@@ -86,11 +86,11 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoisonDevice:
 def benches(device: PoisonDevice, tmp_path: Path) -> Iterator[Benches]:
     """Two of them, ready."""
     with contextlib.ExitStack() as held:
-        lanes = [held.enter_context(owned(Lane(Share.parse("mps:25"), [number]))) for number in range(2)]
-        greetings = [lane.greet() for lane in lanes]
+        lanes = [held.enter_context(owned(PooledMeasurer(Share.parse("mps:25"), [number]))) for number in range(2)]
+        greetings = [lane.handshake() for lane in lanes]
         for greeting in greetings:
             greeting.result()
-        shared = SharedDevice(tmp_path / "gate", f"poison:{device.folder}")
+        shared = FaultStateFile(tmp_path / "gate", f"poison:{device.folder}")
         yield Benches(lanes, device, shared)
 
 
@@ -132,7 +132,7 @@ def test_a_hang_that_is_released_before_the_kill_disturbs_nobody(benches: Benche
     assert outcome.status is Status.RUN_TIMEOUT
     assert (benches.device.folder / f"released-{hanging}").exists()
     assert benches.child(0).generation == 1
-    assert benches.shared.look() == Epoch(clients=benches.shared.look().clients)
+    assert benches.shared.look() == FaultState(clients=benches.shared.look().clients)
 
 
 def test_a_hang_that_cannot_be_released_ends_the_epoch(benches: Benches) -> None:
@@ -142,7 +142,7 @@ def test_a_hang_that_cannot_be_released_ends_the_epoch(benches: Benches) -> None
     assert outcome.status is Status.RUN_TIMEOUT
     assert beside()["innocent"].status is Status.OK
     assert benches.shared.look().number >= 1
-    assert [guilt.status for guilt in benches.shared.look().guilty.values()] == ["run_timeout"]
+    assert [verdict.status for verdict in benches.shared.look().verdicts.values()] == ["run_timeout"]
 
 
 def test_a_failure_that_harms_nobody_is_looked_at_alone_and_ends_no_epoch(benches: Benches) -> None:
@@ -249,21 +249,21 @@ def test_a_bench_that_cannot_begin_gives_its_share_back(
     meeting_place = tmp_path / "gate"
     meeting_place.write_text("a file where a folder should be")
     with pytest.raises(StateUnusable):
-        Bench(Share.parse("mps:25"), [0])
+        MeasurementSession(Share.parse("mps:25"), [0])
     assert device.notes("left") == ["mps:25"]
 
 
 def test_a_member_that_dies_in_flight_holds_nobody_up(benches: Benches, tmp_path: Path) -> None:
     held = benches.shared.join()
     benches.suspect(innocent="good")
-    benches.shared.change(lambda epoch: epoch.take_off(held.name, ("of the dead",)))
+    benches.shared.change(lambda state: state.begin(held.name, ("of the dead",)))
     waiting = benches.trials(0, innocent="good")
     wait_until(lambda: benches.shared.look().waiting)
     assert not benches.runs("innocent")
     held.end()
     assert waiting()["innocent"].status is Status.OK
-    epoch = benches.shared.look()
-    assert (epoch.number, epoch.suspects) == (1, ("of the dead",))
+    state = benches.shared.look()
+    assert (state.number, state.suspects) == (1, ("of the dead",))
     assert not list((tmp_path / "gate").glob(f"device-*/member-{held.name}"))
 
 
@@ -276,32 +276,32 @@ def test_a_child_that_dies_between_measurements_is_replaced(benches: Benches) ->
 
 
 def test_nobody_is_left_behind(device: PoisonDevice, tmp_path: Path) -> None:
-    with owned(Lane(Share.parse("mps:25"), [0])) as lane:
-        lane.greet().result()
-    assert SharedDevice(tmp_path / "gate", f"poison:{device.folder}").look().members == frozenset()
+    with owned(PooledMeasurer(Share.parse("mps:25"), [0])) as lane:
+        lane.handshake().result()
+    assert FaultStateFile(tmp_path / "gate", f"poison:{device.folder}").look().members == frozenset()
     assert list((tmp_path / "gate").glob("device-*/member-*")) == []
 
 
 def test_a_cpu_share_has_its_own_fate(tmp_path: Path) -> None:
     confinement = CpuConfinement(Share.parse("cpu:1"))
-    fate = fate_of(Child("tests.support.child_module"), confinement, tmp_path)
-    assert isinstance(fate, OwnFate)
+    fate = guard_for(Child("tests.support.child_module"), confinement, tmp_path)
+    assert isinstance(fate, IsolatedGuard)
     assert list(tmp_path.iterdir()) == []
     assert confinement.is_active()
     assert confinement.before_kill(1)
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
-    shared = SharedDevice(tmp_path, "GPU-1/2")
-    (tmp_path / "device-GPU-1_2" / "epoch.json").write_text('{"version": 0}')
-    with pytest.raises(StateUnusable, match=r"is no epoch of this version .*; end the measurers of device GPU-1/2"):
+    shared = FaultStateFile(tmp_path, "GPU-1/2")
+    (tmp_path / "device-GPU-1_2" / "state.json").write_text('{"version": 0}')
+    with pytest.raises(StateUnusable, match=r"is no state of this version .*; end the measurers of device GPU-1/2"):
         shared.look()
 
 
 def test_a_folder_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gate").write_text("a file")
     with pytest.raises(StateUnusable, match="name another one by --gate"):
-        SharedDevice(tmp_path / "gate", "GPU-1")
+        FaultStateFile(tmp_path / "gate", "GPU-1")
 
 
 def test_the_time_of_a_whole_model_is_taken_alone(benches: Benches, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fractune_workers.gpu.mps_control import (
     PROGRAM,
-    Client,
+    MpsClient,
     MpsControl,
     MpsFailed,
     MpsUnreachable,
@@ -70,7 +70,7 @@ def test_no_state_or_two_is_no_state(answer: str) -> None:
 
 
 def test_ps_tells_server_and_namespace_of_each_client() -> None:
-    assert Scripted(PS).processes() == [Client(9741, 6472, 4026531836), Client(9743, 6472, 4026531836)]
+    assert Scripted(PS).processes() == [MpsClient(9741, 6472, 4026531836), MpsClient(9743, 6472, 4026531836)]
     assert Scripted(PS.splitlines()[0]).processes() == Scripted("").processes() == []
 
 

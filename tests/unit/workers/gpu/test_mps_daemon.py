@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, Client, MpsControl, MpsFailed, MpsUnreachable
+from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsClient, MpsControl, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
 from tests.support.redis_process import wait_until
 from tests.support.simulated_mps import H200, installed_program
@@ -322,7 +322,7 @@ def test_a_daemon_in_another_pid_namespace_cannot_end_our_clients(
     own.hold()
     here = Path("/proc/self/ns/pid").stat().st_ino
     beyond_every_pid = 1 << 23
-    monkeypatch.setattr(own.control, "processes", lambda: [Client(beyond_every_pid, 6472, here)])
+    monkeypatch.setattr(own.control, "processes", lambda: [MpsClient(beyond_every_pid, 6472, here)])
     with pytest.raises(MpsFailed, match=rf"client {client.pid} cannot be ended: .*--pid=host"):
         own.end_client(client.pid)
     own.release()

@@ -6,7 +6,7 @@ import pytest
 
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.nvml import Nvml, open_nvml
-from fractune_workers.inventory.shares import NOT_PROVED, PROOF_FAILED, machine_offers
+from fractune_workers.inventory.shares import NOT_PROVED, PROOF_FAILED, machine_shares
 
 pytestmark = pytest.mark.gpu
 MECHANISMS = {"full", "green", "mig"}
@@ -24,7 +24,7 @@ def nvml() -> Nvml:
 
 
 def test_every_share_is_proved(nvml: Nvml) -> None:
-    _, *gpus = machine_offers(prove=True)
+    _, *gpus = machine_shares(prove=True)
     assert [device.uuid for device in gpus] == [gpu.uuid for gpu in nvml.gpus()]
     for device in gpus:
         offers = [each for each in device.offers if each.share.partition(":")[0] in MECHANISMS]

@@ -16,7 +16,7 @@ from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
 from fractune_workers.inventory import shares
-from fractune_workers.inventory.shares import Offer, Offers, machine_offers
+from fractune_workers.inventory.shares import DeviceShares, ShareInfo, machine_shares
 from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.support.simulated_nvml import SimulatedNvml
 
@@ -27,7 +27,7 @@ def claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def listed(monkeypatch: pytest.MonkeyPatch, claims: Path, *gpus: SimulatedGpu) -> list[Offers]:
+def listed(monkeypatch: pytest.MonkeyPatch, claims: Path, *gpus: SimulatedGpu) -> list[DeviceShares]:
     """The offers of a machine with these GPUs, nothing proved."""
     nvml = NvidiaMl(SimulatedNvml(*gpus))
 
@@ -43,10 +43,10 @@ def listed(monkeypatch: pytest.MonkeyPatch, claims: Path, *gpus: SimulatedGpu) -
 
     monkeypatch.setattr(shares, "open_nvml", lambda: nvml)
     monkeypatch.setattr(shares, "confinement_for", simulated)
-    return list(machine_offers(prove=False))
+    return list(machine_shares(prove=False))
 
 
-def had(device: Offers, mechanism: str) -> dict[str, Offer]:
+def had(device: DeviceShares, mechanism: str) -> dict[str, ShareInfo]:
     return {each.share: each for each in device.offers if each.share.startswith(mechanism) and not each.refusal}
 
 
@@ -101,7 +101,7 @@ def test_without_a_driver_the_host_cpu_is_all(monkeypatch: pytest.MonkeyPatch) -
         raise NoNvidiaDriver("none here")
 
     monkeypatch.setattr(shares, "open_nvml", no_driver)
-    found: Iterator[Offers] = machine_offers(prove=False)
+    found: Iterator[DeviceShares] = machine_shares(prove=False)
     assert next(found).kind == "cpu"
     with pytest.raises(ShareUnavailable, match="none here"):
         next(found)
@@ -109,7 +109,7 @@ def test_without_a_driver_the_host_cpu_is_all(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_share_of_the_cpu_is_proved_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "open_nvml", lambda: NvidiaMl(SimulatedNvml()))
-    (cpu,) = machine_offers(prove=True)
+    (cpu,) = machine_shares(prove=True)
     assert [each.proof for each in cpu.offers] == ["affinity of every thread, cgroup quota"] * len(cpu.offers)
     assert [each.units for each in cpu.offers] == [int(each.share.partition(":")[2]) for each in cpu.offers]
 

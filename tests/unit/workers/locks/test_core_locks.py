@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from fractune_workers.locks.core_locks import Gate
+from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.flock import is_locked
 from tests.support.redis_process import wait_until
 
 _HOLD = """
 import sys
 from pathlib import Path
-from fractune_workers.locks.core_locks import Gate
+from fractune_workers.locks.core_locks import CoreLocks
 how, folder, host, cores = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), [int(c) for c in sys.argv[4].split(",")]
-with getattr(Gate(folder, host), how)(cores) as inside:
+with getattr(CoreLocks(folder, host), how)(cores) as inside:
     print("in", inside.neighbours if how == "measuring" else "to work", flush=True)
     sys.stdin.read()
 """
@@ -100,16 +100,16 @@ def test_a_killed_holder_frees_its_cores(tmp_path: Path) -> None:
 
 
 def test_work_steps_aside_for_a_measurement_that_waits(tmp_path: Path) -> None:
-    gate = Gate(tmp_path, 8)
-    with gate.working([0]) as passage:
-        assert not passage.is_wanted()
+    gate = CoreLocks(tmp_path, 8)
+    with gate.working([0]) as hold:
+        assert not hold.is_wanted()
         measuring = Holder("measuring", tmp_path, "0")
-        wait_until(passage.is_wanted)
-        back = threading.Thread(target=passage.step_aside)
+        wait_until(hold.is_wanted)
+        back = threading.Thread(target=hold.step_aside)
         back.start()
         assert measuring.enter() == "in 0"
         assert back.is_alive()
         measuring.leave()
         back.join(10)
         assert not back.is_alive()
-        assert not passage.is_wanted()
+        assert not hold.is_wanted()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from fractune_core.gpu_sharing import ALONE, Claim, claim_of
 from fractune_core.shares import GrantedShare
-from fractune_workers.locks.core_locks import Gate
-from fractune_workers.locks.gpu_slots import GpuGate
+from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.locks.gpu_slots import GpuSlots
 from tests.support.redis_process import wait_until
 
 GPU = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
@@ -32,9 +32,9 @@ _HOLD = """
 import sys
 from pathlib import Path
 from fractune_core.gpu_sharing import Claim
-from fractune_workers.locks.core_locks import Gate
+from fractune_workers.locks.core_locks import CoreLocks
 folder, gpu, company, units, total = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-with Gate(folder, 8).measuring_on(gpu, Claim(company, units, total), [0]) as turn:
+with CoreLocks(folder, 8).measuring_on(gpu, Claim(company, units, total), [0]) as turn:
     print("in", turn.neighbours, flush=True)
     sys.stdin.read()
 print("out", turn.neighbours, flush=True)
@@ -100,7 +100,7 @@ Arrive = Callable[..., Measurer]
 
 def queued(folder: Path, gpu: str = GPU) -> bool:
     """Whether somebody stands in the turnstile and is not through."""
-    return Gate(folder / f"gpu-{gpu}", 8).is_measurement_waiting()
+    return CoreLocks(folder / f"gpu-{gpu}", 8).is_measurement_waiting()
 
 
 def test_four_quarters_measure_side_by_side_and_a_fifth_waits(arrive: Arrive, tmp_path: Path) -> None:
@@ -178,9 +178,9 @@ def test_who_comes_and_goes_in_the_middle_was_a_neighbour(arrive: Arrive) -> Non
 def test_builds_go_on_beside_it_and_cpu_measurements_do_not(arrive: Arrive, tmp_path: Path) -> None:
     on_gpu = arrive("quarter")
     on_gpu.neighbours()
-    gate = Gate(tmp_path, 8)
-    with gate.working([0, 1]) as passage:
-        assert not passage.is_wanted()
+    gate = CoreLocks(tmp_path, 8)
+    with gate.working([0, 1]) as hold:
+        assert not hold.is_wanted()
     owned = threading.Event()
 
     def measure() -> None:
@@ -210,7 +210,7 @@ def test_whatever_comes_at_once_what_is_held_together_fits(tmp_path: Path, comin
 
     def measure(claim: Claim) -> None:
         for _ in range(3):
-            with GpuGate(tmp_path, GPU).holding(claim):
+            with GpuSlots(tmp_path, GPU).holding(claim):
                 with guard:
                     if not claim.fits(held):
                         misfits.append([claim, *held])

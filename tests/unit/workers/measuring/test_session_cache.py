@@ -11,7 +11,7 @@ import pytest
 from fractune_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
 from fractune_core.shares import Share
 from fractune_workers.measuring import session as bench_module
-from fractune_workers.measuring.session import Batch, Bench
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 
 
 class NotedChild:
@@ -44,8 +44,10 @@ def test_every_policy_is_for_the_cache_of_the_bench(
     cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench_module, "Child", NotedChild)
-    bench = Bench(Share.parse("cpu:1"), sorted(os.sched_getaffinity(0))[:1], meeting_place=tmp_path, cache=cache)
-    batch = Batch([["TENSOR", "float32", [1]]], 0, {"a": b"a"})
+    bench = MeasurementSession(
+        Share.parse("cpu:1"), sorted(os.sched_getaffinity(0))[:1], meeting_place=tmp_path, cache=cache
+    )
+    batch = ArtifactBatch([["TENSOR", "float32", [1]]], 0, {"a": b"a"})
     trial = bench.trials(batch)["a"]
     final = bench.final(batch, "a")["a"]
     asked = [TimingPolicy.from_json(each) for each in NotedChild.asked]

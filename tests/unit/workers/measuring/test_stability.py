@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
 from fractune_workers.gpu.nvml import Clocks, NvidiaMl
-from fractune_workers.measuring.stability import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, steadily
+from fractune_workers.measuring.stability import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, measure_stable
 from tests.support.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
 
@@ -61,7 +61,7 @@ class Bench:
         return self.runs
 
     def measured(self) -> tuple[int, Conditions]:
-        return steadily(self, self.clocks, self.run)
+        return measure_stable(self, self.clocks, self.run)
 
 
 attempts = st.builds(
@@ -117,4 +117,4 @@ def test_without_nvml_the_clock_is_not_known_and_it_is_said_once(caplog: pytest.
 def test_a_clock_that_is_not_known_voids_nothing() -> None:
     bench = Bench([Attempt()])
     told = iter([NOT_TOLD, Clocks(1980, dict.fromkeys(REASONS, 5))])
-    assert steadily(bench, lambda: next(told), bench.run) == (1, Conditions(1.0, 0))
+    assert measure_stable(bench, lambda: next(told), bench.run) == (1, Conditions(1.0, 0))

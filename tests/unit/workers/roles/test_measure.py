@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from fractune_core.shares import Share
-from fractune_workers.context import Station
-from fractune_workers.locks.core_locks import Gate
+from fractune_workers.context import WorkerContext
+from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring import session as bench_module
 from fractune_workers.roles.measure import Measurer
 from tests.support.poison import FOLDER, PoisonConfinement
@@ -29,8 +29,10 @@ def measurers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     with contextlib.ExitStack() as held:
         ready = []
         for number in range(5):
-            station = Station(f"m{number}", redis.Redis(), b"secret", Gate(tmp_path / "gate", 8), [0], tmp_path)
-            ready.append(Measurer(station, Share.parse("mps:25")))
+            context = WorkerContext(
+                f"m{number}", redis.Redis(), b"secret", CoreLocks(tmp_path / "gate", 8), [0], tmp_path
+            )
+            ready.append(Measurer(context, Share.parse("mps:25")))
             held.callback(ready[-1].stop)
             ready[-1].start()
         yield ready
@@ -51,25 +53,25 @@ def enters(measurer: Measurer, *, alone: bool) -> tuple[threading.Thread, thread
 
 
 def test_trials_run_beside_each_other_as_long_as_their_shares_fit(measurers: list[Measurer]) -> None:
-    gate = measurers[0]._station.gate
+    gate = measurers[0]._context.core_locks
     with contextlib.ExitStack() as held:
         turns = [held.enter_context(each._turn(alone=False)) for each in measurers[:4]]
         assert [turn.neighbours for turn in turns] == [0, 1, 2, 3]
         (folder,) = gate.directory.glob("gpu-*")
         thread, had = enters(measurers[4], alone=False)
-        wait_until(Gate(folder).is_measurement_waiting)
+        wait_until(CoreLocks(folder).is_measurement_waiting)
         assert not had.is_set()
     thread.join(30)
     assert had.is_set()
     assert all(turn.neighbours == 3 for turn in turns)
-    assert measurers[4]._station.gate.waited_s > 0
+    assert measurers[4]._context.core_locks.waited_s > 0
 
 
 def test_a_final_runs_alone(measurers: list[Measurer]) -> None:
     with measurers[0]._turn(alone=False):
-        (folder,) = measurers[0]._station.gate.directory.glob("gpu-*")
+        (folder,) = measurers[0]._context.core_locks.directory.glob("gpu-*")
         thread, had = enters(measurers[1], alone=True)
-        wait_until(Gate(folder).is_measurement_waiting)
+        wait_until(CoreLocks(folder).is_measurement_waiting)
         assert not had.is_set()
     thread.join(30)
     assert had.is_set()

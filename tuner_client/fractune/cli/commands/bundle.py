@@ -15,9 +15,10 @@ from fractune.cli.submit import finished_job
 from fractune.client import Client
 from fractune.inference.signatures import check_private_key, sign_bundle
 from fractune.output_files import check_writable
-from fractune_core.bundles import ROBUST_VARIANT, SUFFIX
+from fractune_core.bundles import SUFFIX
 from fractune_core.convert import state_from_proto
 from fractune_core.errors import BadRequest, JobFailed
+from fractune_core.names import ROBUST_VARIANT
 from fractune_core.pb import fractune_pb2 as pb
 
 _POLICIES = ("shares", ROBUST_VARIANT)

@@ -10,7 +10,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.environment import fleet_secret
-from fractune.launchers import Measuring, become_server, become_worker
+from fractune.launchers import Measuring, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
@@ -22,7 +22,7 @@ SecretFile = Annotated[
 ]
 
 
-class Role(StrEnum):
+class RoleName(StrEnum):
     COMPILE = "compile"
     TUNE = "tune"
     BUILD = "build"
@@ -50,7 +50,7 @@ def server(
     ] = None,
 ) -> None:
     """Run the server alone."""
-    become_server(
+    run_server(
         listen,
         redis,
         state or default_state_dir(),
@@ -63,7 +63,7 @@ def server(
 
 
 def worker(
-    role: Annotated[Role, typer.Option("--role", help="What to work on.")],
+    role: Annotated[RoleName, typer.Option("--role", help="What to work on.")],
     redis: Redis,
     share: Annotated[str | None, typer.Option("--share", help="Measurers: the share to measure under.")] = None,
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Which cores to use.")] = None,
@@ -81,19 +81,19 @@ def worker(
     secret_file: SecretFile = None,
 ) -> None:
     """Run one worker alone."""
-    if role is Role.MEASURE and share is None:
+    if role is RoleName.MEASURE and share is None:
         raise BadRequest("a measure worker needs a share; pass --share, such as --share cpu:1")
-    if role is not Role.MEASURE and share is not None:
+    if role is not RoleName.MEASURE and share is not None:
         raise BadRequest(f"--share {share}: only a measure worker has a share")
     if share is not None:
         Share.parse(share)
-    if margin is not None and role is not Role.MEASURE:
+    if margin is not None and role is not RoleName.MEASURE:
         raise BadRequest(f"--margin {margin}: only a measure worker races candidates")
     if margin is not None and not margin >= 1:
         raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
     if cache is Cache.COLD and (share is None or Share.parse(share).device_kind == "cpu"):
         raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
-    become_worker(
+    run_worker(
         role.value,
         redis,
         fleet_secret(secret_file),

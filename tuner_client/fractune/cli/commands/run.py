@@ -21,8 +21,8 @@ from fractune.inference.model import Model, load
 from fractune.inference.tensors import read_inputs
 from fractune.reports.text import ratio_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.bundles import UNTUNED_VARIANT
 from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.shares import Share, units_text
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ def _report(model: Model, inputs: dict[str, Array], repeats: int, other: OnnxRun
     choice = model.choice
     outputs, reference = model.run(inputs), model.run(inputs, UNTUNED_VARIANT)
     absolute, relative = differences(outputs, reference)
-    contestants = {name: _call(model, inputs, name) for name in (UNTUNED_VARIANT, choice.variant)}
+    finalists = {name: _call(model, inputs, name) for name in (UNTUNED_VARIANT, choice.variant)}
     if other is not None:
         feed = other.feed(inputs)
-        contestants[_BESIDE] = lambda: other.run(feed)
-    run_secs = time_in_turns(contestants, repeats, apart=other is not None)
+        finalists[_BESIDE] = lambda: other.run(feed)
+    run_secs = time_in_turns(finalists, repeats, apart=other is not None)
     report: dict[str, Any] = {
         "variant": choice.variant,
         "how": choice.how.value,

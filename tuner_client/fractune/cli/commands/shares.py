@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from fractune.cli import options
-from fractune.launchers import PROOF_FAILED, apply_mig_layout, machine_offers, mig_commands
+from fractune.launchers import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands
 from fractune.local.stack import own_env
 from fractune.reports.text import percent_text, table_console
 from fractune_core.errors import BadRequest, ShareUnavailable
@@ -48,7 +48,7 @@ def _list(*, prove: bool, as_json: bool) -> None:
     """Raises ShareUnavailable at the end when a share failed its proof."""
     failed: list[str] = []
     try:
-        for device in machine_offers(prove=prove):
+        for device in machine_shares(prove=prove):
             failed += [offer["share"] for offer in device["offers"] if _has_failed(offer)]
             if as_json:
                 print(json.dumps({"event": "device", **device}), flush=True)

@@ -6,7 +6,6 @@ just the architecture that the target names. Host object and cubin travel as one
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,24 +17,12 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from fractune_core.errors import FractuneError
 from fractune_core.targets import FAST_MATH
-from fractune_workers.children.building.embed_cubin import with_machine_code
+from fractune_workers.children.building.embed_cubin import embed_cubin
 from fractune_workers.children.building.launch_limits import check_limits
 from fractune_workers.children.tvm_api.archives import pack
 from fractune_workers.cuda.compilers import CudaCompiler
 
 HOST_OBJECT, DEVICE_OBJECT = "host.o", "device.o"
-
-_NO_GPU = {
-    # Whoever asks CUDA for a device becomes a client of the GPU and of its MPS daemon: there is none to be seen.
-    "CUDA_VISIBLE_DEVICES": "",
-    # TVM packs source, whether or not this machine has a driver: what it would compile itself depends on the machine.
-    "TVM_COMPILE_FORCE_FALLBACK": "1",
-}
-
-
-def stay_off_gpus() -> None:
-    """Keep this process from using a GPU. Takes effect until the first call of CUDA."""
-    os.environ.update(_NO_GPU)
 
 
 def scheduled_by_default(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
@@ -78,7 +65,7 @@ def packed_imports(library: Any, compile_source: Callable[[str], bytes]) -> byte
         raise FractuneError("the schedule binds no loop to threads of the GPU: there is no kernel")
     host = _within(library, "llvm")[0]["_get_target_string"]()
     as_object = tvm.get_global_func("codegen.codegen_blob")
-    return _written(as_object(with_machine_code(packed, sources[0], compile_source), False, host, ""))  # noqa: FBT003
+    return _written(as_object(embed_cubin(packed, sources[0], compile_source), False, host, ""))  # noqa: FBT003
 
 
 def _within(library: Any, kind: str) -> list[Any]:

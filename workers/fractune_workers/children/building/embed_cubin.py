@@ -26,7 +26,7 @@ _CUBIN = b"cubin"
 _NUMBER = struct.Struct("<Q")
 
 
-def with_machine_code(packed: bytes, source: str, compile_source: Callable[[str], bytes]) -> bytes:
+def embed_cubin(packed: bytes, source: str, compile_source: Callable[[str], bytes]) -> bytes:
     """`packed` with the cubin in the place of `source`, the CUDA source that TVM says it has packed.
 
     Raises FractuneError when the bytes are not as described above: then TVM has changed its format.

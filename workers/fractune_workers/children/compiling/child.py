@@ -13,14 +13,13 @@ from fractune_core import __version__
 from fractune_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.targets import capability, runs_on
-from fractune_workers.children.building.cuda import stay_off_gpus
 from fractune_workers.children.compiling.variants import compile_variant
-from fractune_workers.children.compiling.weights import lift_weights, pack_weights
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.importing.signature import describe_main, onnx_names
 from fractune_workers.children.tvm_api.artifacts import read_workload
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
+from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 from fractune_workers.children.tvm_api.target import (
     architecture,
     host_cpu,
@@ -31,6 +30,7 @@ from fractune_workers.children.tvm_api.target import (
     target_key,
 )
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
+from fractune_workers.children.tvm_api.weights import lift_weights, pack_weights
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds what came of it"""

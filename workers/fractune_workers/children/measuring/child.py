@@ -16,21 +16,21 @@ from fractune_core.shares import Share
 from fractune_workers.confinement import Confinement, confinement_for, stream_of
 
 if TYPE_CHECKING:
-    from fractune_workers.children.measuring.setup import Rig
+    from fractune_workers.children.measuring.setup import MeasuringSetup
 
-_METHODS = ("hello", "anchor", "begin", "load", "race", "check", "contest", "time_model")
+_METHODS = ("device_info", "anchor", "begin", "load", "race", "check", "contest", "time_model")
 _SLOW_S = 0.2
 """A kernel slower than this gets the fewest repeats that the timing policy allows"""
 _FEWEST_REPEATS = 3
 
 
 class MeasurerChild:
-    """Measures artifacts on a rig, one workload at a time, under the share that this process was confined to."""
+    """Measures artifacts on a setup, one workload at a time, under the share that this process was confined to."""
 
-    def __init__(self, confinement: Confinement, rig: Rig) -> None:
+    def __init__(self, confinement: Confinement, setup: MeasuringSetup) -> None:
         self._confinement = confinement
-        self._rig = rig
-        self._processor = rig.processor
+        self._setup = setup
+        self._processor = setup.processor
         self._kernels: dict[str, Any] = {}
         self._args: list[Any] = []
         self._pristine: list[Any] = []
@@ -40,27 +40,27 @@ class MeasurerChild:
         """What the parent may call, by name. All of it launches where the process is confined to, whoever serves it."""
         return {name: self._engaged(getattr(self, name)) for name in _METHODS}
 
-    def hello(self) -> dict[str, Any]:
+    def device_info(self) -> dict[str, Any]:
         """What this process runs on: device, granted share (verified now), default target, versions."""
         from fractune_workers.children.tvm_api.target import target_key
 
-        self._rig.get_ready()
+        self._setup.get_ready()
         return {
-            "device": self._rig.device.to_json(),
+            "device": self._setup.device.to_json(),
             "granted": self._confinement.verify().to_json(),
-            "target": target_key(self._rig.target),
-            "versions": self._rig.versions,
+            "target": target_key(self._setup.target),
+            "versions": self._setup.versions,
         }
 
     def anchor(self) -> float:
         """Time of the anchor kernel over its time when this process timed it first."""
-        return self._rig.anchor.ratio()
+        return self._setup.anchor.ratio()
 
     def begin(self, args_info: list[Any], seed: int) -> None:
         """Forget all kernels; make random arguments for the next workload."""
         import tvm_ffi_orcjit
 
-        from fractune_workers.children.measuring.timing import random_args
+        from fractune_workers.children.tvm_api.arrays import random_args
 
         self._kernels.clear()
         tvm_ffi_orcjit.default_session().clear_free_slabs()
@@ -98,7 +98,7 @@ class MeasurerChild:
         """Run the kernel once; the largest difference to the first kernel checked, relative to its largest
         value.
         """
-        from fractune_workers.children.measuring.timing import difference
+        from fractune_workers.children.tvm_api.arrays import difference
 
         outputs = self._run_fresh(name)
         if not self._reference:
@@ -123,7 +123,7 @@ class MeasurerChild:
 
     def time_model(self, path: str, repeats: int) -> dict[str, Any]:
         """Time every variant of the bundle at `path` in turn: `run_secs` and `max_error` by variant."""
-        from fractune_workers.children.compiling.variants import time_variants
+        from fractune_workers.children.measuring.model_timing import time_variants
 
         timed = time_variants(Path(path), repeats, self._processor)
         self._processor.free_unused()
@@ -159,19 +159,19 @@ def confined(args: list[str]) -> MeasurerChild:
     share, cores = Share.parse(args[0]), [int(core) for core in args[1].split(",") if core]
     confinement = confinement_for(share, cores)
     confinement.enter()
-    return MeasurerChild(confinement, _rig(share, confinement))
+    return MeasurerChild(confinement, _setup(share, confinement))
 
 
-def _rig(share: Share, confinement: Confinement) -> Rig:
+def _setup(share: Share, confinement: Confinement) -> MeasuringSetup:
     if share.device_kind == "cpu":
-        from fractune_workers.children.measuring.setup import cpu_rig
+        from fractune_workers.children.measuring.setup import cpu_setup
 
-        return cpu_rig()
+        return cpu_setup()
     if not load_cudart():
         raise ShareUnavailable(
             f"share '{share}': there is no {RUNTIME_SONAME} on this machine, without which TVM runs on no GPU; install "
             "'fractune[cuda]', or name the folder of a CUDA 13 toolkit by CUDA_HOME"
         )
-    from fractune_workers.children.measuring.setup import gpu_rig
+    from fractune_workers.children.measuring.setup import gpu_setup
 
-    return gpu_rig(stream_of(confinement))
+    return gpu_setup(stream_of(confinement))

@@ -12,9 +12,10 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from fractune_core.cuda_toolkit import runtime_version
-from fractune_core.devices import Device
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.children.measuring.timing import Anchor, matmul_anchor, random_args
+from fractune_core.shares import Device
+from fractune_workers.children.measuring.timing import Anchor, matmul_anchor
+from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.cuda_target import gpu_target
 from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
@@ -29,7 +30,7 @@ _POOL_LOOP = 64
 
 
 @dataclass(frozen=True)
-class Rig:
+class MeasuringSetup:
     processor: Processor
     device: Device
     """the whole of it, as records name it"""
@@ -42,9 +43,9 @@ class Rig:
     """has to run before the share is verified"""
 
 
-def cpu_rig() -> Rig:
+def cpu_setup() -> MeasuringSetup:
     target, processor = default_target(1), cpu_processor()
-    return Rig(
+    return MeasuringSetup(
         processor=processor,
         device=host_device(),
         target=target,
@@ -54,12 +55,12 @@ def cpu_rig() -> Rig:
     )
 
 
-def gpu_rig(
+def gpu_setup(
     stream: int,
     nvml: Callable[[], Nvml] = open_nvml,
     driver: Callable[[], CudaDriver] = open_driver,
     kind: str = "cuda",
-) -> Rig:
+) -> MeasuringSetup:
     """The GPU that this process sees, its kernels on `stream` (an address; 0 = the default stream).
 
     `kind` is TVM's name for the device. Raises ShareUnavailable when TVM, CUDA or NVML has no GPU.
@@ -71,7 +72,7 @@ def gpu_rig(
             "`fractune doctor` finds missing, and compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`"
         )
     gpu, cuda = visible_gpu(nvml().gpus()), driver()
-    return Rig(
+    return MeasuringSetup(
         # Twice the cache, and TVM copies as much from one buffer to another.
         processor=Processor(device, stream, flush_bytes=2 * cuda.l2_bytes(), check=cuda.wait),
         device=gpu_device(gpu, cuda.l2_bytes()),

@@ -7,52 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import te
 
 from fractune_core.records import COLD, TimingPolicy
+from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.processor import Processor
 
 _ANCHOR_SIZE = 192
 _ANCHOR_POLICY = TimingPolicy("anchor", warmups=1, repeats=3, min_repeat_ms=3.0)
-
-
-def random_args(args_info: list[Any], seed: int, processor: Processor) -> list[Any]:
-    """Arguments with random contents on the processor, one `["TENSOR", dtype, shape]` description each.
-
-    Integers are 0 or 1: they may be indices, and a larger one could point outside of its tensor.
-    """
-    rng = np.random.default_rng(seed)
-    return [processor.tensor(_random_array(rng, dtype, shape)) for _, dtype, shape in args_info]
-
-
-def _random_array(rng: np.random.Generator, dtype: str, shape: list[int]) -> Any:
-    if dtype.startswith(("float", "bfloat")):
-        return rng.uniform(0.1, 1.0, size=shape).astype(numpy_dtype(dtype))
-    return rng.integers(0, 2, size=shape).astype(numpy_dtype(dtype))
-
-
-def numpy_dtype(name: str) -> Any:
-    """NumPy's type of this name, also of those that only `ml_dtypes` knows."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return ml_dtypes.bfloat16
-    return np.dtype(name)
-
-
-def difference(output: Any, reference: Any) -> float:
-    """Largest difference of two arrays of one shape, over the largest value of `reference`; infinite when one of
-    them has a NaN or an infinity where the other has none.
-    """
-    out, ref = output.astype("float64"), reference.astype("float64")
-    if not np.array_equal(np.isfinite(out), np.isfinite(ref)):
-        return float("inf")
-    finite = np.isfinite(ref)
-    scale = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
-    return float(np.abs(out[finite] - ref[finite]).max(initial=0.0)) / scale
 
 
 def time_kernel(kernel: Any, args: list[Any], policy: TimingPolicy, processor: Processor) -> list[float]:

@@ -16,8 +16,8 @@ from typing import Any
 import tvm
 
 from fractune_core import targets
-from fractune_core.devices import Device
 from fractune_core.errors import BadRequest
+from fractune_core.shares import Device
 from fractune_workers.children.tvm_api import cuda_target
 from fractune_workers.children.tvm_api.error_line import first_line
 

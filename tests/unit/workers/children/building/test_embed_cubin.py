@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.building.embed_cubin import with_machine_code
+from fractune_workers.children.building.embed_cubin import embed_cubin
 
 SOURCE = 'extern "C" __global__ void main_kernel() {}'
 KERNELS = b"\x01\0\0\0\0\0\0\0 whatever TVM writes of the kernels"
@@ -46,7 +46,7 @@ OTHERS = st.tuples(st.sampled_from([b"const_loader", b"relax.VMExecutable"]), st
 def test_only_the_source_changes(others: list[tuple[bytes, bytes]]) -> None:
     before = [*others, (b"cuda", cuda(b"cuda", SOURCE.encode())), *others]
     after = [*others, (b"cuda", cuda(b"cubin", compiled(SOURCE))), *others]
-    assert with_machine_code(packed(before), SOURCE, compiled) == packed(after)
+    assert embed_cubin(packed(before), SOURCE, compiled) == packed(after)
 
 
 @given(st.integers(min_value=0))
@@ -54,7 +54,7 @@ def test_torn_bytes_are_refused(cut: int) -> None:
     whole = packed([(b"cuda", cuda(b"cuda", SOURCE.encode()))])
     torn = whole[8 : len(whole) - 1 - cut % (len(whole) - 9)]
     with pytest.raises(FractuneError, match="packs device code in an unknown way"):
-        with_machine_code(number(len(torn)) + torn, SOURCE, compiled)
+        embed_cubin(number(len(torn)) + torn, SOURCE, compiled)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +63,16 @@ def test_torn_bytes_are_refused(cut: int) -> None:
 )
 def test_a_module_of_another_form_is_refused(content: bytes) -> None:
     with pytest.raises(FractuneError, match="does not begin with its format and end with its source"):
-        with_machine_code(packed([(b"cuda", content)]), SOURCE, compiled)
+        embed_cubin(packed([(b"cuda", content)]), SOURCE, compiled)
 
 
 def test_more_than_is_announced_is_refused() -> None:
     whole = packed([(b"cuda", cuda(b"cuda", SOURCE.encode()))])
     with pytest.raises(FractuneError, match="its size is wrong"):
-        with_machine_code(whole + b"\0", SOURCE, compiled)
+        embed_cubin(whole + b"\0", SOURCE, compiled)
     longer = whole[8:] + b"\0"
     with pytest.raises(FractuneError, match="something follows the last module"):
-        with_machine_code(number(len(longer)) + longer, SOURCE, compiled)
+        embed_cubin(number(len(longer)) + longer, SOURCE, compiled)
 
 
 def test_what_the_compiler_raises_comes_through() -> None:
@@ -80,4 +80,4 @@ def test_what_the_compiler_raises_comes_through() -> None:
         raise ValueError("no such type")
 
     with pytest.raises(ValueError, match="no such type"):
-        with_machine_code(packed([(b"cuda", cuda(b"cuda", SOURCE.encode()))]), SOURCE, refuse)
+        embed_cubin(packed([(b"cuda", cuda(b"cuda", SOURCE.encode()))]), SOURCE, refuse)

@@ -17,9 +17,9 @@ from tvm.script import relax as R  # noqa: N812
 from tvm.script import tirx as T  # noqa: N812
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.compiling.weights import lift_weights
 from fractune_workers.children.importing.passes import extract, is_scheduled, prepare, workload_hash
 from fractune_workers.children.tvm_api.target import default_target, parse_target
+from fractune_workers.children.tvm_api.weights import lift_weights
 
 TARGET = default_target(1)
 

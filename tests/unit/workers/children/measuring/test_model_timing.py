@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tvm
 
-from fractune_workers.children.compiling import variants
-from fractune_workers.children.compiling.weights import pack_weights, unpack_weights
+from fractune_workers.children.measuring import model_timing
 from fractune_workers.children.tvm_api.processor import Processor
+from fractune_workers.children.tvm_api.weights import pack_weights, unpack_weights
 
 
 @dataclass
@@ -35,9 +35,9 @@ class NotedOutput:
 def test_every_inference_of_a_turn_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     device = NotedDevice()
     clock = iter([0.0, 0.008, 0.016, 0.024])
-    monkeypatch.setattr(variants.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(model_timing.time, "perf_counter", lambda: next(clock))
     machine = {"main": lambda *args: device.notes.append(f"call {args}")}
-    secs = variants._one_turn(machine, [1, 2], Processor(device, 0x2000))
+    secs = model_timing._one_turn(machine, [1, 2], Processor(device, 0x2000))
     assert secs == pytest.approx(0.008)
     assert device.notes == ["call (1, 2)", "sync 0x2000"] * 3
 
@@ -45,7 +45,7 @@ def test_every_inference_of_a_turn_is_waited_for(monkeypatch: pytest.MonkeyPatch
 def test_outputs_are_read_once_they_are_there_however_they_are_nested() -> None:
     device = NotedDevice()
     first, second = (NotedOutput(name, device.notes) for name in ("first", "second"))
-    assert variants.outputs_of((first, (second,)), Processor(device, 0x2000)) == ["first", "second"]
+    assert model_timing.outputs_of((first, (second,)), Processor(device, 0x2000)) == ["first", "second"]
     assert device.notes == ["sync 0x2000", "read first", "sync 0x2000", "read second"]
 
 

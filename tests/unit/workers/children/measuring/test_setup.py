@@ -23,7 +23,7 @@ from fractune_workers.child import ChildDied
 from fractune_workers.children.measuring import child as child_module
 from fractune_workers.children.measuring import timing
 from fractune_workers.children.measuring.child import MeasurerChild, open_child
-from fractune_workers.children.measuring.setup import Rig, gpu_rig
+from fractune_workers.children.measuring.setup import MeasuringSetup, gpu_setup
 from fractune_workers.children.tvm_api import cuda_target
 from fractune_workers.children.tvm_api.artifacts import build_object
 from fractune_workers.children.tvm_api.target import default_target, parse_target
@@ -62,13 +62,13 @@ def confinement(h200: SimulatedGpu, cuda: CudaDriver, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def rig(h200: SimulatedGpu, cuda: CudaDriver, confinement: GreenConfinement) -> Rig:
-    return gpu_rig(stream_of(confinement), lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda, kind="cpu")
+def setup(h200: SimulatedGpu, cuda: CudaDriver, confinement: GreenConfinement) -> MeasuringSetup:
+    return gpu_setup(stream_of(confinement), lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda, kind="cpu")
 
 
 @pytest.fixture
-def child(confinement: GreenConfinement, rig: Rig) -> dict[str, Callable[..., Any]]:
-    return MeasurerChild(confinement, rig).methods()
+def child(confinement: GreenConfinement, setup: MeasuringSetup) -> dict[str, Callable[..., Any]]:
+    return MeasurerChild(confinement, setup).methods()
 
 
 def add(constant: float) -> str:
@@ -83,7 +83,7 @@ def test_hello_tells_the_gpu_the_proved_share_and_what_decides_the_times(
     child: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_target, "compiler_here", lambda: pytest.fail("a process that measures needs no compiler"))
-    hello = child["hello"]()
+    hello = child["device_info"]()
     assert hello["device"]["label"] == "NVIDIA H200"
     assert (hello["granted"]["share"], hello["granted"]["units"], hello["granted"]["unit"]) == ("green:30", 32, "sm")
     assert hello["versions"]["driver"] == "580.95.05"
@@ -91,9 +91,11 @@ def test_hello_tells_the_gpu_the_proved_share_and_what_decides_the_times(
     assert json.loads(json.dumps(hello)) == hello
 
 
-def test_its_target_is_the_one_that_a_job_without_a_gpu_gets(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_target_is_the_one_that_a_job_without_a_gpu_gets(
+    setup: MeasuringSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda_target, "compiler_here", lambda: None)
-    assert target_key(str(rig.target)) == target_key(str(parse_target("cuda:sm_90", 2)))
+    assert target_key(str(setup.target)) == target_key(str(parse_target("cuda:sm_90", 2)))
 
 
 def test_the_anchor_runs_on_the_confined_stream(child: dict[str, Callable[..., Any]], cuda: CudaDriver) -> None:
@@ -103,7 +105,10 @@ def test_the_anchor_runs_on_the_confined_stream(child: dict[str, Callable[..., A
 
 
 def test_everything_runs_on_the_confined_stream_and_the_cache_is_known(
-    child: dict[str, Callable[..., Any]], rig: Rig, confinement: GreenConfinement, monkeypatch: pytest.MonkeyPatch
+    child: dict[str, Callable[..., Any]],
+    setup: MeasuringSetup,
+    confinement: GreenConfinement,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     streams: list[int] = []
 
@@ -118,7 +123,7 @@ def test_everything_runs_on_the_confined_stream_and_the_cache_is_known(
     answer = child["race"](code=add(1.0), policies=policies, bar_s=1.0)
     assert (answer["policy"], len(answer["run_secs"])) == (TRIAL_POLICY.to_json(), TRIAL_POLICY.repeats)
     assert streams == [confinement.stream] * 2
-    assert rig.processor.flush_bytes == 2 * (60 << 20)
+    assert setup.processor.flush_bytes == 2 * (60 << 20)
 
 
 def test_contestants_are_compared_and_timed_in_turn(child: dict[str, Callable[..., Any]]) -> None:
@@ -159,13 +164,13 @@ def test_a_failure_that_cuda_survives_is_the_candidates_own(child: dict[str, Cal
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
 def test_a_machine_where_tvm_sees_no_gpu_is_told_what_to_look_at(h200: SimulatedGpu, cuda: CudaDriver) -> None:
     with pytest.raises(ShareUnavailable, match=r"TVM sees no GPU: .*`fractune doctor`"):
-        gpu_rig(0, lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda)
+        gpu_setup(0, lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda)
 
 
 def test_without_nvml_there_is_no_device_to_name(h200: SimulatedGpu, cuda: CudaDriver) -> None:
     broken = SimulatedNvml(h200, broken={"nvmlInit": LIBRARY_NOT_FOUND})
     with pytest.raises(ShareUnavailable, match="no NVIDIA driver on this machine"):
-        gpu_rig(0, lambda: NvidiaMl(broken), lambda: cuda, kind="cpu")
+        gpu_setup(0, lambda: NvidiaMl(broken), lambda: cuda, kind="cpu")
 
 
 def test_without_the_cuda_runtime_a_share_is_refused_with_what_to_install(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fractune_core.errors import FractuneError
 from fractune_workers.child import ChildDied
-from fractune_workers.children.measuring.timing import numpy_dtype, random_args
+from fractune_workers.children.tvm_api.arrays import numpy_dtype, random_args
 from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 
 STREAM = 0x2000

@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.bundles import ALIGNMENT_BYTES
-from fractune_workers.children.measuring.timing import numpy_dtype
+from fractune_workers.children.tvm_api.arrays import numpy_dtype
 
 _SMALLEST = 16
 """Constants of fewer elements stay in the code, where the compiler can see their values"""

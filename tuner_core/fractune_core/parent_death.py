@@ -1,0 +1,30 @@
+"""No process outlives the one that started it: the kernel kills it at its parent's death, also by `kill -9`.
+
+Run as a file, `python parent_death.py PARENT_PID COMMAND...`, this asks for it and becomes the command. The request
+survives the exec, so it holds for programs that know nothing of it, such as redis-server. It fires when the *thread*
+that started the process ends; that thread must live as long as the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies; end it if that is dead already. A fork does not
+    inherit the request.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.stderr.write("the process that started this one is gone\n")
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606  the command comes from the stack itself

@@ -1,0 +1,48 @@
+"""What workers need beside their work: model files, workloads, and word of what is cancelled."""
+
+from __future__ import annotations
+
+import redis
+
+from fractune_core.blobs import has_blob, put_blob
+from fractune_core.messages import BLOB_TTL_S, COMPILE_QUEUE, IngestWork, cancel_key, workload_blob
+from fractune_server.store.models import IngestKey
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.work_queues import WorkQueues
+
+
+def request_ingest(
+    context: ServerContext, queues: WorkQueues, key: IngestKey, isa: str, job: str, work_id: str
+) -> None:
+    """Hand out the work. Raises NotFound when the model or its file is not there."""
+    model = context.store.models.get(key.model)
+    send_model(context, key.model)
+    work: IngestWork = {
+        "do": "ingest",
+        "work_id": work_id,
+        "job": job,
+        "model": key.model,
+        "model_name": model.display_name,
+        "inputs": key.inputs,
+        "target": key.target,
+        "isa": isa,
+    }
+    queues.enqueue(COMPILE_QUEUE, work)
+
+
+def send_model(context: ServerContext, sha256: str) -> None:
+    """Put the model file where workers find it."""
+    if not has_blob(context.redis, sha256):
+        put_blob(context.redis, sha256, context.files.model(sha256))
+
+
+def send_workload(context: ServerContext, workload_hash: str) -> None:
+    """Put a workload where workers find it."""
+    name = workload_blob(workload_hash)
+    if not has_blob(context.redis, name):
+        put_blob(context.redis, name, context.store.log.workload(workload_hash).encode())
+
+
+def tell_cancelled(connection: redis.Redis, job: str) -> None:
+    """Have workers skip what is left of the job."""
+    connection.set(cancel_key(job), 1, ex=BLOB_TTL_S)

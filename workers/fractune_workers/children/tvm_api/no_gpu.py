@@ -1,0 +1,17 @@
+"""Children that compile use no GPU, although TVM would look for one."""
+
+from __future__ import annotations
+
+import os
+
+_NO_GPU = {
+    # Whoever asks CUDA for a device becomes a client of the GPU and of its MPS daemon: there is none to be seen.
+    "CUDA_VISIBLE_DEVICES": "",
+    # TVM packs source, whether or not this machine has a driver: what it would compile itself depends on the machine.
+    "TVM_COMPILE_FORCE_FALLBACK": "1",
+}
+
+
+def stay_off_gpus() -> None:
+    """Keep this process from using a GPU. Takes effect until the first call of CUDA."""
+    os.environ.update(_NO_GPU)
