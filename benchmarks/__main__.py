@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 BENCHMARKS = (
-    *("queue_cost", "load", "overhead", "match", "evolution", "guidance", "rerank", "warm_start", "k_shares"),
-    *("memory", "share_matrix", "vs_stock"),
+    *("queue_cost", "load", "overhead", "match", "rerank"),
+    *("warm_start", "k_shares", "memory", "share_matrix", "vs_stock"),
 )
 """modules of this package; the longest come last"""
 

@@ -46,5 +46,12 @@ def write_result(name: str, args: argparse.Namespace, data: dict[str, Any]) -> N
         return
     path = args.out or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"benchmark": name, "machine": facts(), **data}, indent=1) + "\n")
+    write_json(path, {"benchmark": name, "machine": facts(), **data})
     print(f"written to {path}")
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """One line without spaces: results are kept for programs, and their figures are told in docs/. What JSON does not
+    know is written as text.
+    """
+    path.write_text(json.dumps(data, separators=(",", ":"), ensure_ascii=False, default=str) + "\n", encoding="utf-8")

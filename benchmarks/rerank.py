@@ -22,7 +22,6 @@ from benchmarks import ours
 from benchmarks.contest import time_bundles
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model
-from benchmarks.trajectory import geometric_mean
 
 SAVED_BAR = 0.8
 LATENCY_BAR = 1.03
@@ -49,7 +48,7 @@ def _summary_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean share of the wall time saved, geometric mean of the latencies over the search's."""
     return {
         "saved": statistics.mean(each["saved"] for each in found),
-        "latency": geometric_mean(each["latency"] for each in found),
+        "latency": statistics.geometric_mean(each["latency"] for each in found),
     }
 
 

@@ -26,7 +26,6 @@ from benchmarks.contest import contest_secs, open_session, time_bundles
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model, operators_of
 from benchmarks.reference import differences
-from benchmarks.trajectory import geometric_mean
 from fractune_core.analysis.slowdown_ci import Slowdown, ratio, slowdown
 from fractune_core.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT
@@ -187,7 +186,7 @@ def _told_of_robust(cases: Sequence[Mapping[str, Sequence[float]]]) -> dict[str,
 def _told(name: str, losses: Sequence[Slowdown]) -> dict[str, Any]:
     verdicts = Counter("tie" if each.is_tie else "slower" if each.median > 0 else "faster" for each in losses)
     return {
-        f"{name}_mean": geometric_mean(1.0 + each.median for each in losses) - 1.0,
+        f"{name}_mean": statistics.geometric_mean(1.0 + each.median for each in losses) - 1.0,
         **{f"{name}_{verdict}": verdicts[verdict] for verdict in ("slower", "tie", "faster")},
     }
 

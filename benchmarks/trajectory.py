@@ -87,9 +87,3 @@ def held_curve(retimed: Iterable[Trial], weights: Mapping[str, int]) -> list[tup
 def first_held(curve: Iterable[tuple[float, float]], latency_s: float) -> float:
     """The first moment at which the latency was no more than `latency_s`; infinite when it never was."""
     return next((at_s for at_s, held_s in curve if held_s <= latency_s), math.inf)
-
-
-def geometric_mean(values: Iterable[float]) -> float:
-    """Of values above 0; not a number when there are none."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan

@@ -33,7 +33,7 @@ from benchmarks.contest import contest, open_session
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, Operator, find_model, heavy, operators_of
 from benchmarks.runs import Run, finite
-from benchmarks.trajectory import Trial, best, first_held, geometric_mean, held_curve, incumbents
+from benchmarks.trajectory import Trial, best, first_held, held_curve, incumbents
 from fractune.local.noise_file import NOISE_FILE
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Kind, TuningRecord
@@ -274,7 +274,8 @@ def _ratios(
 
 
 def _latency_ratio(times: dict[str, dict[str, float]], side: str) -> float:
-    return geometric_mean(held[side] / held["stock"] for held in times.values() if _comparable(held, side))
+    ratios = [held[side] / held["stock"] for held in times.values() if _comparable(held, side)]
+    return statistics.geometric_mean(ratios) if ratios else math.nan
 
 
 def _comparable(held: dict[str, float], side: str) -> bool:

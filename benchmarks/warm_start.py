@@ -12,6 +12,7 @@ Two families: one network at two resolutions, and two networks of a kind. Usage:
 from __future__ import annotations
 
 import math
+import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from benchmarks.contest import contest, open_session
 from benchmarks.machine import arguments, write_result
 from benchmarks.models import Model, find_model, operators_of, resized
 from benchmarks.runs import Run, finite
-from benchmarks.trajectory import geometric_mean
 from fractune_core.records import TuningRecord
 
 SAME_TRIALS_BAR = 0
@@ -136,10 +136,11 @@ def _measure_again(sibling: Model, records: dict[str, list[TuningRecord]], share
             if all(name in traces for traces in held.values()):
                 traces = {side: found[name] for side, found in held.items()}
                 times = contest(operator, traces, target, bench, cores)
-                ratios.append(times["warm"] / times["cold"])
+                if all(math.isfinite(secs) for secs in times.values()):
+                    ratios.append(times["warm"] / times["cold"])
     finally:
         bench.stop()
-    return finite(geometric_mean(ratio for ratio in ratios if math.isfinite(ratio)))
+    return statistics.geometric_mean(ratios) if ratios else None
 
 
 def _print_family(name: str, told: dict[str, Any]) -> None:

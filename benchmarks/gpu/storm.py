@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
-import json
 import os
 import queue
 import random
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HANG
+from benchmarks.machine import write_json
 from fractune_core.errors import FractuneError
 from fractune_core.records import Status
 from fractune_core.shares import Share
@@ -90,7 +90,7 @@ def main() -> None:
         "trials": {name: _told(kinds[name], outcomes) for name, outcomes in trials.items()},
         "finals": {name: _told(kinds.get(name, GOOD), [outcome]) for name, outcome in finals.items()},
     }
-    args.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    write_json(args.out, told)
 
 
 def _parse() -> argparse.Namespace:

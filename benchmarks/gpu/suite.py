@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.part import Finding, Part, PartFailed, Slice
-from benchmarks.machine import facts
+from benchmarks.machine import facts, write_json
 from fractune_workers.gpu.nvml import Gpu
 
 
@@ -104,6 +104,6 @@ def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str
     for path in (result_file(out, part), failure_file(out, part)):
         path.unlink(missing_ok=True)
     path = failure_file(out, part) if fault else result_file(out, part)
-    path.write_text(json.dumps(data, indent=1, default=str) + "\n", encoding="utf-8")
+    write_json(path, data)
     print(f"  {found.line or fault}\n  written to {path}", flush=True)
     return f"{found.line}; {fault}" if fault and found.line else fault

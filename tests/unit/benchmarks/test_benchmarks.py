@@ -35,3 +35,8 @@ def test_a_benchmark_has_main_and_documents_its_smoke_run(name: str) -> None:
 def test_every_program_among_them_is_run_with_the_others() -> None:
     programs = {path.stem for path in FOLDER.glob("*.py") if path.stem != "__main__" and has_main(path.stem)}
     assert programs - {PEER} == set(BENCHMARKS)
+
+
+@pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("**/*.json")), ids=lambda path: path.stem)
+def test_a_result_is_one_line(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").count("\n") == 1

@@ -11,7 +11,6 @@ from benchmarks.trajectory import (
     best,
     final_latency,
     first_held,
-    geometric_mean,
     held_curve,
     incumbents,
     latencies,
@@ -84,8 +83,3 @@ def test_a_run_holds_its_final_latency_from_its_last_gain_on(found: list[Trial])
 @given(trials)
 def test_the_order_in_which_trials_are_told_does_not_matter(found: list[Trial]) -> None:
     assert final_latency(found, WEIGHTS) == pytest.approx(final_latency(found[::-1], WEIGHTS))
-
-
-def test_geometric_mean() -> None:
-    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
-    assert math.isnan(geometric_mean([]))

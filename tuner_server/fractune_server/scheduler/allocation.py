@@ -121,9 +121,9 @@ def next_round(
     return plan, int(min(round_of(plan.count, limits.round_size), left, high - plan.count))
 
 
-def round_of(count: int, most: int, first: int = FIRST_ROUND) -> int:
+def round_of(count: int, most: int) -> int:
     """How many candidates the next round of an operator may have that has `count` already; never above `most`."""
-    return min(most, max(first, count // 2))
+    return min(most, max(FIRST_ROUND, count // 2))
 
 
 def geometric_mean(times: Iterable[float]) -> float | None:

@@ -38,7 +38,7 @@ _evolve = tvm_ffi.get_global_func(f"{_PREFIX}EvolveWithCostModel")
 
 @dataclass(frozen=True)
 class Evolution:
-    """How hard one round searches; `benchmarks.evolution` compares sizes."""
+    """How hard one round searches; docs/decisions/0009-surrogate.md compares sizes."""
 
     population: int = 64
     generations: int = 2
