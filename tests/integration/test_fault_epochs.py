@@ -84,20 +84,17 @@ class Measurers:
 
     def ask(self, kernels: dict[str, dict[str, Any]]) -> None:
         """Put a batch of candidates on the queue of the share."""
-        lease = uuid.uuid4().hex
+        round_id = uuid.uuid4().hex
         for name, kernel in kernels.items():
-            put_blob(self.redis, artifact_blob(lease, name), sign(SECRET, json.dumps(kernel).encode()))
+            put_blob(self.redis, artifact_blob(round_id, name), sign(SECRET, json.dumps(kernel).encode()))
         artifacts = [{"candidate": n, "trace": n, "build_secs": 0.0, "status": "ok", "cause": ""} for n in kernels]
         work: Any = {
             "do": "measure",
             "work_id": uuid.uuid4().hex,
-            "lease": lease,
+            "round_id": round_id,
             "job": "j1",
             "kind": "trial",
-            "workload_hash": "f" * 16,
-            "operator": "matmul",
-            "target": TARGET,
-            "target_key": TARGET,
+            "operator": {"workload_hash": "f" * 16, "name": "matmul", "target": TARGET, "target_key": TARGET},
             "share": SHARE,
             "args_info": [["TENSOR", "float32", [1]]],
             "artifacts": artifacts,

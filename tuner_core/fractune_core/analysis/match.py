@@ -125,21 +125,21 @@ def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str
 
 
 def find_match(
-    finals: ValidatedRecords,
+    validated: ValidatedRecords,
     granted: GrantedShare,
     device_key: str,
     target_key: str,
     policy: Policy = DEFAULT_POLICY,
 ) -> Match:
-    """Choose among the finals of one workload for the share `granted` of the device `device_key`.
+    """Choose among the validations of one workload for the share `granted` of the device `device_key`.
 
-    Only published measurements count: final, right output, this device, target and mechanism. The fastest of several
+    Only published measurements count: right output, this device, target and mechanism. The fastest of several
     measurements of a schedule at a share counts, so that more records never make an exact match slower; when they
     contradict each other, the reason says so.
     """
-    measured = finals.measured(device_key, target_key, granted.mechanism)
+    measured = validated.measured(device_key, target_key, granted.mechanism)
     if not measured.records:
-        return Match(How.NONE, None, 0.0, _why_nothing(finals.published, granted, device_key, target_key))
+        return Match(How.NONE, None, 0.0, _why_nothing(validated.published, granted, device_key, target_key))
     choice = choose(measured.times, granted.units, measured.default, policy, granted.unit)
     if choice.name is None:
         return Match(choice.how, None, choice.regret, choice.reason)

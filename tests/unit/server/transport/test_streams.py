@@ -32,13 +32,10 @@ STREAM = messages.tuner_stream("tune-1")
 BUILD: messages.BuildWork = {
     "do": "build",
     "work_id": "work1",
-    "lease": "lease1",
+    "round_id": "round1",
     "job": "job1",
     "kind": "trial",
-    "workload_hash": "f" * 16,
-    "operator": "conv2d",
-    "target": "{}",
-    "target_key": "{}",
+    "operator": {"workload_hash": "f" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
     "device_key": DEVICE.key,
     "shares": ["cpu:1", "cpu:2"],
     "candidates": [{"candidate": "c1", "trace": "[1]"}, {"candidate": "c2", "trace": "[2]"}],
@@ -73,7 +70,7 @@ def record(candidate: str, share: str = "cpu:1") -> TuningRecord:
 
 def send(connection: redis.Redis, *records: TuningRecord, stream: str = STREAM) -> None:
     for each in records:
-        event = {"event": "measured", "job": "job1", "lease": "lease1", "record": each.to_json()}
+        event = {"event": "measured", "job": "job1", "round_id": "round1", "record": each.to_json()}
         connection.xadd(stream, {messages.EVENT_FIELD: json.dumps(event)})
 
 
