@@ -55,7 +55,7 @@ run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", None, 
 
 
 class Measurers:
-    """Measuring worker processes on one device, and the reaper that gives lost work again."""
+    """Measuring worker processes on one device, and the requeuer that gives lost work again."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -64,7 +64,7 @@ class Measurers:
         self.device.folder.mkdir()
         self.queues = WorkQueues(self.redis)
         self.given_up: list[Work] = []
-        self._reaper = Requeuer(self.redis, self.queues, self.given_up.append)
+        self._requeuer = Requeuer(self.redis, self.queues, self.given_up.append)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def arrive(self, patience_s: float = 60.0) -> str:
@@ -109,7 +109,7 @@ class Measurers:
 
     def sweep(self) -> None:
         """What the server does again and again."""
-        self._reaper.sweep(live_workers(self.redis))
+        self._requeuer.sweep(live_workers(self.redis))
 
     def stop(self) -> None:
         for process in self.processes.values():

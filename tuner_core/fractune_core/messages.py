@@ -1,4 +1,4 @@
-"""What server and workers say to each other through Redis: key names, work on queues, events on streams.
+"""The messages of server and workers through Redis: key names, work on queues, events on streams.
 
 Work goes out as JSON through RQ, to the queue of a role. Events come back over Redis streams: one stream for each
 tuner instance (its trials' results) and one for the server (everything else). The recorder reads all of them
@@ -77,7 +77,7 @@ def measure_queue(device_key: str, share: str) -> str:
 
 
 class WorkerInfo(TypedDict):
-    """What a live worker says of itself, under `worker_key(name)`, renewed every second."""
+    """The entry of a live worker, under `worker_key(name)`, renewed every second."""
 
     name: str
     role: str
@@ -109,7 +109,7 @@ class IngestWork(TypedDict):
     target: str
     """target text as the user or the measuring worker gave it"""
     isa: str
-    """of the device that will run the code: a worker on such a machine can tell whether the target fits it"""
+    """of the device that will run the code: a worker on such a machine checks that the target fits it"""
 
 
 class PastTrial(TypedDict):

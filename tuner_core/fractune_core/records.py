@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Kind | None:
-        """What logs and requests made before the renaming say."""
+        """The first name of a validation, in logs and requests of before."""
         return cls.VALIDATION if value == _VALIDATION_BEFORE else None
 
 
@@ -142,7 +142,7 @@ class TuningRecord:
     """SM clock, the lower of before and after; 0 = not known"""
     throttled_ns: dict[str, int] = field(default_factory=dict)
     """what held the clock down meanwhile, and for how long in nanoseconds: `sw_power_cap`, `sw_thermal`, `hw_thermal`,
-    `hw_power_brake`; empty when nothing did, or nobody tells"""
+    `hw_power_brake`; empty when nothing did, or it is not known"""
     versions: dict[str, str] = field(default_factory=dict)
     """tvm, tvm-ffi, llvm, driver, cuda: whatever applies"""
 

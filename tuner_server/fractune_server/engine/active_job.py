@@ -130,7 +130,7 @@ class ActiveJob:
             self.dirty = True
 
     def note_waiting(self, wanted: Iterable[str]) -> None:
-        """Say which workers are being waited for; no line more when there are none."""
+        """Note which workers the job waits for, in place of those noted before."""
         notes = [note for note in self.stored.notes if not note.startswith(_WAITING)]
         notes += [_WAITING + role for role in wanted]
         if notes != self.stored.notes:

@@ -139,7 +139,7 @@ class Matcher:
         if not fleet.of_role(COMPILE):
             raise ShareUnavailable(
                 "this model was not read yet with these shapes and this target, and no worker of the role "
-                f"{COMPILE} is there to read it; start one"
+                f"{COMPILE} is running; start one"
             )
         job = f"match-{uuid.uuid4().hex[:12]}"
         self._context.model_ingests.expect(job, key)

@@ -119,7 +119,7 @@ def _secs_of(
 
 
 def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> Variant:
-    """The schedules with which the whole model loses least at the worst share; empty where nothing can be told."""
+    """The schedules with which the whole model loses least at the worst share; empty where no loss is known."""
     shares = sorted({granted.key: granted for granted in deployment.granted.values()}.values(), key=lambda g: g.units)
     times = {op.workload_hash: _rows(deployment, op, shares) for op in operators}
     defaults = {op.workload_hash: deployment.default(op) for op in operators}

@@ -73,7 +73,7 @@ class JobService(rpc.JobServiceServicer):
     def WatchJob(self, request: pb.WatchJobRequest, context: grpc.ServicerContext) -> Iterator[pb.Job]:
         job = Collection.JOBS.parse(request.name)
         with self._place():
-            seen = -1  # a job that is not there has revision 0: it is looked up, and told
+            seen = -1  # an unknown job has revision 0: it is looked up, which raises NotFound
             while context.is_active() and not self._stopping.is_set():
                 changes = self._context.notifier.count
                 if self._context.store.jobs.revision(job) != seen:

@@ -80,7 +80,7 @@ class ValidatedCache:
 
 
 def count_change(database: Database, connection: Connection, workload_hashes: Iterable[str]) -> None:
-    """Say, within the transaction that changes validations of these operators, that it does."""
+    """Count, within the transaction, that it changes validations of these operators."""
     # In one order, so that two transactions never wait for each other.
     rows = [{"workload_hash": name, "version": 1} for name in sorted(set(workload_hashes))]
     if rows:

@@ -61,7 +61,7 @@ class Requeuer:
                 pipe.delete(execution.key)
                 pipe.execute()
             if job is not None:
-                self._again(queue, job, f"worker {execution.worker_name} has let go of it")
+                self._again(queue, job, f"worker {execution.worker_name} no longer holds it")
 
     def _is_idle(self, worker: str) -> bool:
         """True when the worker waits for work: what it still holds was cut off when Redis went away."""

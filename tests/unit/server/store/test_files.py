@@ -60,9 +60,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"workload_hash": "?"}, "is no workload hash"),
+        ({"workload_hash": "?"}, "is not a workload hash"),
         ({"candidate_id": "c"}, "candidate_id does not belong"),
-        ({"target": "llvm"}, "target is no JSON"),
+        ({"target": "llvm"}, "target is not JSON"),
         ({"device": replace(validation("a", 1, 1.0).device, units=0)}, "device lacks"),
         ({"granted": replace(validation("a", 1, 1.0).granted, units=17)}, "17 of 16 units"),
         ({"share": "cpu:many"}, "'many' is no size"),
@@ -86,7 +86,7 @@ def test_a_doubtful_record_is_refused_by_name(changes: dict[str, object], compla
 def test_a_good_record_passes() -> None:
     check_record(validation('["x"]', 1, 1.0))
     check_workload(pb.Workload(workload_hash="f" * 16, json="[]"))
-    with pytest.raises(BadRequest, match="no JSON"):
+    with pytest.raises(BadRequest, match="is not JSON"):
         check_workload(pb.Workload(workload_hash="f" * 16, json="nope"))
 
 

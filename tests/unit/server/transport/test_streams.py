@@ -1,4 +1,4 @@
-"""Recorder, trimmer and reaper on a real Redis."""
+"""Recorder, trimmer and requeuer on a real Redis."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
     assert recorder.poll(10).arrivals == []
 
 
-# ---- reaper ----
+# ---- requeuer ----
 
 
 def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
@@ -197,14 +197,14 @@ def waiting(connection: redis.Redis) -> int:
 def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     given_up: list[messages.Work] = []
-    reaper = Requeuer(connection, queues, given_up.append)
+    requeuer = Requeuer(connection, queues, given_up.append)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    reaper.sweep(alive("w1", started_at=0.0))
+    requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
     for attempt in range(ATTEMPTS):
         assert given_up == []
-        reaper.sweep(Fleet(()))
+        requeuer.sweep(Fleet(()))
         if attempt < ATTEMPTS - 1:
             assert waiting(connection) == 1
             take(connection, f"w{attempt + 2}")
@@ -216,17 +216,17 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
 def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     given_up: list[messages.Work] = []
-    reaper = Requeuer(connection, queues, given_up.append)
+    requeuer = Requeuer(connection, queues, given_up.append)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     for attempt in range(2 * ATTEMPTS):
         take(connection, f"w{attempt}")
         connection.set(messages.handed_back_key(BUILD["work_id"]), 1)
-        reaper.sweep(Fleet(()))
+        requeuer.sweep(Fleet(()))
         assert waiting(connection) == 1
     for attempt in range(ATTEMPTS):
         assert given_up == []
         take(connection, f"killed{attempt}")
-        reaper.sweep(Fleet(()))
+        requeuer.sweep(Fleet(()))
     assert given_up == [BUILD]
 
 
@@ -243,11 +243,11 @@ def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) 
     queues = WorkQueues(connection)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    reaper = Requeuer(connection, queues, lambda _: None)
-    reaper.sweep(alive("w1", started_at=0.0))
+    requeuer = Requeuer(connection, queues, lambda _: None)
+    requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
     connection.hset("rq:worker:w1", "state", "idle")
-    reaper.sweep(alive("w1", started_at=0.0))
+    requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 1
 
 
@@ -256,13 +256,13 @@ def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, mo
     queues = WorkQueues(connection)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1", start=False)
-    reaper = Requeuer(connection, queues, lambda _: None)
-    reaper.sweep(alive("w1", started_at=0.0))
+    requeuer = Requeuer(connection, queues, lambda _: None)
+    requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
     assert not queues.idle()
 
     def swept() -> bool:
-        reaper.sweep(alive("w1", started_at=0.0))
+        requeuer.sweep(alive("w1", started_at=0.0))
         return waiting(connection) == 1
 
     wait_until(swept)
