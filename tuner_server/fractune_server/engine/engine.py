@@ -13,29 +13,27 @@ from collections.abc import Callable
 
 import redis
 
-from fractune_core.errors import BadModel, FractuneError, RedisGone, StateUnusable, error_from_name
+from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
 from fractune_core.records import Kind
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers
+from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import TunePhase
 from fractune_server.engine.validate import ValidatePhase
-from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.dead_letters import write_dead_letters
 from fractune_server.transport.live_workers import TUNE, live_workers
-from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.recorder import Arrival, Recorder
 from fractune_server.transport.requeue import Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 
 POLL_MS = 200
-SAVE_EVERY_S = 0.2
 SWEEP_EVERY_S = 1.0
 STALL_S = 5.0
 """when no work waits or runs anywhere for this long, what is still owed was lost, and is asked for again"""
@@ -56,11 +54,11 @@ class Engine:
         self.failure: FractuneError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine")
-        self._jobs: dict[str, ActiveJob] = {}
         self._queues = WorkQueues(context.redis)
         self._recorder = Recorder(context.redis, context.store.log)
         self._requeuer = Requeuer(context.redis, self._queues, self._give_up)
         self._rounds = Rounds(context, self._queues)
+        self._jobs = OpenJobs(context, self._rounds)
         self._ingest = IngestPhase(context, self._queues)
         self._tune = TunePhase(context, self._rounds)
         self._validate = ValidatePhase(context, self._rounds)
@@ -110,11 +108,11 @@ class Engine:
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
     def _turn(self) -> None:
-        self._update_jobs()
+        self._jobs.update()
         batch = self._recorder.poll(POLL_MS)
         for arrival in batch.arrivals:
             self._take(arrival)
-        self._save_all()
+        self._jobs.save()
         self._recorder.acknowledge(batch)
         if batch.arrivals:
             self._quiet_since = time.monotonic()
@@ -124,32 +122,14 @@ class Engine:
             self._sweep()
         if self._caught_up:
             self._advance_all()
-        self._save_all()
-
-    # ---- which jobs are open --------------------------------------------------------------------
-
-    def _update_jobs(self) -> None:
-        """Take up new jobs, and drop those that were cancelled."""
-        still_open = self._context.store.jobs.open_ids()
-        for name in set(self._jobs) - still_open:
-            self._rounds.end_all(self._jobs.pop(name))
-        for name in still_open - set(self._jobs):
-            self._jobs[name] = self._load(name)
-
-    def _load(self, name: str) -> ActiveJob:
-        store = self._context.store
-        job = ActiveJob(store.jobs.get(name), store.jobs.operators(name))
-        if job.operators:
-            job.load_plans(store.log)
-            job.load_rounds(store.jobs.rounds(name), store.log)
-        return job
+        self._jobs.save()
 
     # ---- what comes in --------------------------------------------------------------------------
 
     def _take(self, arrival: Arrival) -> None:
         """Let one event take effect; it may come twice."""
         if arrival.record is not None:
-            for each in self._jobs.values():
+            for each in self._jobs.all():
                 each.take_trial(arrival.record)
         job = self._jobs.get(arrival.event["job"])
         if job is None:
@@ -158,7 +138,7 @@ class Engine:
         try:
             self._take_for(job, arrival)
         except FractuneError as error:
-            self._fail(job, error)
+            self._jobs.fail(job, error)
 
     def _take_for(self, job: ActiveJob, arrival: Arrival) -> None:
         event, state = arrival.event, job.stored.state
@@ -197,11 +177,11 @@ class Engine:
     # ---- moving on ------------------------------------------------------------------------------
 
     def _advance_all(self) -> None:
-        for job in sorted(self._jobs.values(), key=lambda job: job.order):
+        for job in sorted(self._jobs.all(), key=lambda job: job.order):
             try:
                 self._advance(job)
             except FractuneError as error:
-                self._fail(job, error)
+                self._jobs.fail(job, error)
 
     def _advance(self, job: ActiveJob) -> None:
         """Move on as far as it goes without waiting."""
@@ -214,7 +194,7 @@ class Engine:
                 case JobState.TUNING:
                     if not job.plans:
                         self._tune.begin(job)
-                    self._tune.advance(job, list(self._jobs.values()))
+                    self._tune.advance(job, self._jobs.all())
                 case JobState.VALIDATING:
                     self._validate.advance(job)
                 case JobState.COMPILING:
@@ -222,38 +202,12 @@ class Engine:
                 case JobState.TIMING:
                     self._publish.time(job)
 
-    def _fail(self, job: ActiveJob, error: FractuneError) -> None:
-        """End the job with the error, and have workers skip what is left of it.
-
-        Raises an error that ends the server: without its state nothing can go on.
-        """
-        if isinstance(error, StateUnusable):
-            raise error
-        _log.info("job %s failed: %s", job.id, error)
-        job.end(JobState.FAILED, type(error).__name__, str(error))
-        mark_cancelled(self._context.redis, job.id)
-
-    def _save_all(self) -> None:
-        now = time.monotonic()
-        for job in list(self._jobs.values()):
-            # An end or a new state is news at once; counts may wait for more of them.
-            if job.dirty and (now - job.saved_at >= SAVE_EVERY_S or job.stored.state is not job.saved_state):
-                self._save(job, now)
-
-    def _save(self, job: ActiveJob, now: float) -> None:
-        job.count_progress()
-        kept = self._context.store.jobs.save(job.stored, job.operators)
-        job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
-        if not kept or not job.stored.state.open:
-            del self._jobs[job.id]
-        self._context.notifier.announce()
-
     # ---- looking after things -------------------------------------------------------------------
 
     def _sweep(self) -> None:
         """Once a second: find new and dead workers, orphaned and lost work, and streams that can be cut."""
         self._swept_at = time.monotonic()
-        fleet, jobs = live_workers(self._context.redis), list(self._jobs.values())
+        fleet, jobs = live_workers(self._context.redis), self._jobs.all()
         if self._caught_up:
             # Before the requeuer: what a dead tuner instance was to search goes to another, not back to its queue.
             self._tune.update_instances(fleet, jobs)
@@ -268,7 +222,7 @@ class Engine:
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
-        owing = [job for job in self._jobs.values() if job.asked or job.rounds]
+        owing = [job for job in self._jobs.all() if job.asked or job.rounds]
         if not owing or not self._queues.idle():
             self._quiet_since = time.monotonic()
         elif time.monotonic() - self._quiet_since > STALL_S:
@@ -280,11 +234,7 @@ class Engine:
     def _give_up(self, work: Work) -> None:
         if work["do"] == "ingest":
             self._context.model_ingests.fail(_ingest_given_up(work))
-        write_dead_letters(self._context.redis, work, self._find_stored)
-
-    def _find_stored(self, name: str) -> StoredJob | None:
-        job = self._jobs.get(name)
-        return None if job is None else job.stored
+        write_dead_letters(self._context.redis, work, self._jobs.stored)
 
 
 def _ingest_given_up(work: Work) -> WorkFailed:
