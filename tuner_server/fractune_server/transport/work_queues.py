@@ -52,7 +52,7 @@ class WorkQueues:
         for queue in self.all():
             for job_id in _held(queue):
                 job = fetch(self._redis, job_id)
-                if job is not None and job.func_name != HANDLER:
+                if job is not None and is_foreign(job):
                     _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
                     queue.intermediate_queue.remove(job_id)
                     job.delete()
@@ -109,6 +109,11 @@ def fetch(redis: Redis, job_id: str) -> Job | None:
         return Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
     except NoSuchJobError:
         return None
+
+
+def is_foreign(job: Job) -> bool:
+    """True for work that another version of fractune has queued: its words may be other than ours."""
+    return bool(job.func_name != HANDLER)
 
 
 def work_of(job: Job) -> Work:

@@ -304,6 +304,20 @@ def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> 
     assert not queues.has("work1")
 
 
+def test_work_of_another_version_is_neither_given_again_nor_given_up(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection)
+    given_up: list[messages.Work] = []
+    old = {"do": "build", "work_id": "old", "job": "job1", "lease": "l"}
+    Queue(messages.BUILD_QUEUE, connection=connection, serializer=JSONSerializer).enqueue_call(
+        "workers.entry.handle", args=(old,), job_id="old"
+    )
+    take(connection, "w1")
+    Requeuer(connection, queues, given_up.append).sweep(Fleet(()))
+    assert queues.idle()
+    assert not queues.has("old")
+    assert given_up == []
+
+
 def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     for name in ("tune-1", "tune-2"):
