@@ -30,8 +30,7 @@ from fractune_core.analysis.match import How, Policy
 from fractune_server.selection.model_match import Matcher, MatchQuery
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import JobNotifier, ServerContext
-from fractune_server.transport.model_ingests import ModelIngests
+from fractune_server.transport.context import ServerContext
 from tests.support.redis_process import running_redis
 
 WARM_BAR_S = 0.1
@@ -77,8 +76,8 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
     before = _resident_bytes()
     wall, cpu, waited = time.perf_counter(), time.process_time(), _waited_s()
     store, connection = Store(sqlite_url(folder)), redis.Redis.from_url(redis_url)
-    deps = ServerContext(store, connection, BlobStore(folder), b"made up", JobNotifier())
-    call = _call(Matcher(deps, ModelIngests()), case, share)
+    deps = ServerContext(store, connection, BlobStore(folder), b"made up")
+    call = _call(Matcher(deps), case, share)
     call()
     cold = time.perf_counter() - wall, time.process_time() - cpu, _waited_s() - waited
     warm = [_timed(call) for _ in range(_WARM_CALLS)]

@@ -23,13 +23,13 @@ from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.rows import record_to_row
 from fractune_server.store.store import Store
 from fractune_server.store.tables import records
-from tests.support.fleet_simulated import TARGET, TARGET_KEY, made_up_record, workload_hash
+from tests.support.fleet_simulated import TARGET, TARGET_KEY, made_up_record, target_operator, workload_hash
 
 DEVICE = Device("cpu", "made-up", 16, 64, 512, "a made-up processor")
 SHARES = ("cpu:4", "cpu:8", "cpu:6", "cpu:12")
 """an operator was measured at the first two, three or four of them"""
 MODELS = 4
-CONTESTANTS = 5
+FINALISTS = 5
 """of an operator's finals, the untuned default among them"""
 _PART = 5_000
 
@@ -41,14 +41,14 @@ def model_key(number: int) -> IngestKey:
 
 def fill(store: Store, total: int, operators: int) -> dict[str, int]:
     """Write `total` records of MODELS models with so many operators each; returns how many are trials and finals."""
-    finals = {number: list(_finals(number, operators)) for number in range(MODELS)}
+    finals = {number: list(_validations(number, operators)) for number in range(MODELS)}
     trials = (total - sum(map(len, finals.values()))) // MODELS
     if trials < 0:
         raise SystemExit(f"match: {total} records are fewer than the finals of {MODELS} x {operators} operators")
     for number, found in finals.items():
         _write_trials(store, number, operators, trials)
         store.log.add(found)
-        ingested = IngestedModel(TARGET, TARGET_KEY, _tasks(number, operators), ["made up"])
+        ingested = IngestedModel(TARGET, TARGET_KEY, _tasks(number, operators))
         store.models.save_ingested(model_key(number), ingested)
     return {"trials": trials * MODELS, "finals": sum(map(len, finals.values()))}
 
@@ -100,18 +100,18 @@ def _as_sqlite(row: dict[str, Any]) -> dict[str, Any]:
     return {name: json.dumps(value) if isinstance(value, dict | list) else value for name, value in row.items()}
 
 
-def _finals(number: int, operators: int) -> Iterator[TuningRecord]:
+def _validations(number: int, operators: int) -> Iterator[TuningRecord]:
     for place, task in enumerate(_tasks(number, operators)):
-        for finalist in range(CONTESTANTS):
+        for finalist in range(FINALISTS):
             trace = f'["{task.name} final {finalist}{TRACE}"]' if finalist else UNTUNED
             for share in SHARES[: 2 + place % 3]:
-                yield _record("final", task.name, share, trace, _secs(trace, share))
+                yield _record("validation", task.name, share, trace, _secs(trace, share))
 
 
 def _record(kind: str, operator: str, share: str, trace: str, secs: float) -> TuningRecord:
     name, units = workload_hash(operator), int(share.partition(":")[2])
-    work = {"kind": kind, "share": "cpu:1", "lease": "made-up", "job": "made-up job", "operator": operator}
-    work |= {"workload_hash": name, "target": TARGET, "target_key": TARGET_KEY}
+    work: dict[str, Any] = {"kind": kind, "share": "cpu:1", "round_id": "made-up", "job": "made-up job"}
+    work["operator"] = target_operator(operator)
     candidate = candidate_id(name, TARGET_KEY, trace)
     return replace(
         made_up_record(work, candidate, trace, worker="made-up worker"),
@@ -119,7 +119,7 @@ def _record(kind: str, operator: str, share: str, trace: str, secs: float) -> Tu
         device=DEVICE,
         share=share,
         granted=GrantedShare(share, units, DEVICE.units, "core", 1 << 33, reserved=False, ids=tuple(range(units))),
-        run_secs=tuple(secs * (1 + repeat / 100) for repeat in range(7 if kind == "final" else 3)),
+        run_secs=tuple(secs * (1 + repeat / 100) for repeat in range(7 if kind == "validation" else 3)),
     )
 
 

@@ -64,7 +64,7 @@ def records_of(state: Path) -> list[TuningRecord]:
 
 def winners(records: Sequence[TuningRecord], share: str) -> dict[str, str]:
     """What is published: by workload hash the trace that was fastest in the finals, the untuned one among them."""
-    finals = [r for r in records if r.kind is Kind.FINAL and r.share == share and r.status is Status.OK]
+    finals = [r for r in records if r.kind is Kind.VALIDATION and r.share == share and r.status is Status.OK]
     return {r.workload_hash: r.trace for r in sorted(finals, key=lambda record: -record.median_s)}
 
 

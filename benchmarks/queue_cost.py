@@ -39,7 +39,7 @@ class SimulatedRole:
     def handle(self, work: Any) -> None:
         delivery = self._station.transaction(work)
         for item in work["candidates"]:
-            event: Any = {"event": "measured", "job": work["job"], "lease": "", "record": item}
+            event: Any = {"event": "measured", "job": work["job"], "round_id": "", "record": item}
             delivery.event(SERVER_STREAM, event)
         delivery.send()
 

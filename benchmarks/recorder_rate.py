@@ -16,7 +16,7 @@ from fractune_core.records import candidate_id
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.recorder import Recorder
-from tests.support.fleet_simulated import TARGET, TARGET_KEY, made_up_record, workload_hash
+from tests.support.fleet_simulated import TARGET_KEY, made_up_record, target_operator, workload_hash
 from tests.support.redis_process import running_redis
 
 _OPERATORS = 20
@@ -58,7 +58,7 @@ def _event(index: int) -> dict[str, object]:
     """One `measured` event, with a trace as long as that of a convolution."""
     operator = f"operator{index % _OPERATORS}"
     name, trace = workload_hash(operator), f'["{index}{TRACE}"]'
-    work = {"kind": "trial", "share": "cpu:1", "lease": uuid.uuid4().hex, "job": "j", "operator": operator}
-    work |= {"workload_hash": name, "target": TARGET, "target_key": TARGET_KEY}
-    record = made_up_record(work, candidate_id(name, TARGET_KEY, trace), trace)
-    return {"event": "measured", "job": "j", "lease": work["lease"], "record": record.to_json()}
+    work = {"kind": "trial", "share": "cpu:1", "round_id": uuid.uuid4().hex, "job": "j"}
+    work_of_round = {**work, "operator": target_operator(operator)}
+    record = made_up_record(work_of_round, candidate_id(name, TARGET_KEY, trace), trace)
+    return {"event": "measured", "job": "j", "round_id": work["round_id"], "record": record.to_json()}

@@ -22,15 +22,25 @@ from fractune_core.jobs import JobSpec, JobState
 from fractune_core.messages import WorkerInfo
 from fractune_core.records import Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan, next_round
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
-from fractune_server.transport.context import JobNotifier, ServerContext
+from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues
-from tests.support.fleet_simulated import DEVICE, SECRET, TARGET, TARGET_KEY, granted, made_up_record, workload_hash
+from tests.support.fleet_simulated import (
+    DEVICE,
+    SECRET,
+    TARGET,
+    TARGET_KEY,
+    granted,
+    made_up_record,
+    target_operator,
+    workload_hash,
+)
 from tests.support.redis_process import running_redis
 
 SHARE = "cpu:1"
@@ -44,17 +54,17 @@ _REPEATS = 15
 class OpenPhase(TunePhase):
     """The tuning phase, with its one decision made to be called alone."""
 
-    def decide(self, run: ActiveJob) -> tuple[OperatorPlan, int] | None:
+    def decide(self, job: ActiveJob) -> tuple[OperatorPlan, int] | None:
         """The next round of the first instance, chosen just as `advance` does."""
         instance: Instance = next(iter(self._instances.values()))
-        return next_round(list(run.plans.values()), run.budget, run.own_done, partial(self._may_have, run, instance))
+        return next_round(list(job.plans.values()), job.budget, job.own_done, partial(self._may_search, job, instance))
 
 
 @dataclass(frozen=True)
 class World:
     deps: ServerContext
     phase: OpenPhase
-    run: ActiveJob
+    job: ActiveJob
     record: TuningRecord
     """a trial of one of the operators"""
 
@@ -62,22 +72,22 @@ class World:
 def costs_ms(operators: int, measurers: int) -> dict[str, float]:
     """Median milliseconds of each step."""
     with _world(operators, measurers) as world:
-        run, phase = world.run, world.phase
-        plans = list(run.plans.values())
-        pure = _median_ms(lambda: next_round(plans, run.budget, 0))
+        job, phase = world.job, world.phase
+        plans = list(job.plans.values())
+        pure = _median_ms(lambda: next_round(plans, job.budget, 0))
         start = time.perf_counter()
-        phase.advance(run, [run])
-        handed_out = (time.perf_counter() - start) * 1e3 / max(1, len(run.rounds))
-        if len(run.rounds) != measurers:
-            raise SystemExit(f"overhead: {len(run.rounds)} rounds under way, not {measurers}")
+        phase.advance(job, [job])
+        handed_out = (time.perf_counter() - start) * 1e3 / max(1, len(job.rounds))
+        if len(job.rounds) != measurers:
+            raise SystemExit(f"overhead: {len(job.rounds)} rounds under way, not {measurers}")
         return {
             "next_round": pure,
-            "decision": _median_ms(lambda: phase.decide(run)),
+            "decision": _median_ms(lambda: phase.decide(job)),
             "round handed out": handed_out,
-            "turn, nothing to start": _median_ms(lambda: phase.advance(run, [run])),
-            "count_progress": _median_ms(run.count_progress),
-            "save of the job": _median_ms(lambda: world.deps.store.jobs.save(run.job, run.operators)),
-            "trial taken in": _median_ms(lambda: run.take_trial(world.record)),
+            "turn, nothing to start": _median_ms(lambda: phase.advance(job, [job])),
+            "count_progress": _median_ms(job.count_progress),
+            "save of the job": _median_ms(lambda: world.deps.store.jobs.save(job.stored, job.operators)),
+            "trial taken in": _median_ms(lambda: job.take_trial(world.record)),
         }
 
 
@@ -94,19 +104,16 @@ def _median_ms(step: Callable[[], object]) -> float:
 def _world(operators: int, measurers: int) -> Iterator[World]:
     with running_redis() as url, tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         connection = redis.Redis.from_url(url, socket_timeout=None)
-        deps = ServerContext(
-            Store(sqlite_url(Path(folder))), connection, BlobStore(Path(folder)), SECRET, JobNotifier()
-        )
-        run = _run(operators)
-        deps.store.log.add_workloads((name, "{}") for name in run.plans)
-        deps.store.jobs.create(run.job)
-        phase = OpenPhase(deps, WorkQueues(connection))
-        phase.meet(Fleet(_tuner(index) for index in range(measurers)), [run])
-        last = run.operators[-1]
-        work = {"kind": "trial", "share": SHARE, "lease": "l", "job": run.id, "operator": last.name}
-        work |= {"workload_hash": last.workload_hash, "target": TARGET, "target_key": TARGET_KEY}
+        deps = ServerContext(Store(sqlite_url(Path(folder))), connection, BlobStore(Path(folder)), SECRET)
+        job = _run(operators)
+        deps.store.log.add_workloads((name, "{}") for name in job.plans)
+        deps.store.jobs.create(job.stored)
+        phase = OpenPhase(deps, Rounds(deps, WorkQueues(connection)))
+        phase.update_instances(Fleet(_tuner(index) for index in range(measurers)), [job])
+        last = job.operators[-1]
+        work = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "operator": target_operator(last.name)}
         try:
-            yield World(deps, phase, run, made_up_record(work, "candidate", "trace"))
+            yield World(deps, phase, job, made_up_record(work, "candidate", "trace"))
         finally:
             deps.store.close()
             connection.close()
@@ -115,17 +122,17 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
 def _run(operators: int) -> ActiveJob:
     names = [f"operator{index}" for index in range(operators)]
     spec = JobSpec(model="0" * 64, model_name="many.onnx", shares=(SHARE,), trials=_BUDGET * operators)
-    job = StoredJob("j", spec, time.time(), DEVICE, {SHARE: granted(SHARE)}, "", JobState.TUNING)
-    job.target, job.target_key, job.tuning_began = TARGET, TARGET_KEY, time.time()
-    run = ActiveJob(job, [StoredOperator(workload_hash(name), name, 1, selected=True) for name in names])
-    for place, operator in enumerate(run.operators):
-        plan = OperatorPlan(operator.workload_hash, operator.weight, run.share_keys)
+    stored = StoredJob("j", spec, time.time(), DEVICE, {SHARE: granted(SHARE)}, "", JobState.TUNING)
+    stored.target, stored.target_key, stored.tuning_began = TARGET, TARGET_KEY, time.time()
+    job = ActiveJob(stored, [StoredOperator(workload_hash(name), name, 1, selected=True) for name in names])
+    for place, operator in enumerate(job.operators):
+        plan = OperatorPlan(operator.workload_hash, operator.weight, job.share_keys)
         for number in range(_TRIALS_BEHIND):
             candidate = f"{operator.name} {number}"
-            plan.add_trial(candidate, run.share_keys[0], 1e-3 * (1 + place % 7))
-            run.own.add(candidate, SHARE, Status.OK)
-        run.plans[operator.workload_hash] = plan
-    return run
+            plan.add_trial(candidate, job.share_keys[0], 1e-3 * (1 + place % 7))
+            job.own.add(candidate, SHARE, Status.OK)
+        job.plans[operator.workload_hash] = plan
+    return job
 
 
 def _tuner(index: int) -> WorkerInfo:

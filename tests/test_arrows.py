@@ -57,7 +57,7 @@ ROOMS = {
     "fractune_core.bundles": room("fractune_core", "fractune_core.manifests"),
     "fractune_core.manifests": room("fractune_core"),
     "fractune_core.convert": room("fractune_core", "google.protobuf"),
-    "fractune_core.messages": room(),
+    "fractune_core.messages": room("fractune_core"),
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
     GRPC_STUBS: room("fractune_core", "grpc"),

@@ -55,7 +55,7 @@ run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", None, 
 
 
 class Measurers:
-    """Measuring worker processes on one device, and the reaper that gives lost work again."""
+    """Measuring worker processes on one device, and the requeuer that gives lost work again."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -64,7 +64,7 @@ class Measurers:
         self.device.folder.mkdir()
         self.queues = WorkQueues(self.redis)
         self.given_up: list[Work] = []
-        self._reaper = Requeuer(self.redis, self.queues, self.given_up.append)
+        self._requeuer = Requeuer(self.redis, self.queues, self.given_up.append)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def arrive(self, patience_s: float = 60.0) -> str:
@@ -84,20 +84,17 @@ class Measurers:
 
     def ask(self, kernels: dict[str, dict[str, Any]]) -> None:
         """Put a batch of candidates on the queue of the share."""
-        lease = uuid.uuid4().hex
+        round_id = uuid.uuid4().hex
         for name, kernel in kernels.items():
-            put_blob(self.redis, artifact_blob(lease, name), sign(SECRET, json.dumps(kernel).encode()))
+            put_blob(self.redis, artifact_blob(round_id, name), sign(SECRET, json.dumps(kernel).encode()))
         artifacts = [{"candidate": n, "trace": n, "build_secs": 0.0, "status": "ok", "cause": ""} for n in kernels]
         work: Any = {
             "do": "measure",
             "work_id": uuid.uuid4().hex,
-            "lease": lease,
+            "round_id": round_id,
             "job": "j1",
             "kind": "trial",
-            "workload_hash": "f" * 16,
-            "operator": "matmul",
-            "target": TARGET,
-            "target_key": TARGET,
+            "operator": {"workload_hash": "f" * 16, "name": "matmul", "target": TARGET, "target_key": TARGET},
             "share": SHARE,
             "args_info": [["TENSOR", "float32", [1]]],
             "artifacts": artifacts,
@@ -112,7 +109,7 @@ class Measurers:
 
     def sweep(self) -> None:
         """What the server does again and again."""
-        self._reaper.sweep(live_workers(self.redis))
+        self._requeuer.sweep(live_workers(self.redis))
 
     def stop(self) -> None:
         for process in self.processes.values():

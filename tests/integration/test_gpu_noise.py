@@ -47,7 +47,7 @@ def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
     assert (report["granted"]["units"], report["granted"]["unit"]) == (32, "sm")
     names = [each["name"] for each in report["settings"]]
     crowds = ["trial, alone", "trial, alone, builds beside", "trial, 4 measurers", "trial, 4 measurers, builds beside"]
-    assert names == ["final, alone", "first, alone", "race, alone", *crowds]
+    assert names == ["validation, alone", "first, alone", "race, alone", *crowds]
     assert report["advice"]["measurers"] == 4  # the simulated GPU has no noise
     assert any(note.startswith("8 measurers were not tried: 32 of 132 SMs each") for note in report["notes"])
     assert all(len(claims) == 1 for claims in machine.claims)

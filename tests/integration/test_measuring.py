@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fractune_core.errors import ShareUnavailable
-from fractune_core.records import COLD, FINAL_POLICY, UNTUNED, WARM, Status, candidate_id, with_cache
+from fractune_core.records import COLD, UNTUNED, VALIDATION_POLICY, WARM, Status, candidate_id, with_cache
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child import Child
@@ -68,7 +68,7 @@ def built(request: pytest.FixtureRequest) -> Built:
         Child("fractune_workers.children.searching.child", ["2"]),
         Child("fractune_workers.children.building.child"),
     )
-    opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "borrowed": []}
+    opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "transferred": []}
     search.call("open", 120, **known, target_key=target_key(target), **opened)
     proposed = search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)
     args_info = builder.call("learn_workload", 60, **known, workload=workload["json"])
@@ -118,7 +118,7 @@ def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path)
     assert all(0 < each.median_s < 1 for each in trials.values())
     assert {each.status for each in finals.values()} == {Status.OK}
     assert finals[built.untuned].max_error == 0.0
-    assert all(len(each.run_secs) == FINAL_POLICY.repeats for each in finals.values())
+    assert all(len(each.run_secs) == VALIDATION_POLICY.repeats for each in finals.values())
 
 
 def test_a_cold_cache_is_another_policy_and_not_faster(built: Built, tmp_path: Path) -> None:
@@ -131,6 +131,6 @@ def test_a_cold_cache_is_another_policy_and_not_faster(built: Built, tmp_path: P
             outcomes = bench.final(built.batch, untuned=built.untuned)
         finally:
             bench.stop()
-        assert {each.policy for each in outcomes.values()} == {with_cache(FINAL_POLICY, cache)}
+        assert {each.policy for each in outcomes.values()} == {with_cache(VALIDATION_POLICY, cache)}
         times[cache] = outcomes[built.untuned].median_s
     assert times[COLD] > times[WARM]

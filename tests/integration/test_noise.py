@@ -24,7 +24,7 @@ def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) ->
     assert report["granted"]["units"] == 1
     assert report["candidates"] == 8
     names = [each["name"] for each in report["settings"]]
-    assert names == ["final, alone", "first, alone", "race, alone", "trial, alone", "trial, alone, builds beside"]
+    assert names == ["validation, alone", "first, alone", "race, alone", "trial, alone", "trial, alone, builds beside"]
     for each in report["settings"]:
         assert each["failures"] == 0
         assert len(each["median_s"]) == 8

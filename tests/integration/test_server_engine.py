@@ -23,7 +23,7 @@ from fractune_server.store.filters import RecordFilter
 from fractune_server.store.models import IngestedModel
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
-from fractune_server.transport.context import JobNotifier, ServerContext
+from fractune_server.transport.context import ServerContext
 from tests.support.fleet_simulated import (
     DEVICE,
     SECRET,
@@ -32,6 +32,7 @@ from tests.support.fleet_simulated import (
     SimulatedWorker,
     granted,
     made_up_record,
+    target_operator,
     workload_hash,
 )
 from tests.support.redis_process import running_redis, wait_until
@@ -48,7 +49,7 @@ def redis_url() -> Iterator[str]:
 def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
     store = Store(sqlite_url(tmp_path))
     with redis.Redis.from_url(redis_url, retry=None) as connection:
-        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET, JobNotifier())
+        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET)
     store.close()
 
 
@@ -103,7 +104,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     job = StoredJob("job1", spec, time.time(), DEVICE, {"cpu:1": granted("cpu:1")}, TARGET)
     name = workload_hash("conv2d")
     context.store.log.add_workloads([(name, "{}")])
-    found = IngestedModel(TARGET, TARGET_KEY, [OperatorTask(name, "conv2d", 1)], [])
+    found = IngestedModel(TARGET, TARGET_KEY, [OperatorTask(name, "conv2d", 1)])
     context.store.models.save_ingested(ingest_key(job), found)
     context.store.jobs.create(job)
     tuner = SimulatedWorker(redis_url, "tune", "tune-1")
@@ -111,26 +112,26 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     tuner.register()
     engine = Engine(context, lambda: None)
 
-    def turned_until_leased() -> bool:
+    def turned_until_started() -> bool:
         engine._turn()
         return bool(context.store.jobs.rounds("job1"))
 
-    wait_until(turned_until_leased)
-    lease = context.store.jobs.rounds("job1")[0].lease
+    wait_until(turned_until_started)
+    round_id = context.store.jobs.rounds("job1")[0].round_id
     candidates = [f"c{index}" for index in range(4)]
-    proposed = {"event": "proposed", "job": "job1", "lease": lease, "workload_hash": name}
+    proposed = {"event": "proposed", "job": "job1", "round_id": round_id, "workload_hash": name}
     proposed |= {"candidates": candidates, "exhausted": False}
     with context.redis.pipeline(transaction=True) as pipe:
         pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(proposed)})
         for candidate in candidates:
-            work = {**BUILD, "share": "cpu:1", "lease": lease, "workload_hash": name, "target_key": TARGET_KEY}
+            work = {**BUILD, "share": "cpu:1", "round_id": round_id, "operator": target_operator("conv2d")}
             record = made_up_record(work, candidate, "[]")
-            event = {"event": "measured", "job": "job1", "lease": lease, "record": record.to_json()}
+            event = {"event": "measured", "job": "job1", "round_id": round_id, "record": record.to_json()}
             pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(event)})
         pipe.execute()
     engine._turn()
     second = context.store.jobs.rounds("job1")
     assert [(each.asked, each.candidates) for each in second] == [(4, None)]
-    assert second[0].lease != lease
+    assert second[0].round_id != round_id
     assert context.store.jobs.get("job1").state is JobState.TUNING
     tuner.redis.close()

@@ -117,13 +117,13 @@ def test_the_log_is_listed_page_by_page_fastest_first(client: Client, done: pb.J
     assert len({record.name for record in found}) == len(found) == page.total_size
     medians = [record_from_proto(record).median_s for record in found]
     assert medians == sorted(medians)
-    chosen = pb.RecordFilter(model="net", operator="dense", share="cpu:2", kind="final", device="simulated")
-    finals = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).records
-    assert {(r.operator, r.granted.share, r.kind) for r in finals} == {("dense", "cpu:2", "final")}
+    chosen = pb.RecordFilter(model="net", operator="dense", share="cpu:2", kind="validation", device="simulated")
+    validations = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).records
+    assert {(r.operator, r.granted.share, r.kind) for r in validations} == {("dense", "cpu:2", "validation")}
     code, said = refused(client.log.ListRecords, pb.ListRecordsRequest(filter=pb.RecordFilter(kind="best")))
     assert (code, said) == (
         grpc.StatusCode.INVALID_ARGUMENT,
-        "kind is 'best'; write trial or final, or leave it out",
+        "kind is 'best'; write trial or validation, or leave it out",
     )
 
 

@@ -98,7 +98,7 @@ def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dic
 def test_the_events_follow_the_job_through_its_states(tuned: list[dict[str, Any]]) -> None:
     assert {event["event"] for event in tuned} == {"job", "operator", "progress", "result"}
     states = list(dict.fromkeys(event["state"] for event in tuned if event["event"] == "job"))
-    order = ["queued", "ingesting", "tuning", "finishing", "compiling", "timing", "done"]
+    order = ["queued", "ingesting", "tuning", "validating", "compiling", "timing", "done"]
     assert states == [state for state in order if state in states]
     assert states[-1] == "done"
     done = [event["candidates_done"] for event in tuned if event["event"] == "progress"]
@@ -161,7 +161,7 @@ def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dic
         if match["operator"] not in names:
             assert (match["how"], match["record"]) == ("none", None)
         elif match["how"] == "exact":
-            assert (match["record"]["kind"], match["record"]["share"]) == ("final", "cpu:1")
+            assert (match["record"]["kind"], match["record"]["share"]) == ("validation", "cpu:1")
         else:
             assert "the untuned default is the best known" in match["reason"]
 

@@ -49,32 +49,34 @@ class Fleet:
     def events(self, stream: str) -> list[dict[str, Any]]:
         return [json.loads(fields[EVENT_FIELD.encode()]) for _, fields in self.redis.xrange(stream)]
 
-    def records(self, stream: str, lease: str) -> list[TuningRecord]:
-        events = [e for e in self.events(stream) if e["event"] == "measured" and e["lease"] == lease]
+    def records(self, stream: str, round_id: str) -> list[TuningRecord]:
+        events = [e for e in self.events(stream) if e["event"] == "measured" and e["round_id"] == round_id]
         return [TuningRecord.from_json(event["record"]) for event in events]
 
-    def common(self, lease: str) -> dict[str, Any]:
+    def common(self, round_id: str) -> dict[str, Any]:
         return {
             "work_id": uuid.uuid4().hex,
-            "lease": lease,
+            "round_id": round_id,
             "job": "j1",
-            "workload_hash": self.workload["hash"],
-            "operator": "matmul",
-            "target": self.workload["target"],
-            "target_key": self.workload["key"],
+            "operator": {
+                "workload_hash": self.workload["hash"],
+                "name": "matmul",
+                "target": self.workload["target"],
+                "target_key": self.workload["key"],
+            },
             "device_key": self.device,
             "shares": ["cpu:1"],
         }
 
-    def search(self, lease: str, count: int) -> None:
-        extra = {"do": "search", "count": count, "seed": 3, "history": []}
-        self.enqueue(tune_queue("tuner"), {**self.common(lease), **extra})
+    def search(self, round_id: str, count: int) -> None:
+        extra = {"do": "search", "count": count, "seed": 3, "history": [], "transferred": []}
+        self.enqueue(tune_queue("tuner"), {**self.common(round_id), **extra})
 
-    def build(self, lease: str, traces: list[str], kind: str = "trial") -> list[str]:
+    def build(self, round_id: str, traces: list[str], kind: str = "trial") -> list[str]:
         names = [candidate_id(self.workload["hash"], self.workload["key"], trace) for trace in traces]
         items = [{"candidate": n, "trace": t} for n, t in zip(names, traces, strict=True)]
         extra = {"do": "build", "kind": kind, "candidates": items, "reply": SERVER_STREAM}
-        self.enqueue(BUILD_QUEUE, {**self.common(lease), **extra})
+        self.enqueue(BUILD_QUEUE, {**self.common(round_id), **extra})
         return names
 
 
@@ -107,12 +109,12 @@ def test_the_measurer_proves_its_share(fleet: Fleet) -> None:
 
 
 def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
-    lease = uuid.uuid4().hex
-    fleet.search(lease, 8)
+    round_id = uuid.uuid4().hex
+    fleet.search(round_id, 8)
     stream = tuner_stream("tuner")
-    wait_until(lambda: len(fleet.records(stream, lease)) == 8, 60)
-    proposed = [e for e in fleet.events(stream) if e["event"] == "proposed" and e["lease"] == lease]
-    records = fleet.records(stream, lease)
+    wait_until(lambda: len(fleet.records(stream, round_id)) == 8, 60)
+    proposed = [e for e in fleet.events(stream) if e["event"] == "proposed" and e["round_id"] == round_id]
+    records = fleet.records(stream, round_id)
     assert {r.candidate_id for r in records} == set(proposed[0]["candidates"])
     assert all(r.status == "ok" and len(r.run_secs) == 3 and 0 < r.median_s < 1 for r in records)
     assert all(0.1 < r.anchor_ratio < 10 for r in records)
@@ -126,10 +128,10 @@ def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
 
 def test_a_final_checks_output_and_times_the_untuned_default_too(fleet: Fleet) -> None:
     best = min(_trials(fleet), key=lambda r: r.median_s)
-    lease = uuid.uuid4().hex
-    fleet.build(lease, [UNTUNED, best.trace], kind="final")
-    wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 2, 60)
-    by_trace = {r.trace: r for r in fleet.records(SERVER_STREAM, lease)}
+    round_id = uuid.uuid4().hex
+    fleet.build(round_id, [UNTUNED, best.trace], kind="validation")
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, round_id)) == 2, 60)
+    by_trace = {r.trace: r for r in fleet.records(SERVER_STREAM, round_id)}
     assert by_trace[UNTUNED].max_error == 0.0
     winner = by_trace[best.trace]
     assert winner.status == "ok"
@@ -141,41 +143,41 @@ def test_a_final_checks_output_and_times_the_untuned_default_too(fleet: Fleet) -
 
 def test_without_the_untuned_default_nothing_is_published(fleet: Fleet) -> None:
     """The others could only be compared with each other."""
-    lease = uuid.uuid4().hex
+    round_id = uuid.uuid4().hex
     best = min(_trials(fleet), key=lambda r: r.median_s)
-    fleet.build(lease, [best.trace], kind="final")
-    wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 1, 60)
-    (record,) = fleet.records(SERVER_STREAM, lease)
+    fleet.build(round_id, [best.trace], kind="validation")
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, round_id)) == 1, 60)
+    (record,) = fleet.records(SERVER_STREAM, round_id)
     assert record.status == "run_failed"
     assert "nothing to compare with" in record.cause
 
 
 def test_a_candidate_that_cannot_be_built_is_data(fleet: Fleet) -> None:
-    lease = uuid.uuid4().hex
-    fleet.build(lease, ['[[["NoSuchInstruction",[],[],[]]],[]]'])
-    wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 1, 60)
-    (record,) = fleet.records(SERVER_STREAM, lease)
+    round_id = uuid.uuid4().hex
+    fleet.build(round_id, ['[[["NoSuchInstruction",[],[],[]]],[]]'])
+    wait_until(lambda: len(fleet.records(SERVER_STREAM, round_id)) == 1, 60)
+    (record,) = fleet.records(SERVER_STREAM, round_id)
     assert record.status == "build_failed"
     assert "NoSuchInstruction" in record.cause
     assert "\n" not in record.cause
 
 
 def test_an_unsigned_artifact_is_not_run(fleet: Fleet) -> None:
-    lease, name = uuid.uuid4().hex, "0" * 32
-    put_blob(fleet.redis, artifact_blob(lease, name), b"x" * 200)
+    round_id, name = uuid.uuid4().hex, "0" * 32
+    put_blob(fleet.redis, artifact_blob(round_id, name), b"x" * 200)
     item = {"candidate": name, "trace": "", "build_secs": 0.0, "status": "ok", "cause": ""}
     extra = {"do": "measure", "kind": "trial", "share": "cpu:1", "args_info": [], "artifacts": [item]}
-    fleet.enqueue(measure_queue(fleet.device, "cpu:1"), {**fleet.common(lease), **extra, "reply": SERVER_STREAM})
-    wait_until(lambda: any(e.get("lease") == lease for e in fleet.events(SERVER_STREAM)))
-    (event,) = [e for e in fleet.events(SERVER_STREAM) if e.get("lease") == lease]
+    fleet.enqueue(measure_queue(fleet.device, "cpu:1"), {**fleet.common(round_id), **extra, "reply": SERVER_STREAM})
+    wait_until(lambda: any(e.get("round_id") == round_id for e in fleet.events(SERVER_STREAM)))
+    (event,) = [e for e in fleet.events(SERVER_STREAM) if e.get("round_id") == round_id]
     assert (event["event"], event["error"]) == ("work_failed", "Unsigned")
 
 
 def test_work_of_a_cancelled_job_is_skipped(fleet: Fleet) -> None:
-    lease = uuid.uuid4().hex
+    round_id = uuid.uuid4().hex
     fleet.redis.set("fractune:cancelled:j2", 1)
     work = {
-        **fleet.common(lease),
+        **fleet.common(round_id),
         "job": "j2",
         "do": "build",
         "kind": "trial",
@@ -186,24 +188,24 @@ def test_work_of_a_cancelled_job_is_skipped(fleet: Fleet) -> None:
     after = uuid.uuid4().hex
     fleet.build(after, [UNTUNED])
     wait_until(lambda: len(fleet.records(SERVER_STREAM, after)) == 1, 60)
-    assert not fleet.records(SERVER_STREAM, lease)
+    assert not fleet.records(SERVER_STREAM, round_id)
 
 
 def test_a_child_that_is_killed_is_replaced_and_the_candidate_blamed(fleet: Fleet) -> None:
     measurer = fleet.workers["measurer"]
     (child,) = measurer.children()
-    small, lease = fleet.workload, uuid.uuid4().hex
+    small, round_id = fleet.workload, uuid.uuid4().hex
     fleet.workload = matmul_workload(2048)  # many seconds of untuned work on any machine: there is time to kill it in
     try:
         put_blob(fleet.redis, workload_blob(fleet.workload["hash"]), fleet.workload["json"].encode())
         before = _ticks(child)
-        fleet.build(lease, [UNTUNED])
+        fleet.build(round_id, [UNTUNED])
         wait_until(lambda: _ticks(child) > before + 200, 60)  # past the anchor kernel, which blames nobody
         os.kill(child, signal.SIGKILL)
-        wait_until(lambda: len(fleet.records(SERVER_STREAM, lease)) == 1, 60)
+        wait_until(lambda: len(fleet.records(SERVER_STREAM, round_id)) == 1, 60)
     finally:
         fleet.workload = small
-    (blamed,) = fleet.records(SERVER_STREAM, lease)
+    (blamed,) = fleet.records(SERVER_STREAM, round_id)
     assert blamed.status == "crashed"
     assert "SIGKILL" in blamed.cause
     after = uuid.uuid4().hex

@@ -75,7 +75,13 @@ def builder() -> Iterator[Child]:
 def traces(search: Child, operator: dict[str, Any], count: int) -> list[str]:
     """The untuned default and `count` candidates."""
     known = {"workload_hash": operator["workload_hash"], "target_key": operator["key"]}
-    opened = {"workload": operator["workload"], "target": operator["target"], "seed": 0, "history": [], "borrowed": []}
+    opened = {
+        "workload": operator["workload"],
+        "target": operator["target"],
+        "seed": 0,
+        "history": [],
+        "transferred": [],
+    }
     search.call("open", 120, **known, **opened)
     return [UNTUNED, *(item["trace"] for item in search.call("propose", 120, **known, count=count))]
 
@@ -161,17 +167,14 @@ def test_a_builder_sends_signed_archives_and_causes_to_the_queue_of_the_gpus_sha
     assert "threads per block; the target has 2" in large["artifacts"][0]["cause"]
 
 
-def give_work(connection: redis.Redis, lease: str, workload: str, target: str, trace: str) -> None:
+def give_work(connection: redis.Redis, round_id: str, workload: str, target: str, trace: str) -> None:
     work = {
         "do": "build",
-        "work_id": lease,
-        "lease": lease,
+        "work_id": round_id,
+        "round_id": round_id,
         "job": "j1",
         "kind": "trial",
-        "workload_hash": workload,
-        "operator": "matmul",
-        "target": target,
-        "target_key": target,
+        "operator": {"workload_hash": workload, "name": "matmul", "target": target, "target_key": target},
         "device_key": "gpu",
         "shares": ["mps:25"],
         "candidates": [{"candidate": "c", "trace": trace}],

@@ -18,7 +18,8 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import redis
 from rq import Queue, SimpleWorker
@@ -28,7 +29,7 @@ from rq.timeouts import TimerDeathPenalty
 
 from fractune_core import messages
 from fractune_core.blobs import get_blob, open_signed, put_blob, sign
-from fractune_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, candidate_id, record_id
+from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
 
 SECRET = b"a secret of tests"
@@ -47,6 +48,11 @@ def granted(share: str) -> GrantedShare:
 
 def workload_hash(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def target_operator(name: str) -> messages.TargetOperator:
+    """The operator of that name, for the simulated target."""
+    return {"workload_hash": workload_hash(name), "name": name, "target": TARGET, "target_key": TARGET_KEY}
 
 
 def run_time_s(trace: str, share: str) -> float:
@@ -232,38 +238,38 @@ class SimulatedWorker:
             for op in model["operators"]
         ]
         event = {"event": "ingested", "job": work["job"], "target": TARGET, "target_key": TARGET_KEY}
-        self._send(messages.SERVER_STREAM, {**event, "operators": operators, "notes": ["made up"]})
+        self._send(messages.SERVER_STREAM, {**event, "operators": operators})
 
     def _search(self, work: dict[str, Any]) -> None:
-        name = work["workload_hash"]
+        name = work["operator"]["workload_hash"]
         operator = json.loads(get_blob(self.redis, messages.workload_blob(name)))
         space = operator.get("space", 1_000_000)
-        self._tried[name].update(past["trace"] for past in work.get("history", []))
+        self._tried[name].update(past["trace"] for past in work["history"])
         items: list[dict[str, str]] = []
         while len(items) < work["count"] and self._next[name] < space:
             trace = json.dumps([operator["name"], self._next[name]])
             self._next[name] += 1
             if trace not in self._tried[name]:
                 self._tried[name].add(trace)
-                items.append({"candidate": candidate_id(name, work["target_key"], trace), "trace": trace})
+                items.append({"candidate": candidate_id(name, work["operator"]["target_key"], trace), "trace": trace})
         stream = messages.tuner_stream(self.name)
-        proposed = {"event": "proposed", "job": work["job"], "lease": work["lease"], "workload_hash": name}
+        proposed = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
         proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
         self._send(stream, proposed)
-        same = ("lease", "job", "workload_hash", "operator", "target", "target_key", "device_key", "shares")
+        same = ("round_id", "job", "operator", "device_key", "shares")
         for start in range(0, len(items), 4):
             build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": stream}
             build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
             self._enqueue(messages.BUILD_QUEUE, build)
 
     def _build(self, work: dict[str, Any]) -> None:
-        same = ("lease", "job", "kind", "workload_hash", "operator", "target", "target_key", "reply")
+        same = ("round_id", "job", "kind", "operator", "reply")
         artifacts = [
             {**item, "build_secs": 0.1, "status": outcome(item["trace"]).value, "cause": "made up"}
             for item in work["candidates"]
         ]
         for item in artifacts:
-            put_blob(self.redis, messages.artifact_blob(work["lease"], item["candidate"]), b"code")
+            put_blob(self.redis, messages.artifact_blob(work["round_id"], item["candidate"]), b"code")
         for share in work["shares"]:
             measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
             measure |= {field: work[field] for field in same} | {"artifacts": artifacts}
@@ -272,7 +278,7 @@ class SimulatedWorker:
     def _measure(self, work: dict[str, Any]) -> None:
         for item in work["artifacts"]:
             record = made_up_record(work, item["candidate"], item["trace"], Status(item["status"]), self.name)
-            event = {"event": "measured", "job": work["job"], "lease": work["lease"]}
+            event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
             self._send(work["reply"], {**event, "record": record.to_json()})
 
     def _compile(self, work: dict[str, Any]) -> None:
@@ -293,31 +299,24 @@ class SimulatedWorker:
 def made_up_record(
     work: dict[str, Any], candidate: str, trace: str, status: Status = Status.OK, worker: str = "someone"
 ) -> TuningRecord:
-    kind, share = Kind(work["kind"]), work["share"]
+    validating, share = work["kind"] == Kind.VALIDATION, work["share"]
     secs = run_time_s(trace, share)
-    return TuningRecord(
-        record_id=record_id(work["lease"], candidate, share),
-        kind=kind,
-        candidate_id=candidate,
-        workload_hash=work["workload_hash"],
-        operator=work["operator"],
-        target=work["target"],
-        target_key=work["target_key"],
-        trace=trace,
-        device=DEVICE,
-        share=share,
-        granted=granted(share),
-        status=status,
-        cause="" if status is Status.OK else "made up",
+    record = messages.work_record(
+        cast(messages.MeasureWork, work),
+        {"candidate": candidate, "trace": trace},
+        DEVICE,
+        granted(share),
+        status,
+        "" if status is Status.OK else "made up",
+        VALIDATION_POLICY if validating else TRIAL_POLICY,
+    )
+    return replace(
+        record,
         run_secs=(secs, secs, secs) if status is Status.OK else (),
-        policy=FINAL_POLICY if kind is Kind.FINAL else TRIAL_POLICY,
         anchor_ratio=1.0,
-        neighbours=0,
-        job=work["job"],
         worker=worker,
-        measured_at=time.time(),
         build_secs=0.1,
-        max_error=0.0 if kind is Kind.FINAL else None,
+        max_error=0.0 if validating else None,
         versions=VERSIONS,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fractune_core.records import FINAL_POLICY, Kind, Status, TuningRecord, candidate_id
+from fractune_core.records import VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
 
 DEVICE = Device("cpu", "rocketlake", 16, 64, 512, "a processor")
@@ -16,11 +16,11 @@ def granted(units: int, mechanism: str = "cpu") -> GrantedShare:
     return GrantedShare(f"{mechanism}:{units}", units, 16, "core", 1 << 34, reserved=False, ids=tuple(range(units)))
 
 
-def final(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:
+def validation(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:
     """A published record of one operator: `trace` names the schedule."""
     record = TuningRecord(
         record_id=f"{trace}@{units}",
-        kind=Kind.FINAL,
+        kind=Kind.VALIDATION,
         candidate_id=candidate_id("f" * 16, TARGET_KEY, trace),
         workload_hash="f" * 16,
         operator="conv2d",
@@ -33,7 +33,7 @@ def final(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:
         status=Status.OK,
         cause="",
         run_secs=(secs, secs, secs),
-        policy=FINAL_POLICY,
+        policy=VALIDATION_POLICY,
         anchor_ratio=1.0,
         neighbours=0,
         job="j1",

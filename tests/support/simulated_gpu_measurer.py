@@ -36,7 +36,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
 
     def _measure(self, work: dict[str, Any]) -> None:
         for item in work["artifacts"]:
-            event = {"event": "measured", "job": work["job"], "lease": work["lease"]}
+            event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
             self._send(work["reply"], {**event, "record": self._record(work, item).to_json()})
 
     def _time_model(self, work: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         made_up = made_up_record({**work, "share": "cpu:1"}, item["candidate"], item["trace"], status, self.name)
         return replace(
             made_up,
-            record_id=record_id(work["lease"], item["candidate"], self.share),
+            record_id=record_id(work["round_id"], item["candidate"], self.share),
             cause=item["cause"],
             device=DEVICE,
             share=self.share,
@@ -68,7 +68,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
 
     def _secs(self, work: dict[str, Any], item: dict[str, Any]) -> float:
         """Seconds that follow from the machine code and the share; the untuned default is slow."""
-        archive = open_signed(SECRET, get_blob(self.redis, messages.artifact_blob(work["lease"], item["candidate"])))
+        archive = open_signed(SECRET, get_blob(self.redis, messages.artifact_blob(work["round_id"], item["candidate"])))
         code = unpack(archive)["device.o"]
         _check_cubins(code)
         draw = hashlib.sha256(code + self.share.encode()).digest()[0] / 255

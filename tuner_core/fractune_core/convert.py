@@ -12,7 +12,7 @@ from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import WARM, Kind, Status, TimingPolicy, TuningRecord
+from fractune_core.records import WARM, Kind, Status, TimingPolicy, TuningRecord, policy_name
 from fractune_core.shares import Device, GrantedShare
 
 DEFAULT_TRIALS = 256
@@ -68,7 +68,8 @@ def granted_from_proto(message: pb.GrantedShare) -> GrantedShare:
 
 
 def policy_from_proto(message: pb.TimingPolicy) -> TimingPolicy:
-    return TimingPolicy(message.name, message.warmups, message.repeats, message.min_repeat_ms, message.cache or WARM)
+    name = policy_name(message.name)
+    return TimingPolicy(name, message.warmups, message.repeats, message.min_repeat_ms, message.cache or WARM)
 
 
 def record_to_proto(record: TuningRecord) -> pb.Record:

@@ -1,4 +1,4 @@
-"""What server and workers say to each other through Redis: key names, work on queues, events on streams.
+"""The messages of server and workers through Redis: key names, work on queues, events on streams.
 
 Work goes out as JSON through RQ, to the queue of a role. Events come back over Redis streams: one stream for each
 tuner instance (its trials' results) and one for the server (everything else). The recorder reads all of them
@@ -7,7 +7,11 @@ through the consumer group RECORDER; a tuner instance reads its own through the 
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal, NotRequired, TypedDict
+
+from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
+from fractune_core.shares import Device, GrantedShare
 
 PREFIX = "fractune:"
 SERVER_STREAM = PREFIX + "results:server"
@@ -52,8 +56,8 @@ def blob_key(name: str) -> str:
     return f"{PREFIX}blob:{name}"
 
 
-def artifact_blob(lease: str, candidate: str) -> str:
-    return f"artifact:{lease}:{candidate}"
+def artifact_blob(round_id: str, candidate: str) -> str:
+    return f"artifact:{round_id}:{candidate}"
 
 
 def workload_blob(workload_hash: str) -> str:
@@ -73,7 +77,7 @@ def measure_queue(device_key: str, share: str) -> str:
 
 
 class WorkerInfo(TypedDict):
-    """What a live worker says of itself, under `worker_key(name)`, renewed every second."""
+    """The entry of a live worker, under `worker_key(name)`, renewed every second."""
 
     name: str
     role: str
@@ -105,7 +109,7 @@ class IngestWork(TypedDict):
     target: str
     """target text as the user or the measuring worker gave it"""
     isa: str
-    """of the device that will run the code: a worker on such a machine can tell whether the target fits it"""
+    """of the device that will run the code: a worker on such a machine checks that the target fits it"""
 
 
 class PastTrial(TypedDict):
@@ -114,30 +118,37 @@ class PastTrial(TypedDict):
     """geometric mean of the medians over the job's shares; 0 = failed"""
 
 
-class OperatorWork(TypedDict):
-    """What work on an operator's candidates has in common."""
+class TargetOperator(TypedDict):
+    """An operator, and the target that it is compiled for."""
 
-    work_id: str
-    lease: str
-    """names one round of the operator"""
-    job: str
     workload_hash: str
-    operator: str
+    name: str
+    """in the model that it is measured for: a label"""
     target: str
+    """TVM's target as JSON"""
     target_key: str
 
 
-class SearchWork(OperatorWork):
+class RoundWork(TypedDict):
+    """What the work of one round of an operator has in common."""
+
+    work_id: str
+    round_id: str
+    job: str
+    operator: TargetOperator
+
+
+class SearchWork(RoundWork):
     do: Literal["search"]
     device_key: str
     shares: list[str]
     count: int
     """candidates wanted"""
     seed: int
-    history: NotRequired[list[PastTrial]]
-    """given when the operator is new to this instance"""
-    borrowed: NotRequired[list[str]]
-    """traces of other operators of the same kind, or of this one at other shares, to try first; given with `history`"""
+    history: list[PastTrial]
+    """of the operator, when it is new to this instance"""
+    transferred: list[str]
+    """traces to try first, when it is new: of donors, operators of the same kind or this one at other shares"""
 
 
 class CandidateItem(TypedDict):
@@ -145,10 +156,10 @@ class CandidateItem(TypedDict):
     trace: str
 
 
-class BuildWork(OperatorWork):
+class BuildWork(RoundWork):
     do: Literal["build"]
     kind: str
-    """Kind: trial or final"""
+    """Kind: trial or validation"""
     device_key: str
     shares: list[str]
     candidates: list[CandidateItem]
@@ -167,14 +178,14 @@ class ArtifactItem(TypedDict):
     """what made the code, beside TVM, for the record: `compiler`"""
 
 
-class MeasureWork(OperatorWork):
+class MeasureWork(RoundWork):
     do: Literal["measure"]
     kind: str
     share: str
     args_info: list[Any]
     """MetaSchedule's argument descriptions, `["TENSOR", dtype, shape]` each"""
     artifacts: list[ArtifactItem]
-    """their signed bytes are blobs named `artifact_blob(lease, candidate)`"""
+    """their signed bytes are blobs named `artifact_blob(round_id, candidate)`"""
     reply: str
 
 
@@ -212,6 +223,45 @@ class TimeModelWork(TypedDict):
 
 Work = IngestWork | SearchWork | BuildWork | MeasureWork | CompileWork | TimeModelWork
 
+
+def work_record(
+    work: BuildWork | MeasureWork,
+    item: CandidateItem | ArtifactItem,
+    device: Device,
+    granted: GrantedShare,
+    status: Status,
+    cause: str,
+    policy: TimingPolicy,
+) -> TuningRecord:
+    """The record, of now, of one candidate of the work under the share `granted`.
+
+    It says what the work says and how the measurement ended; what was measured is the measurer's to put in.
+    """
+    operator = work["operator"]
+    return TuningRecord(
+        record_id=record_id(work["round_id"], item["candidate"], granted.share),
+        kind=Kind(work["kind"]),
+        candidate_id=item["candidate"],
+        workload_hash=operator["workload_hash"],
+        operator=operator["name"],
+        target=operator["target"],
+        target_key=operator["target_key"],
+        trace=item["trace"],
+        device=device,
+        share=granted.share,
+        granted=granted,
+        status=status,
+        cause=cause,
+        run_secs=(),
+        policy=policy,
+        anchor_ratio=0.0,
+        neighbours=0,
+        job=work["job"],
+        worker="",
+        measured_at=time.time(),
+    )
+
+
 # ---- events, worker -> server ------------------------------------------------------------------------------------
 
 
@@ -229,14 +279,12 @@ class Ingested(TypedDict):
     target: str
     target_key: str
     operators: list[OperatorItem]
-    notes: list[str]
-    """what ingest did to the file that the user should know, one line each"""
 
 
 class Proposed(TypedDict):
     event: Literal["proposed"]
     job: str
-    lease: str
+    round_id: str
     workload_hash: str
     candidates: list[str]
     exhausted: bool
@@ -246,7 +294,7 @@ class Proposed(TypedDict):
 class Measured(TypedDict):
     event: Literal["measured"]
     job: str
-    lease: str
+    round_id: str
     record: dict[str, Any]
     """TuningRecord as JSON"""
 
@@ -272,7 +320,7 @@ class WorkFailed(TypedDict):
     event: Literal["work_failed"]
     job: str
     do: str
-    lease: NotRequired[str]
+    round_id: NotRequired[str]
     error: str
     """class name in fractune_core.errors"""
     message: str

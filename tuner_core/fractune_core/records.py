@@ -11,6 +11,9 @@ from typing import Any
 
 from fractune_core.shares import Device, GrantedShare
 
+_VALIDATION_BEFORE = "final"
+"""the kind and the timing policy of a validation as they were first written; docs/decisions/0021-names-in-storage.md"""
+
 UNTUNED = ""
 """The trace of the untuned default: no schedule instruction at all."""
 
@@ -32,8 +35,13 @@ class Kind(StrEnum):
 
     TRIAL = "trial"
     """one candidate of a search, beside others"""
-    FINAL = "final"
-    """a finalist checked for right output and measured alone beside the untuned default; may be published"""
+    VALIDATION = "validation"
+    """a finalist checked for right output and timed alone, interleaved with the untuned default; may be published"""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Kind | None:
+        """The first name of a validation, in logs and requests of before."""
+        return cls.VALIDATION if value == _VALIDATION_BEFORE else None
 
 
 WARM, COLD = "warm", "cold"
@@ -59,16 +67,22 @@ class TimingPolicy:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TimingPolicy:
-        return cls(**data)
+        return cls(**{**data, "name": policy_name(data["name"])})
 
 
 FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
 """every trial's first timing, and the only one of a trial that is far behind"""
 TRIAL_POLICY = TimingPolicy("trial", warmups=1, repeats=3, min_repeat_ms=10.0)
 """the timing of a contender"""
-FINAL_POLICY = TimingPolicy("final", warmups=1, repeats=7, min_repeat_ms=10.0)
+VALIDATION_POLICY = TimingPolicy("validation", warmups=1, repeats=7, min_repeat_ms=10.0)
+"""the interleaved timing of the finalists"""
 
-_COLD_REPEATS = {FIRST_POLICY.name: 5, TRIAL_POLICY.name: 20, FINAL_POLICY.name: 50}
+_COLD_REPEATS = {FIRST_POLICY.name: 5, TRIAL_POLICY.name: 20, VALIDATION_POLICY.name: 50}
+
+
+def policy_name(written: str) -> str:
+    """The name of a policy today, for one that a log may have under its first name."""
+    return VALIDATION_POLICY.name if written == _VALIDATION_BEFORE else written
 
 
 def with_cache(policy: TimingPolicy, cache: str) -> TimingPolicy:
@@ -84,9 +98,9 @@ def candidate_id(workload_hash: str, target_key: str, trace: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def record_id(lease: str, candidate: str, share: str) -> str:
+def record_id(round_id: str, candidate: str, share: str) -> str:
     """32 hex digits that name one measurement, so that a result delivered twice is recorded once."""
-    return hashlib.sha256("\n".join((lease, candidate, share)).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join((round_id, candidate, share)).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ class TuningRecord:
     """SM clock, the lower of before and after; 0 = not known"""
     throttled_ns: dict[str, int] = field(default_factory=dict)
     """what held the clock down meanwhile, and for how long in nanoseconds: `sw_power_cap`, `sw_thermal`, `hw_thermal`,
-    `hw_power_brake`; empty when nothing did, or nobody tells"""
+    `hw_power_brake`; empty when nothing did, or it is not known"""
     versions: dict[str, str] = field(default_factory=dict)
     """tvm, tvm-ffi, llvm, driver, cuda: whatever applies"""
 

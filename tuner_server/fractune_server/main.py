@@ -32,8 +32,8 @@ from fractune_server.services.models import ModelService
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import JobNotifier, ServerContext
-from fractune_server.transport.outgoing import tell_cancelled
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.work_queues import WorkQueues
 
 THREADS = 32
@@ -67,7 +67,7 @@ class ServerOptions:
 def run_server(options: ServerOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Raises BadRequest for an address that cannot be used, StateUnusable, RedisGone when Redis is not there or stays
+    Raises BadRequest for an address that cannot be used, StateUnusable, RedisGone when Redis does not answer or stays
     away, and FractuneError when the engine has ended by itself.
     """
     _check_address(options)
@@ -83,9 +83,7 @@ def run_server(options: ServerOptions) -> None:
             context.redis.close()
 
 
-def make_server(
-    context: ServerContext, engine: Engine, stopping: threading.Event
-) -> tuple[grpc.Server, health.HealthServicer]:
+def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc.Server, health.HealthServicer]:
     """All services on a server that listens nowhere yet, and its health."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
@@ -96,7 +94,7 @@ def make_server(
     )
     rpc.add_ModelServiceServicer_to_server(ModelService(context), server)
     rpc.add_JobServiceServicer_to_server(JobService(context, stopping), server)
-    rpc.add_LogServiceServicer_to_server(LogService(context, Matcher(context, engine.model_ingests)), server)
+    rpc.add_LogServiceServicer_to_server(LogService(context, Matcher(context)), server)
     rpc.add_BundleServiceServicer_to_server(BundleService(context), server)
     rpc.add_FleetServiceServicer_to_server(FleetService(context), server)
     healthy = health.HealthServicer()
@@ -110,10 +108,11 @@ def make_server(
 
 
 def _serve(options: ServerOptions, context: ServerContext, stopping: threading.Event) -> None:
+    WorkQueues(context.redis).drop_foreign()
     if not options.resume:
         _cancel_open_jobs(context)
     engine = Engine(context, ended=stopping.set)
-    server, healthy = make_server(context, engine, stopping)
+    server, healthy = make_server(context, stopping)
     address = _bind(server, options.listen)
     engine.start()
     server.start()
@@ -123,8 +122,8 @@ def _serve(options: ServerOptions, context: ServerContext, stopping: threading.E
         announce(address, options.ready_file)
     _log.info("serving on %s", address)
     stopping.wait()
-    healthy.enter_graceful_shutdown()  # whoever asks is sent elsewhere
-    context.changes.announce()  # watchers look up, see that it is over, and let go
+    healthy.enter_graceful_shutdown()  # clients that check are sent elsewhere
+    context.notifier.announce()  # watchers look up, see that it is over, and end
     server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more
     engine.stop()  # last, so that what the calls wrote is consistent when the store closes
     if engine.failure is not None:
@@ -132,7 +131,7 @@ def _serve(options: ServerOptions, context: ServerContext, stopping: threading.E
 
 
 def announce(address: str, ready_file: Path) -> None:
-    """Write `address` so that whoever waits for the file never reads half of it."""
+    """Write `address` so that a process that waits for the file never reads half of it."""
     draft = ready_file.with_name(f".{ready_file.name}.draft")
     draft.write_text(address)
     draft.replace(ready_file)
@@ -151,7 +150,6 @@ def _open(options: ServerOptions, folder: Path) -> ServerContext:
         redis=connection,
         files=BlobStore(folder),
         secret=options.secret,
-        changes=JobNotifier(),
     )
 
 
@@ -160,7 +158,7 @@ def _cancel_open_jobs(context: ServerContext) -> None:
     WorkQueues(context.redis).clear()
     for job in context.store.jobs.open_ids():
         context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)
-        tell_cancelled(context.redis, job)
+        mark_cancelled(context.redis, job)
 
 
 def _check_address(options: ServerOptions) -> None:

@@ -59,8 +59,8 @@ def _report(context: WorkerContext, work: Any, error: FractuneError) -> None:
         "error": type(error).__name__,
         "message": str(error),
     }
-    if "lease" in work:
-        event["lease"] = work["lease"]
+    if "round_id" in work:
+        event["round_id"] = work["round_id"]
     transaction = context.transaction(work)
     transaction.event(SERVER_STREAM, event)
     transaction.send()

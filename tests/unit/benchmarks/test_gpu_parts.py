@@ -69,7 +69,7 @@ def setting(measurers: int, secs: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_noise_sets_four_measurers_against_one() -> None:
-    settings = [setting(1, 9.0, policy="final"), setting(1, 1.6), setting(4, 0.5), setting(4, 9.0, builds=True)]
+    settings = [setting(1, 9.0, policy="validation"), setting(1, 1.6), setting(4, 0.5), setting(4, 9.0, builds=True)]
     line = noise.line_of({"settings": settings, "advice": {"measurers": 4}})
     assert line.startswith("4 measurers at mps:25 make 3.20x the measurements/s of one (bar 3), tau 0.950 (bar 0.9)")
     assert line.endswith("advice: 4 at the same time")

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fractune_core.records import (
     COLD,
-    FINAL_POLICY,
     FIRST_POLICY,
     TRIAL_POLICY,
+    VALIDATION_POLICY,
     WARM,
     Status,
     TimingPolicy,
@@ -20,21 +20,21 @@ from fractune_core.records import (
     record_id,
     with_cache,
 )
-from tests.support.samples import final
+from tests.support.samples import validation
 
 
 def test_a_record_survives_json() -> None:
-    record = final("trace", 2, 0.25, max_error=None)
+    record = validation("trace", 2, 0.25, max_error=None)
     assert TuningRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 def test_a_record_of_before_gpus_still_loads() -> None:
-    data = final("trace", 2, 0.25).to_json()
+    data = validation("trace", 2, 0.25).to_json()
     del data["policy"]["cache"], data["throttled_ns"]
-    assert TuningRecord.from_json(data) == final("trace", 2, 0.25)
+    assert TuningRecord.from_json(data) == validation("trace", 2, 0.25)
 
 
-@pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, FINAL_POLICY])
+@pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY])
 def test_a_cold_repeat_is_one_call_so_there_are_more(policy: TimingPolicy) -> None:
     assert with_cache(policy, WARM) is policy
     cold = with_cache(policy, COLD)
@@ -43,13 +43,13 @@ def test_a_cold_repeat_is_one_call_so_there_are_more(policy: TimingPolicy) -> No
 
 
 def test_a_failure_has_no_time() -> None:
-    failed = final("trace", 2, 0.25, status=Status.CRASHED, run_secs=())
+    failed = validation("trace", 2, 0.25, status=Status.CRASHED, run_secs=())
     assert math.isinf(failed.median_s)
     assert failed.spread == 0.0
 
 
 def test_median_and_spread() -> None:
-    record = final("trace", 1, 0.0, run_secs=(1.0, 2.0, 4.0))
+    record = validation("trace", 1, 0.0, run_secs=(1.0, 2.0, 4.0))
     assert (record.median_s, record.spread) == (2.0, pytest.approx(1.5))
 
 
@@ -63,7 +63,7 @@ def test_names_tell_candidates_and_measurements_apart(parts: list[str]) -> None:
 
 @pytest.mark.parametrize("missing", ["device", "granted", "status", "policy"])
 def test_a_torn_record_is_an_error(missing: str) -> None:
-    data = final("trace", 1, 1.0).to_json()
+    data = validation("trace", 1, 1.0).to_json()
     del data[missing]
     with pytest.raises(KeyError):
         TuningRecord.from_json(data)

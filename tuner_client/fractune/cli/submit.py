@@ -18,7 +18,7 @@ from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 
-_NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.FINISHING)
+_NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
 """states that a model which the log knows passes at once; in others, a tuner instance would only be in the way"""
 
 

@@ -167,7 +167,7 @@ def find_knee(curve: Curve, units_total: int, slack: float) -> Knee:
 
     Smaller shares than the smallest measured are never the answer: nothing is known of them. With two shares the answer
     is the bound `most`: the share that is within the slack even if everything in between scales as badly as the
-    band allows, and the whole as well as it allows. Whoever takes it gives away too much at worst, never too little.
+    band allows, and the whole as well as it allows. It gives away too much at worst, never too little.
 
     Raises BadRequest for a negative or infinite slack, or when a larger share than `units_total` was measured.
     """

@@ -42,7 +42,7 @@ class Policy:
     loosest: How = LOOSEST
     """the loosest way allowed; those stricter are tried first"""
     allow_unmeasured: bool = False
-    """offer the fastest of the nearest share though nobody has measured what it loses elsewhere"""
+    """offer the fastest of the nearest share though what it loses elsewhere was never measured"""
 
     def allows(self, how: How) -> bool:
         return _STRICTNESS.index(how) <= _STRICTNESS.index(self.loosest)
@@ -86,7 +86,7 @@ def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLI
     4. Else, if the policy allows it, the fastest at the nearest share.
 
     For 2 and 3 a finalist must have been measured at every share that counts, and two shares are the least from which
-    a loss can be told. One that is slower than the default at any of them is never chosen.
+    a loss can be worked out. One that is slower than the default at any of them is never chosen.
     """
     if units in times:
         name = _fastest(times[units], default)
@@ -107,8 +107,8 @@ def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLI
 
 
 def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:
-    """The finalist with the smallest worst-case regret over `shares`, and that regret; None when nobody was measured
-    at all of them. Nobody who is slower than `default` at one of them, where that was measured, takes part.
+    """The finalist with the smallest worst-case regret over `shares`, and that regret; None when none was measured
+    at all of them. One that is slower than `default` at one of them, where that was measured, is left out.
     """
     rows = [times[share] for share in shares]
     best = [min(row.values()) for row in rows]
@@ -125,21 +125,21 @@ def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str
 
 
 def find_match(
-    finals: ValidatedRecords,
+    validated: ValidatedRecords,
     granted: GrantedShare,
     device_key: str,
     target_key: str,
     policy: Policy = DEFAULT_POLICY,
 ) -> Match:
-    """Choose among the finals of one workload for the share `granted` of the device `device_key`.
+    """Choose among the validations of one workload for the share `granted` of the device `device_key`.
 
-    Only published measurements count: final, right output, this device, target and mechanism. The fastest of several
+    Only published measurements count: right output, this device, target and mechanism. The fastest of several
     measurements of a schedule at a share counts, so that more records never make an exact match slower; when they
     contradict each other, the reason says so.
     """
-    measured = finals.measured(device_key, target_key, granted.mechanism)
+    measured = validated.measured(device_key, target_key, granted.mechanism)
     if not measured.records:
-        return Match(How.NONE, None, 0.0, _why_nothing(finals.published, granted, device_key, target_key))
+        return Match(How.NONE, None, 0.0, _why_nothing(validated.published, granted, device_key, target_key))
     choice = choose(measured.times, granted.units, measured.default, policy, granted.unit)
     if choice.name is None:
         return Match(choice.how, None, choice.regret, choice.reason)

@@ -27,7 +27,7 @@ REGRET_ALLOWED = 0.02
 WIDEST_TIE = 0.05
 """Who chooses between two candidates that lie further apart than this wants the faster one, noise or not"""
 DEFAULT_MARGIN = 1.25
-"""the racing margin where nobody has measured the noise"""
+"""the racing margin where the noise was not measured"""
 MARGINS = (1.10, 1.15, 1.25, 1.5, 2.0)
 """Racing margins to choose from. None below 1.10: the next operator may be noisier than the one that was timed"""
 

@@ -1,4 +1,4 @@
-"""The finals of one operator, with what a match looks up in them. It is worked out once, and finals never change."""
+"""The validations of one operator, with what a match looks up in them. It is worked out once: they never change."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class ValidatedRecords:
 
     @cached_property
     def published(self) -> tuple[TuningRecord, ...]:
-        """Final, right output, and a time that can be one."""
+        """Validations with right output, and a time that can be one."""
         return tuple(
-            r for r in self.records if r.kind is Kind.FINAL and r.status is Status.OK and 0 < r.median_s < math.inf
+            r for r in self.records if r.kind is Kind.VALIDATION and r.status is Status.OK and 0 < r.median_s < math.inf
         )
 
     @cached_property

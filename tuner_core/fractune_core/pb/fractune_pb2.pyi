@@ -34,8 +34,8 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     JOB_STATE_QUEUED: _JobState.ValueType  # 1
     JOB_STATE_INGESTING: _JobState.ValueType  # 2
     JOB_STATE_TUNING: _JobState.ValueType  # 3
-    JOB_STATE_FINISHING: _JobState.ValueType  # 4
-    """Winners are checked for right output and measured again, alone."""
+    JOB_STATE_VALIDATING: _JobState.ValueType  # 4
+    """The finalists are checked for right output and measured again, alone."""
     JOB_STATE_COMPILING: _JobState.ValueType  # 5
     JOB_STATE_TIMING: _JobState.ValueType  # 6
     """The whole model is timed at every share."""
@@ -49,8 +49,8 @@ JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
 JOB_STATE_QUEUED: JobState.ValueType  # 1
 JOB_STATE_INGESTING: JobState.ValueType  # 2
 JOB_STATE_TUNING: JobState.ValueType  # 3
-JOB_STATE_FINISHING: JobState.ValueType  # 4
-"""Winners are checked for right output and measured again, alone."""
+JOB_STATE_VALIDATING: JobState.ValueType  # 4
+"""The finalists are checked for right output and measured again, alone."""
 JOB_STATE_COMPILING: JobState.ValueType  # 5
 JOB_STATE_TIMING: JobState.ValueType  # 6
 """The whole model is timed at every share."""
@@ -488,7 +488,7 @@ class Operator(_message.Message):
 
     @_builtins.property
     def untuned_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Run time of the untuned default by share, in seconds; known when the job is finishing."""
+        """Run time of the untuned default by share, in seconds; known once it was validated."""
 
     def __init__(
         self,
@@ -790,7 +790,7 @@ class RecordFilter(_message.Message):
     device: _builtins.str
     """Part of a device key."""
     kind: _builtins.str
-    """"trial" or "final"."""
+    """"trial" or "validation"."""
     job: _builtins.str
     """jobs/{job}"""
     def __init__(
@@ -989,7 +989,7 @@ class Record(_message.Message):
     name: _builtins.str
     """records/{record}"""
     kind: _builtins.str
-    """"trial" or "final"."""
+    """"trial" or "validation"."""
     candidate_id: _builtins.str
     workload_hash: _builtins.str
     operator: _builtins.str
@@ -1260,7 +1260,7 @@ class PruneRecordsRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     keep_best: _builtins.int
     """Keep the fastest N trials of every operator, target, device and share; 0 keeps none.
-    Published records stay unless the filter asks for kind "final".
+    Published records stay unless the filter asks for kind "validation".
     """
     dry_run: _builtins.bool
     """Count only, delete nothing."""

@@ -1,1 +1,1 @@
-"""The life of a job, one file for each phase: ingest, tuning, finishing, publishing."""
+"""The life of a job, one file for each phase: ingest, tune, validate, publish."""

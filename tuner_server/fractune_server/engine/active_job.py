@@ -6,9 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from fractune_core.jobs import JobState
-from fractune_core.records import Kind, TuningRecord, candidate_id, record_id
+from fractune_core.messages import RoundWork, TargetOperator
+from fractune_core.records import Kind, TuningRecord, candidate_id
+from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.trial_counts import TrialCounts
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.store.log import LogKey, TuningLog
@@ -18,50 +21,33 @@ from fractune_server.store.stored_job import StoredJob, StoredOperator
 _WAITING = "waiting for a worker: "
 
 
-@dataclass
-class LiveRound:
-    """A round, and what it still lacks."""
+class SingleWork(NamedTuple):
+    """A piece of work of which a job has one under way at most."""
 
-    stored: Round
-    missing: set[tuple[str, str]] = field(default_factory=set)
-    """candidate and share of the measurements that have not come in; empty until candidates are proposed"""
-    best_before_s: float | None = None
-    complete_before: int = 0
-
-    @property
-    def proposed(self) -> bool:
-        return self.stored.candidates is not None
-
-    @property
-    def in_flight(self) -> int:
-        """Candidates asked for, or proposed and not yet measured at every share."""
-        return len({candidate for candidate, _ in self.missing}) if self.proposed else self.stored.asked
-
-    def propose(self, candidates: Iterable[str], shares: Iterable[str]) -> None:
-        self.stored.candidates = list(candidates)
-        self.missing = {(candidate, share) for share in shares for candidate in self.stored.candidates}
-
-    def drop_known(self, log: TuningLog) -> None:
-        """Strike out what the log holds already."""
-        ids = {record_id(self.stored.lease, *pair): pair for pair in self.missing}
-        self.missing -= {ids[known] for known in log.existing(ids)}
+    do: Literal["ingest", "compile", "time_model"]
+    share: str = ""
+    """where a model is timed"""
 
 
 @dataclass
 class ActiveJob:
-    job: StoredJob
+    stored: StoredJob
     operators: list[StoredOperator]
     plans: dict[str, OperatorPlan] = field(default_factory=dict)
     """by workload hash, selected operators only; filled when tuning begins"""
     rounds: dict[str, LiveRound] = field(default_factory=dict)
-    """by lease"""
+    """by id"""
     own: TrialCounts = field(default_factory=TrialCounts)
-    asked: set[str] = field(default_factory=set)
-    """single pieces of work that are under way: `ingest`, `compile`, the share being timed"""
-    attempts: Counter[str] = field(default_factory=Counter)
-    """times that something was asked for: pieces of work, searches that failed, finals of an operator"""
-    settled: set[str] = field(default_factory=set)
-    """workload hashes of the operators that need no (further) finals"""
+    asked: set[SingleWork] = field(default_factory=set)
+    """what is under way"""
+    attempts: Counter[SingleWork] = field(default_factory=Counter)
+    """times that each was asked for"""
+    failed_searches: Counter[str] = field(default_factory=Counter)
+    """by workload hash"""
+    validations: Counter[str] = field(default_factory=Counter)
+    """rounds of validation that were started, by workload hash"""
+    validated: set[str] = field(default_factory=set)
+    """workload hashes of the operators that need no (further) validation"""
     dirty: bool = False
     saved_at: float = 0.0
     """monotonic seconds"""
@@ -71,15 +57,15 @@ class ActiveJob:
 
     @property
     def id(self) -> str:
-        return self.job.id
+        return self.stored.id
 
     @property
     def shares(self) -> list[str]:
-        return list(self.job.granted)
+        return list(self.stored.granted)
 
     @property
     def share_keys(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(granted.key for granted in self.job.granted.values()))
+        return tuple(dict.fromkeys(granted.key for granted in self.stored.granted.values()))
 
     @property
     def selected(self) -> list[StoredOperator]:
@@ -87,7 +73,7 @@ class ActiveJob:
 
     @property
     def budget(self) -> Budget:
-        spec = self.job.spec
+        spec = self.stored.spec
         return Budget(0, 0, spec.round_size) if spec.rerank else Budget(spec.trials, spec.more, spec.round_size)
 
     @property
@@ -98,48 +84,57 @@ class ActiveJob:
     @property
     def order(self) -> tuple[int, float]:
         """Jobs with the smallest come first: by priority, then by age."""
-        return (-self.job.spec.priority, self.job.created_at)
+        return (-self.stored.spec.priority, self.stored.created_at)
 
     @property
     def time_is_up(self) -> bool:
-        minutes, began = self.job.spec.minutes, self.job.tuning_began
+        minutes, began = self.stored.spec.minutes, self.stored.tuning_began
         return minutes > 0 and began is not None and time.time() >= began + minutes * 60
 
     def log_key(self, workload_hash: str) -> LogKey:
         key = self._log_keys.get(workload_hash)
-        if key is None or key.target_key != self.job.target_key:
-            key = self._log_keys[workload_hash] = LogKey(workload_hash, self.job.target_key, self.job.device.key)
+        if key is None or key.target_key != self.stored.target_key:
+            key = self._log_keys[workload_hash] = LogKey(workload_hash, self.stored.target_key, self.stored.device.key)
         return key
 
     def untuned(self, workload_hash: str) -> str:
         """Candidate id of the untuned default."""
-        return candidate_id(workload_hash, self.job.target_key, "")
+        return candidate_id(workload_hash, self.stored.target_key, "")
 
     def operator(self, workload_hash: str) -> StoredOperator:
         return next(op for op in self.operators if op.workload_hash == workload_hash)
 
     def enter(self, state: JobState) -> None:
-        self.job.state = state
+        self.stored.state = state
         self.asked.clear()
-        self.note_waiting(())  # whoever was waited for has come
+        self.note_waiting(())
         self.dirty = True
 
+    def work_id(self, work: SingleWork) -> str:
+        """The same after a restart, so that work that is still under way is not handed out again."""
+        place = str(self.shares.index(work.share)) if work.share else ""
+        return f"{self.id}-{work.do}{place}-{self.attempts[work]}"
+
+    def note_asked(self, work: SingleWork) -> None:
+        self.attempts[work] += 1
+        self.asked.add(work)
+
     def end(self, state: JobState, error: str = "", message: str = "") -> None:
-        self.job.error, self.job.message = error, message
-        self.job.ended_at = time.time()
+        self.stored.error, self.stored.message = error, message
+        self.stored.ended_at = time.time()
         self.enter(state)
 
     def note(self, text: str) -> None:
-        if text not in self.job.notes:
-            self.job.notes.append(text)
+        if text not in self.stored.notes:
+            self.stored.notes.append(text)
             self.dirty = True
 
     def note_waiting(self, wanted: Iterable[str]) -> None:
-        """Say which workers are being waited for; no line more when there are none."""
-        notes = [note for note in self.job.notes if not note.startswith(_WAITING)]
+        """Note which workers the job waits for, in place of those noted before."""
+        notes = [note for note in self.stored.notes if not note.startswith(_WAITING)]
         notes += [_WAITING + role for role in wanted]
-        if notes != self.job.notes:
-            self.job.notes = notes
+        if notes != self.stored.notes:
+            self.stored.notes = notes
             self.dirty = True
 
     def load_plans(self, log: TuningLog) -> None:
@@ -160,7 +155,28 @@ class ActiveJob:
             if stored.candidates is not None:
                 live.propose(stored.candidates, self.shares)
                 live.drop_known(log)
-            self.rounds[stored.lease] = live
+            self.rounds[live.id] = live
+
+    def round_work(self, round_id: str, workload_hash: str) -> RoundWork:
+        """What the first work of a new round says."""
+        operator: TargetOperator = {
+            "workload_hash": workload_hash,
+            "name": self.operator(workload_hash).name,
+            "target": self.stored.target,
+            "target_key": self.stored.target_key,
+        }
+        return {"work_id": round_id, "round_id": round_id, "job": self.id, "operator": operator}
+
+    def close_round(self, live: LiveRound) -> None:
+        """Take the round out; the plan of its operator learns what it gained."""
+        del self.rounds[live.id]
+        self.dirty = True
+        plan = self.plans.get(live.stored.workload_hash)
+        if plan is None or live.stored.kind is not Kind.TRIAL or not live.proposed:
+            return
+        plan.end_round(live.best_before_s)
+        if plan.complete == live.complete_before and not live.missing:
+            plan.exhausted = True  # nothing but what the log held already
 
     def take_trial(self, record: TuningRecord) -> None:
         """Take note of a committed trial of any job; the same one twice changes nothing."""
@@ -176,19 +192,19 @@ class ActiveJob:
 
     def count_progress(self) -> None:
         """Bring the counts that people see up to date."""
-        progress = self.job.progress
+        progress = self.stored.progress
         under_way = sum(r.in_flight for r in self.rounds.values() if r.stored.kind is Kind.TRIAL)
         progress.done = self.own_done
         progress.by_share = dict.fromkeys(self.shares, 0) | self.own.by_share
         progress.failures = dict(self.own.failures)
         progress.planned = progress.done + under_way
-        if self.job.state is JobState.TUNING and self.plans and not self.time_is_up:
+        if self.stored.state is JobState.TUNING and self.plans and not self.time_is_up:
             progress.planned += self.budget.remaining(list(self.plans.values()), self.own_done)
 
     def _copy_plan(self, operator: StoredOperator, plan: OperatorPlan) -> None:
         operator.trials = plan.complete
         operator.best_s = {
             share: plan.best[granted.key]
-            for share, granted in self.job.granted.items()
+            for share, granted in self.stored.granted.items()
             if plan.best.get(granted.key, float("inf")) < float("inf")
         }

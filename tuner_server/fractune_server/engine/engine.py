@@ -13,33 +13,31 @@ from collections.abc import Callable
 
 import redis
 
-from fractune_core.errors import BadModel, FractuneError, RedisGone, StateUnusable, error_from_name
+from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
 from fractune_core.records import Kind
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
+from fractune_server.engine.needed_workers import MissingWorkers
+from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
+from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import TunePhase
 from fractune_server.engine.validate import ValidatePhase
-from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.dead_letters import write_dead_letters
-from fractune_server.transport.live_workers import BUILD, COMPILE, MEASURE, TUNE, Fleet, live_workers
-from fractune_server.transport.model_ingests import ModelIngests
-from fractune_server.transport.outgoing import tell_cancelled
+from fractune_server.transport.live_workers import TUNE, live_workers
 from fractune_server.transport.recorder import Arrival, Recorder
 from fractune_server.transport.requeue import Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 
 POLL_MS = 200
-SAVE_EVERY_S = 0.2
 SWEEP_EVERY_S = 1.0
 STALL_S = 5.0
 """when no work waits or runs anywhere for this long, what is still owed was lost, and is asked for again"""
 REDIS_PATIENCE_S = 30.0
-MISSING_WORKER_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -53,24 +51,22 @@ class Engine:
         self._context = context
         self._ended = ended
         self._redis_patience_s = redis_patience_s
-        self.model_ingests = ModelIngests()
         self.failure: FractuneError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine")
-        queues = WorkQueues(context.redis)
-        self._queues = queues
+        self._queues = WorkQueues(context.redis)
         self._recorder = Recorder(context.redis, context.store.log)
-        self._ingest = IngestPhase(context, queues)
-        self._tuning = TunePhase(context, queues)
-        self._finishing = ValidatePhase(context, queues)
-        self._publishing = PublishPhase(context, queues)
-        self._reaper = Requeuer(context.redis, queues, self._give_up)
-        self._runs: dict[str, ActiveJob] = {}
-        self._fleet = Fleet(())
+        self._requeuer = Requeuer(context.redis, self._queues, self._give_up)
+        self._rounds = Rounds(context, self._queues)
+        self._jobs = OpenJobs(context, self._rounds)
+        self._ingest = IngestPhase(context, self._queues)
+        self._tune = TunePhase(context, self._rounds)
+        self._validate = ValidatePhase(context, self._rounds)
+        self._publish = PublishPhase(context, self._queues)
+        self._missing_workers = MissingWorkers()
         self._caught_up = False
         self._swept_at = 0.0
         self._quiet_since = time.monotonic()
-        self._missing_since: dict[str, float] = {}
 
     def start(self) -> None:
         self._thread.start()
@@ -112,11 +108,11 @@ class Engine:
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
     def _turn(self) -> None:
-        self._meet_jobs()
+        self._jobs.update()
         batch = self._recorder.poll(POLL_MS)
         for arrival in batch.arrivals:
             self._take(arrival)
-        self._save_all()
+        self._jobs.save()
         self._recorder.acknowledge(batch)
         if batch.arrivals:
             self._quiet_since = time.monotonic()
@@ -126,210 +122,122 @@ class Engine:
             self._sweep()
         if self._caught_up:
             self._advance_all()
-        self._save_all()
+        self._jobs.save()
 
     # ---- what comes in --------------------------------------------------------------------------
 
     def _take(self, arrival: Arrival) -> None:
         """Let one event take effect; it may come twice."""
-        event = arrival.event
-        run = self._runs.get(event["job"])
         if arrival.record is not None:
-            for each in self._runs.values():
+            for each in self._jobs.all():
                 each.take_trial(arrival.record)
+        job = self._jobs.get(arrival.event["job"])
+        if job is None:
+            self._take_without_job(arrival.event)
+            return
         try:
-            if run is not None:
-                self._take_for(run, arrival)
-            else:
-                self._take_loose(event)
+            self._take_for(job, arrival)
         except FractuneError as error:
-            if run is None or not _concerns_a_job(error):
-                raise
-            self._fail(run, error)
+            self._jobs.fail(job, error)
 
-    def _take_for(self, run: ActiveJob, arrival: Arrival) -> None:
-        event, state = arrival.event, run.job.state
+    def _take_for(self, job: ActiveJob, arrival: Arrival) -> None:
+        event, state = arrival.event, job.stored.state
         if event["event"] == "measured" and arrival.record is not None:
-            self._tuning.take_record(run, arrival.record, event["lease"])
+            self._rounds.take_record(job, arrival.record, event["round_id"])
         elif event["event"] == "proposed":
-            self._tuning.take_proposed(run, event)
+            self._tune.take_proposed(job, event)
         elif event["event"] == "ingested":
-            self._ingest.save(ingest_key(run.job), event)
+            self._ingest.save(ingest_key(job.stored), event)
         elif event["event"] == "compiled" and state is JobState.COMPILING:
-            self._publishing.take_compiled(run, event)
+            self._publish.take_compiled(job, event)
         elif event["event"] == "model_timed" and state is JobState.TIMING:
-            self._publishing.take_timed(run, event)
+            self._publish.take_timed(job, event)
         elif event["event"] == "work_failed":
-            self._take_failed(run, event)
+            self._take_failed(job, event)
 
-    def _take_failed(self, run: ActiveJob, event: WorkFailed) -> None:
+    def _take_failed(self, job: ActiveJob, event: WorkFailed) -> None:
         """A lost round is bearable; for anything else the job ends with the worker's error."""
-        live = run.rounds.get(event.get("lease", ""))
+        live = job.rounds.get(event.get("round_id", ""))
         if live is not None and live.stored.kind is Kind.TRIAL:
-            self._tuning.take_failed(run, event)
+            self._tune.take_failed(job, live, event)
         elif live is not None:
-            self._finishing.take_failed(run, event)
-            self._tuning.end_round(run, live)
+            self._validate.take_failed(job, live, event)
         elif event["do"] in ("ingest", "compile", "time_model"):
             raise error_from_name(event["error"], event["message"])
 
-    def _take_loose(self, event: Event) -> None:
-        """Of no open job: an ingest that a call waits for, or what came too late."""
+    def _take_without_job(self, event: Event) -> None:
+        """An ingest that a call waits for, or what came too late for its job."""
         if event["event"] == "ingested":
-            key = self.model_ingests.take(event["job"])
+            key = self._context.model_ingests.take(event["job"])
             if key is not None:
                 self._ingest.save(key, event)
         elif event["event"] == "work_failed":
-            self.model_ingests.fail(event)
-
-    # ---- which jobs there are -------------------------------------------------------------------
-
-    def _meet_jobs(self) -> None:
-        """Take up new jobs, and let go of those that were cancelled."""
-        still_open = self._context.store.jobs.open_ids()
-        for gone in set(self._runs) - still_open:
-            run = self._runs.pop(gone)
-            for live in list(run.rounds.values()):
-                self._tuning.end_round(run, live)
-        for job in still_open - set(self._runs):
-            self._runs[job] = self._load(job)
-
-    def _load(self, job: str) -> ActiveJob:
-        stored = self._context.store.jobs.get(job)
-        run = ActiveJob(stored, self._context.store.jobs.operators(job))
-        if run.operators:
-            run.load_plans(self._context.store.log)
-            run.load_rounds(self._context.store.jobs.rounds(job), self._context.store.log)
-        return run
+            self._context.model_ingests.fail(event)
 
     # ---- moving on ------------------------------------------------------------------------------
 
     def _advance_all(self) -> None:
-        runs = sorted(self._runs.values(), key=lambda run: run.order)
-        for run in runs:
+        for job in sorted(self._jobs.all(), key=lambda job: job.order):
             try:
-                self._advance(run)
+                self._advance(job)
             except FractuneError as error:
-                if not _concerns_a_job(error):
-                    raise
-                self._fail(run, error)
+                self._jobs.fail(job, error)
 
-    def _advance(self, run: ActiveJob) -> None:
+    def _advance(self, job: ActiveJob) -> None:
         """Move on as far as it goes without waiting."""
         before = None
-        while before is not run.job.state and run.job.state.open:
-            before = run.job.state
-            match run.job.state:
+        while before is not job.stored.state and job.stored.state.open:
+            before = job.stored.state
+            match job.stored.state:
                 case JobState.QUEUED | JobState.INGESTING:
-                    self._ingest.advance(run)
+                    self._ingest.advance(job)
                 case JobState.TUNING:
-                    if not run.plans:
-                        self._tuning.begin(run)
-                    self._tuning.advance(run, list(self._runs.values()))
-                case JobState.FINISHING:
-                    self._finishing.advance(run)
+                    if not job.plans:
+                        self._tune.begin(job)
+                    self._tune.advance(job, self._jobs.all())
+                case JobState.VALIDATING:
+                    self._validate.advance(job)
                 case JobState.COMPILING:
-                    self._publishing.compile(run)
+                    self._publish.compile(job)
                 case JobState.TIMING:
-                    self._publishing.time(run)
-
-    def _fail(self, run: ActiveJob, error: FractuneError) -> None:
-        """End the job with the error, and have workers skip what is left of it."""
-        _log.info("job %s failed: %s", run.id, error)
-        run.end(JobState.FAILED, type(error).__name__, str(error))
-        tell_cancelled(self._context.redis, run.id)
-
-    def _save_all(self) -> None:
-        now = time.monotonic()
-        for run in list(self._runs.values()):
-            # An end or a new state is news at once; counts may wait for more of them.
-            if run.dirty and (now - run.saved_at >= SAVE_EVERY_S or run.job.state is not run.saved_state):
-                self._save(run, now)
-
-    def _save(self, run: ActiveJob, now: float) -> None:
-        run.count_progress()
-        kept = self._context.store.jobs.save(run.job, run.operators)
-        run.dirty, run.saved_at, run.saved_state = False, now, run.job.state
-        if not kept or not run.job.state.open:
-            del self._runs[run.id]
-        self._context.changes.announce()
+                    self._publish.time(job)
 
     # ---- looking after things -------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Once a second: who is there, whose work is orphaned, what is lost, which streams can be cut."""
+        """Once a second: find new and dead workers, orphaned and lost work, and streams that can be cut."""
         self._swept_at = time.monotonic()
-        self._fleet = live_workers(self._context.redis)
+        fleet, jobs = live_workers(self._context.redis), self._jobs.all()
         if self._caught_up:
-            # Before the reaper: what a dead tuner instance was to search goes to another, not back to its queue.
-            self._tuning.meet(self._fleet, list(self._runs.values()))
+            # Before the requeuer: what a dead tuner instance was to search goes to another, not back to its queue.
+            self._tune.update_instances(fleet, jobs)
             self._find_stalled()
-        self._reaper.sweep(self._fleet)
-        self._note_missing_workers()
-        alive = [worker["name"] for worker in self._fleet.of_role(TUNE)]
+        self._requeuer.sweep(fleet)
+        self._missing_workers.note(fleet, jobs)
+        alive = [worker["name"] for worker in fleet.of_role(TUNE)]
         self._queues.drop_tuners_but(alive)
         self._recorder.expect(tuner_stream(name) for name in alive)
-        needed = {live.stored.instance for run in self._runs.values() for live in run.rounds.values()}
+        needed = {live.stored.instance for job in jobs for live in job.rounds.values()}
         trim(self._context.redis, self._recorder, alive, needed)
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
-        owing = [run for run in self._runs.values() if run.asked or run.rounds]
+        owing = [job for job in self._jobs.all() if job.asked or job.rounds]
         if not owing or not self._queues.idle():
             self._quiet_since = time.monotonic()
         elif time.monotonic() - self._quiet_since > STALL_S:
-            for run in owing:
-                _log.warning("job %s waits for work that is nowhere; asking for it again", run.id)
-                run.asked.clear()
-                for live in list(run.rounds.values()):
-                    self._tuning.end_round(run, live)
-
-    def _note_missing_workers(self) -> None:
-        now = time.monotonic()
-        missing: dict[str, float] = {}
-        for run in self._runs.values():
-            wanted = [role for role in _roles(run) if not _is_there(self._fleet, run, role)]
-            missing.update((role, self._missing_since.get(role, now)) for role in wanted)
-            run.note_waiting(role for role in wanted if now - missing[role] >= MISSING_WORKER_S)
-        self._missing_since = missing
+            for job in owing:
+                _log.warning("job %s waits for work that is nowhere; asking for it again", job.id)
+                job.asked.clear()
+                self._rounds.end_all(job)
 
     def _give_up(self, work: Work) -> None:
         if work["do"] == "ingest":
-            self.model_ingests.fail(_killed_all(work))
-        write_dead_letters(self._context.redis, work, self._find_job)
-
-    def _find_job(self, job: str) -> StoredJob | None:
-        run = self._runs.get(job)
-        return None if run is None else run.job
+            self._context.model_ingests.fail(_ingest_given_up(work))
+        write_dead_letters(self._context.redis, work, self._jobs.stored)
 
 
-def _concerns_a_job(error: FractuneError) -> bool:
-    """False for errors that end the server: nothing can go on without its state."""
-    return not isinstance(error, StateUnusable)
-
-
-def _roles(run: ActiveJob) -> list[str]:
-    """Roles that the job needs now; measuring ones with their share."""
-    measuring = [f"role {MEASURE}, share {share}" for share in run.shares]
-    match run.job.state:
-        case JobState.QUEUED | JobState.INGESTING | JobState.COMPILING:
-            return [f"role {COMPILE}"]
-        case JobState.TUNING:
-            return [f"role {TUNE}", f"role {BUILD}", *measuring]
-        case JobState.FINISHING:
-            return [f"role {BUILD}", *measuring]
-        case _:
-            return measuring
-
-
-def _is_there(fleet: Fleet, run: ActiveJob, wanted: str) -> bool:
-    role, _, share = wanted.removeprefix("role ").partition(", share ")
-    if role != MEASURE:
-        return bool(fleet.of_role(role))
-    return any(o.device.key == run.job.device.key and o.granted.share == share for o in fleet.offers())
-
-
-def _killed_all(work: Work) -> WorkFailed:
+def _ingest_given_up(work: Work) -> WorkFailed:
     return {
         "event": "work_failed",
         "job": work["job"],

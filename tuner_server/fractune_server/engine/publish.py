@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,13 +22,13 @@ from fractune_core.messages import (
 )
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.records import TuningRecord
-from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model
 from fractune_server.transport.work_queues import WorkQueues
 
-_log = logging.getLogger(__name__)
+_COMPILE = SingleWork("compile")
 
 
 class PublishPhase:
@@ -39,68 +38,67 @@ class PublishPhase:
         self._context = context
         self._queues = queues
 
-    def compile(self, run: ActiveJob) -> None:
+    def compile(self, job: ActiveJob) -> None:
         """Ask for the bundle, unless the very same one was made before."""
-        if "compile" in run.asked:
+        if _COMPILE in job.asked:
             return
-        place, operators = self._place(run), self._operators(run)
-        variants = variants_for(place, operators, robust_only=run.job.spec.variants == ROBUST_VARIANT)
+        deployment, operators = self._deployment(job), self._operators(job)
+        variants = variants_for(deployment, operators, robust_only=job.stored.spec.variants == ROBUST_VARIANT)
         items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
-        bundle = _bundle_id(run, items)
+        bundle = _bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
-            self._take_bundle(run, bundle)
+            self._take_bundle(job, bundle)
             return
-        work_id = f"{run.id}-compile-{run.attempts['compile']}"
+        work_id = job.work_id(_COMPILE)
         if not self._queues.has(work_id):
-            send_model(self._context, run.job.spec.model)
-            manifest = _manifest(run, variants, measured_secs(place, operators, variants))
+            send_model(self._context, job.stored.spec.model)
+            manifest = _manifest(job, variants, measured_secs(deployment, operators, variants))
             records = [record.to_json() for record in _published(variants)]
-            self._queues.enqueue(COMPILE_QUEUE, _compile_work(run, work_id, bundle, manifest, items, records))
-        run.attempts["compile"] += 1
-        run.asked.add("compile")
+            self._queues.enqueue(COMPILE_QUEUE, _compile_work(job, work_id, bundle, manifest, items, records))
+        job.note_asked(_COMPILE)
 
-    def take_compiled(self, run: ActiveJob, event: Compiled) -> None:
+    def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
         """Keep the bundle, its signature checked. Raises Unsigned or NotFound."""
         bundle = event["bundle"]
         payload = open_signed(self._context.secret, get_blob(self._context.redis, bundle))
         self._context.files.add_bundle(bundle, payload)
-        self._take_bundle(run, bundle)
+        self._take_bundle(job, bundle)
 
-    def time(self, run: ActiveJob) -> None:
+    def time(self, job: ActiveJob) -> None:
         """Ask for the timings, one share after the other: the model is timed alone."""
-        waiting = [share for share in run.shares if share not in run.job.timings]
+        waiting = [share for share in job.shares if share not in job.stored.timings]
         if not waiting:
-            run.end(JobState.DONE)
+            job.end(JobState.DONE)
             return
         share = waiting[0]
-        if share in run.asked:
+        timing = SingleWork("time_model", share)
+        if timing in job.asked:
             return
-        work_id = f"{run.id}-time{run.shares.index(share)}-{run.attempts[share]}"
+        work_id = job.work_id(timing)
         if not self._queues.has(work_id):
-            self._send_bundle(run.job.bundle)
+            self._send_bundle(job.stored.bundle)
             work: TimeModelWork = {
                 "do": "time_model",
                 "work_id": work_id,
-                "job": run.id,
+                "job": job.id,
                 "share": share,
-                "bundle": run.job.bundle,
+                "bundle": job.stored.bundle,
             }
-            self._queues.enqueue(measure_queue(run.job.device.key, share), work)
-        run.attempts[share] += 1
-        run.asked.add(share)
+            self._queues.enqueue(measure_queue(job.stored.device.key, share), work)
+        job.note_asked(timing)
 
-    def take_timed(self, run: ActiveJob, event: ModelTimed) -> None:
-        if event["share"] in run.shares:
-            run.job.timings[event["share"]] = {
+    def take_timed(self, job: ActiveJob, event: ModelTimed) -> None:
+        if event["share"] in job.shares:
+            job.stored.timings[event["share"]] = {
                 "granted": event["granted"],
                 "run_secs": event["run_secs"],
                 "max_error": event["max_error"],
             }
-            run.dirty = True
+            job.dirty = True
 
-    def _take_bundle(self, run: ActiveJob, bundle: str) -> None:
-        run.job.bundle = bundle
-        run.enter(JobState.TIMING)
+    def _take_bundle(self, job: ActiveJob, bundle: str) -> None:
+        job.stored.bundle = bundle
+        job.enter(JobState.TIMING)
 
     def _send_bundle(self, bundle: str) -> None:
         """Put the bundle where the measuring workers find it, signed."""
@@ -108,31 +106,31 @@ class PublishPhase:
             payload = b"".join(self._context.files.bundle(bundle))
             put_blob(self._context.redis, bundle, sign(self._context.secret, payload))
 
-    def _place(self, run: ActiveJob) -> Deployment:
-        return Deployment(run.job.device.key, run.job.target_key, run.job.granted)
+    def _deployment(self, job: ActiveJob) -> Deployment:
+        return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)
 
-    def _operators(self, run: ActiveJob) -> list[ValidatedOperator]:
-        finals = self._context.store.log.finals_of(op.workload_hash for op in run.operators)
-        return [ValidatedOperator(op.workload_hash, op.weight, finals[op.workload_hash]) for op in run.operators]
+    def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
+        validated = self._context.store.log.validated_of(op.workload_hash for op in job.operators)
+        return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
 
 
 def _compile_work(
-    run: ActiveJob,
+    job: ActiveJob,
     work_id: str,
     bundle: str,
     manifest: dict[str, Any],
     variants: list[VariantItem],
     records: list[dict[str, Any]],
 ) -> CompileWork:
-    spec = run.job.spec
+    spec = job.stored.spec
     return {
         "do": "compile",
         "work_id": work_id,
-        "job": run.id,
+        "job": job.id,
         "model": spec.model,
         "model_name": spec.model_name,
         "inputs": spec.inputs,
-        "target": run.job.target,
+        "target": job.stored.target,
         "bundle": bundle,
         "manifest": manifest,
         "variants": variants,
@@ -140,10 +138,10 @@ def _compile_work(
     }
 
 
-def _bundle_id(run: ActiveJob, variants: list[VariantItem]) -> str:
+def _bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
     """32 hex digits: the same model, shapes, target, shares and schedules make the same bundle."""
-    spec = run.job.spec
-    parts = [bundles.FORMAT, spec.model, spec.inputs, run.job.target, sorted(run.job.granted), variants]
+    spec = job.stored.spec
+    parts = [bundles.FORMAT, spec.model, spec.inputs, job.stored.target, sorted(job.stored.granted), variants]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -153,16 +151,16 @@ def _published(variants: Sequence[Variant]) -> list[TuningRecord]:
     return list({record.record_id: record for record in records if record is not None}.values())
 
 
-def _manifest(run: ActiveJob, variants: Sequence[Variant], measured: dict[str, dict[str, float]]) -> dict[str, Any]:
-    job = run.job
+def _manifest(job: ActiveJob, variants: Sequence[Variant], measured: dict[str, dict[str, float]]) -> dict[str, Any]:
+    stored = job.stored
     return {
-        "model": {"name": job.spec.model_name, "sha256": job.spec.model},
-        "device": job.device.to_json(),
-        "target": job.target,
-        "target_key": job.target_key,
+        "model": {"name": stored.spec.model_name, "sha256": stored.spec.model},
+        "device": stored.device.to_json(),
+        "target": stored.target,
+        "target_key": stored.target_key,
         "job": job.id,
-        "created_at": job.created_at,
-        "shares": {share: granted.to_json() for share, granted in job.granted.items()},
+        "created_at": stored.created_at,
+        "shares": {share: granted.to_json() for share, granted in stored.granted.items()},
         "measured": measured,
         "operators": [
             {
@@ -175,7 +173,7 @@ def _manifest(run: ActiveJob, variants: Sequence[Variant], measured: dict[str, d
                     if op.workload_hash in variant.matches
                 },
             }
-            for op in run.operators
+            for op in job.operators
         ],
     }
 

@@ -1,4 +1,6 @@
-"""Finishing: the best few of every operator are checked and measured again, alone, beside the untuned default."""
+"""Validation: the finalists of every operator are checked for right output, and timed again, alone, interleaved with
+the untuned default.
+"""
 
 from __future__ import annotations
 
@@ -8,121 +10,112 @@ from fractune_core.errors import NotFound, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_server.engine.active_job import ActiveJob, LiveRound
-from fractune_server.scheduler.finalists import BEST_PER_SHARE, finalists, settled
+from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.live_round import LiveRound
+from fractune_server.engine.rounds import Rounds
+from fractune_server.scheduler.finalists import BEST_PER_SHARE, all_validated, finalists
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import StoredOperator
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import send_workload
-from fractune_server.transport.work_queues import WorkQueues
 
 _PASSES = 3
-"""contests of one operator in one job: finalists that fail make room for the next best, this often"""
+"""rounds of validation of one operator in one job: finalists that fail make room for the next best, this often"""
 
 
 class ValidatePhase:
     """One thread only."""
 
-    def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
-        self._context = context
-        self._queues = queues
+    def __init__(self, context: ServerContext, rounds: Rounds) -> None:
+        self._log = context.store.log
+        self._rounds = rounds
 
-    def advance(self, run: ActiveJob) -> None:
-        """Ask for what is missing; go on when every operator is settled."""
-        if run.job.spec.rerank and not run.settled and not run.rounds:
-            self._check_known(run)
-        under_way = {live.stored.workload_hash for live in run.rounds.values()}
-        for operator in run.selected:
-            if operator.workload_hash not in run.settled | under_way:
-                self._settle(run, operator)
-        if not run.rounds:
-            run.enter(JobState.COMPILING)
+    def advance(self, job: ActiveJob) -> None:
+        """Start what is missing; go on when every operator is validated."""
+        if job.stored.spec.rerank and not job.validated and not job.rounds:
+            self._check_known(job)
+        under_way = {live.stored.workload_hash for live in job.rounds.values()}
+        for operator in job.selected:
+            if operator.workload_hash not in job.validated | under_way:
+                self._validate(job, operator)
+        if not job.rounds:
+            job.enter(JobState.COMPILING)
 
-    def take_failed(self, run: ActiveJob, event: WorkFailed) -> None:
-        """A contest could not be built or measured at all. Raises the error when it goes on like that."""
-        live = run.rounds.get(event.get("lease", ""))
-        if live is not None and run.attempts[f"finals {live.stored.workload_hash}"] >= _PASSES:
+    def take_failed(self, job: ActiveJob, live: LiveRound, event: WorkFailed) -> None:
+        """The finalists could not be built or measured at all. Raises the error when it goes on like that."""
+        if job.validations[live.stored.workload_hash] >= _PASSES:
             raise error_from_name(event["error"], event["message"])
+        self._rounds.end(job, live)
 
-    def _settle(self, run: ActiveJob, operator: StoredOperator) -> None:
-        """Publish what the log holds, or start a contest for what it lacks."""
+    def _validate(self, job: ActiveJob, operator: StoredOperator) -> None:
+        """Take what the log holds, or start a round for what it lacks."""
         name = operator.workload_hash
-        finals = self._finals(run, name)
-        chosen = self._contestants(run, name, finals)
-        attempt = f"finals {name}"
-        if settled(chosen, finals, run.share_keys) or run.attempts[attempt] >= _PASSES:
-            run.settled.add(name)
-            _copy_finals(run, operator, finals)
+        earlier = self._earlier(job, name)
+        chosen = self._finalists(job, name, earlier)
+        if all_validated(chosen, earlier, job.share_keys) or job.validations[name] >= _PASSES:
+            job.validated.add(name)
+            _copy_times(job, operator, earlier)
             return
-        run.attempts[attempt] += 1
-        self._start(run, operator, chosen)
+        job.validations[name] += 1
+        self._start(job, operator, chosen)
 
-    def _finals(self, run: ActiveJob, workload_hash: str) -> list[TuningRecord]:
-        key = run.log_key(workload_hash)
+    def _earlier(self, job: ActiveJob, workload_hash: str) -> list[TuningRecord]:
+        """Validations that the log holds, of whatever job."""
+        key = job.log_key(workload_hash)
         return [
             record
-            for record in self._context.store.log.finals(workload_hash).records
+            for record in self._log.validated(workload_hash).records
             if (record.target_key, record.device.key) == (key.target_key, key.device_key)
         ]
 
-    def _contestants(self, run: ActiveJob, workload_hash: str, finals: list[TuningRecord]) -> dict[str, str]:
-        refused = {record.candidate_id for record in finals if record.status is not Status.OK}
-        key, count = run.log_key(workload_hash), run.job.spec.rerank or BEST_PER_SHARE
-        shares = self._shares_known(run, key) if run.job.spec.rerank else run.share_keys
-        best = {share: self._context.store.log.best_trials(key, share, count + len(refused)) for share in shares}
-        return finalists(best, finals, run.untuned(workload_hash), count)
+    def _finalists(self, job: ActiveJob, workload_hash: str, earlier: list[TuningRecord]) -> dict[str, str]:
+        refused = {record.candidate_id for record in earlier if record.status is not Status.OK}
+        rerank = job.stored.spec.rerank
+        key, count = job.log_key(workload_hash), rerank or BEST_PER_SHARE
+        shares = self._shares_known(job, key) if rerank else job.share_keys
+        best = {share: self._log.best_trials(key, share, count + len(refused)) for share in shares}
+        return finalists(best, earlier, job.untuned(workload_hash), count)
 
-    def _shares_known(self, run: ActiveJob, key: LogKey) -> list[str]:
+    def _shares_known(self, job: ActiveJob, key: LogKey) -> list[str]:
         """Keys of the shares, of the job's mechanisms, that the operator was tuned at."""
-        mechanisms = sorted({granted.mechanism for granted in run.job.granted.values()})
-        return [share for each in mechanisms for share in self._context.store.log.share_keys(key, each)]
+        mechanisms = sorted({granted.mechanism for granted in job.stored.granted.values()})
+        return [share for each in mechanisms for share in self._log.share_keys(key, each)]
 
-    def _check_known(self, run: ActiveJob) -> None:
+    def _check_known(self, job: ActiveJob) -> None:
         """Raises NotFound when there is nothing to measure again."""
-        if not any(self._shares_known(run, run.log_key(operator.workload_hash)) for operator in run.selected):
+        if not any(self._shares_known(job, job.log_key(operator.workload_hash)) for operator in job.selected):
             raise NotFound(
-                f"the log holds no trial of {run.job.spec.model_name} on this device for this target; "
+                f"the log holds no trial of {job.stored.spec.model_name} on this device for this target; "
                 "tune it first by 'fractune tune'"
             )
 
-    def _start(self, run: ActiveJob, operator: StoredOperator, chosen: dict[str, str]) -> None:
-        lease = uuid.uuid4().hex
+    def _start(self, job: ActiveJob, operator: StoredOperator, chosen: dict[str, str]) -> None:
+        round_id = uuid.uuid4().hex
         work: BuildWork = {
             "do": "build",
-            "work_id": lease,
-            "lease": lease,
-            "job": run.id,
-            "kind": Kind.FINAL.value,
-            "workload_hash": operator.workload_hash,
-            "operator": operator.name,
-            "target": run.job.target,
-            "target_key": run.job.target_key,
-            "device_key": run.job.device.key,
-            "shares": run.shares,
+            **job.round_work(round_id, operator.workload_hash),
+            "kind": Kind.VALIDATION.value,
+            "device_key": job.stored.device.key,
+            "shares": job.shares,
             "candidates": [{"candidate": name, "trace": trace} for name, trace in chosen.items()],
             "reply": SERVER_STREAM,
         }
-        send_workload(self._context, operator.workload_hash)
-        self._queues.enqueue(BUILD_QUEUE, work, at_front=run.job.spec.priority > 0)
-        stored = Round(lease, run.id, Kind.FINAL, operator.workload_hash, "", len(chosen), list(chosen))
-        self._context.store.jobs.save_round(stored)
+        stored = Round(round_id, job.id, Kind.VALIDATION, operator.workload_hash, "", len(chosen), list(chosen))
         live = LiveRound(stored)
-        live.propose(chosen, run.shares)
-        run.rounds[lease] = live
-        run.dirty = True
+        live.propose(chosen, job.shares)
+        self._rounds.start(job, live, BUILD_QUEUE, work)
 
 
-def _copy_finals(run: ActiveJob, operator: StoredOperator, finals: list[TuningRecord]) -> None:
+def _copy_times(job: ActiveJob, operator: StoredOperator, validations: list[TuningRecord]) -> None:
     """What people see of an operator once it was measured alone: the newest time of each finalist counts."""
-    untuned = run.untuned(operator.workload_hash)
-    for share, granted in run.job.granted.items():
+    untuned = job.untuned(operator.workload_hash)
+    for share, granted in job.stored.granted.items():
         newest: dict[str, float] = {}
-        for record in sorted(finals, key=lambda record: record.measured_at):
+        for record in sorted(validations, key=lambda record: record.measured_at):
             if record.granted.key == granted.key and record.status is Status.OK:
                 newest[record.candidate_id] = record.median_s
         if newest:
             operator.best_s[share] = min(newest.values())
         if untuned in newest:
             operator.untuned_s[share] = newest[untuned]
-    run.dirty = True
+    job.dirty = True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fractune_core.analysis.joint_time import joint_time_s
 from fractune_server.scheduler import budget
 
 FIRST_ROUND = 8
@@ -57,7 +58,7 @@ class OperatorPlan:
     @property
     def best_s(self) -> float | None:
         """Geometric mean of the best medians over the shares that have one."""
-        return geometric_mean(self.best.values())
+        return joint_time_s(self.best.values()) if self.best else None
 
     def end_round(self, best_before_s: float | None) -> None:
         """Learn how much the round that has ended gained."""
@@ -126,20 +127,13 @@ def round_of(count: int, most: int) -> int:
     return min(most, max(FIRST_ROUND, count // 2))
 
 
-def geometric_mean(times: Iterable[float]) -> float | None:
-    """Seconds; None when there is no finite time."""
-    logs = [math.log(secs) for secs in times if 0 < secs < math.inf]
-    return math.exp(sum(logs) / len(logs)) if logs else None
-
-
 def joint_times(times: Mapping[str, Mapping[str, float]], shares: Sequence[str]) -> dict[str, float]:
     """For candidates measured at all `shares`: the geometric mean of their medians, 0 when one failed.
 
     `times` holds medians in seconds by candidate and share key, infinite for a failure.
     """
-    joint: dict[str, float] = {}
-    for candidate, by_share in times.items():
-        if all(share in by_share for share in shares):
-            failed = any(math.isinf(by_share[share]) for share in shares)
-            joint[candidate] = 0.0 if failed else geometric_mean(by_share[s] for s in shares) or 0.0
-    return joint
+    return {
+        candidate: joint_time_s(by_share[share] for share in shares)
+        for candidate, by_share in times.items()
+        if all(share in by_share for share in shares)
+    }

@@ -1,4 +1,4 @@
-"""Which operators lend their schedules to one that is new: those of the same kind, well measured, at a near share."""
+"""Whose schedules an operator that is new starts from: donors of the same kind, well measured, at a near share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Protocol, TypeVar
 
-LENDERS_AT_MOST = 6
+DONORS_AT_MOST = 6
 TRIALS_AT_LEAST = 16
-"""an operator that was measured less often has nothing worth lending"""
+"""an operator that was measured less often has nothing worth transferring"""
 
 
-class Donor(Protocol):
+class PossibleDonor(Protocol):
     """How many trials of an operator ran well at one share."""
 
     @property
@@ -24,32 +24,32 @@ class Donor(Protocol):
     def trials(self) -> int: ...
 
 
-K = TypeVar("K", bound=Donor)
+D = TypeVar("D", bound=PossibleDonor)
 
 
 def operator_kind(operator: str) -> str:
-    """The kind of the operator's anchor, by its name: `conv2d` for `fused_conv2d3_add2_relu2`. A label that saves
-    work: whether a schedule fits is found out where it is tried.
+    """The kind of the operator's main computation, by its name: `conv2d` for `fused_conv2d3_add2_relu2`. A label that
+    saves work: whether a schedule fits is found out where it is tried.
     """
     return re.sub(r"\d*(_.*)?$", "", operator.removeprefix("fused_"))
 
 
-def choose_donors(kin: Iterable[K], operator: str, workload_hash: str, shares: Collection[str]) -> list[K]:
+def choose_donors(known: Iterable[D], operator: str, workload_hash: str, shares: Collection[str]) -> list[D]:
     """At most one entry for each workload: at one of `shares` (share keys) where there is one, else at another.
 
     The operator itself comes first, when it was measured at other shares; then those with the most trials.
     """
-    chosen: dict[str, K] = {}
-    for each in kin:
+    chosen: dict[str, D] = {}
+    for each in known:
         own = each.workload_hash == workload_hash
         if operator_kind(each.operator) != operator_kind(operator) or (own and each.share_key in shares):
             continue
-        known = chosen.get(each.workload_hash)
-        if each.trials >= TRIALS_AT_LEAST and (known is None or _rank(each, shares) > _rank(known, shares)):
+        best = chosen.get(each.workload_hash)
+        if each.trials >= TRIALS_AT_LEAST and (best is None or _rank(each, shares) > _rank(best, shares)):
             chosen[each.workload_hash] = each
     ranked = sorted(chosen.values(), key=lambda each: (each.workload_hash != workload_hash, -each.trials))
-    return ranked[:LENDERS_AT_MOST]
+    return ranked[:DONORS_AT_MOST]
 
 
-def _rank(kin: Donor, shares: Collection[str]) -> tuple[bool, int]:
-    return kin.share_key in shares, kin.trials
+def _rank(donor: PossibleDonor, shares: Collection[str]) -> tuple[bool, int]:
+    return donor.share_key in shares, donor.trials

@@ -19,7 +19,6 @@ from fractune_server.selection.variants import Deployment, ValidatedOperator
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import COMPILE, Fleet, live_workers
-from fractune_server.transport.model_ingests import ModelIngests
 from fractune_server.transport.outgoing import request_ingest
 from fractune_server.transport.work_queues import WorkQueues
 
@@ -68,11 +67,10 @@ class DeviceShare:
 class Matcher:
     """Any thread may call."""
 
-    def __init__(self, context: ServerContext, model_ingests: ModelIngests) -> None:
+    def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._ingests = model_ingests
 
-    def match(self, asked: MatchQuery, share: str, policy: Policy) -> list[OperatorAnswer]:
+    def match(self, query: MatchQuery, share: str, policy: Policy) -> list[OperatorAnswer]:
         """One answer for each operator.
 
         1. The share's granted form: from a live worker, else from the log, else from the size it names.
@@ -83,39 +81,43 @@ class Matcher:
         read and no worker can, ServerUnreachable when the time is over before it was read.
         """
         fleet = live_workers(self._context.redis)
-        spot = self._spot(fleet, Share.parse(share))
-        found = self._ingested(fleet, asked, spot)
-        finals = self._finals(found.operators)
-        device, target_key = spot.device.key, found.target_key
+        device_share = self._device_share(fleet, Share.parse(share))
+        found = self._ingested(fleet, query, device_share)
+        validated = self._validated(found.operators)
+        device, target_key = device_share.device.key, found.target_key
         return [
-            OperatorAnswer(task, find_match(finals[task.workload_hash], spot.granted, device, target_key, policy))
+            OperatorAnswer(
+                task, find_match(validated[task.workload_hash], device_share.granted, device, target_key, policy)
+            )
             for task in found.operators
         ]
 
-    def tabulate(self, asked: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
+    def tabulate(self, query: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
         """Each operator's published times, by the share that its schedule was chosen for and the share it ran at.
 
         Raises what `match` raises, and BadRequest when the shares are of several devices.
         """
         fleet = live_workers(self._context.redis)
-        spots = {share: self._spot(fleet, Share.parse(share)) for share in shares}
-        if len({spot.device.key for spot in spots.values()}) != 1:
+        device_shares = {share: self._device_share(fleet, Share.parse(share)) for share in shares}
+        if len({device_share.device.key for device_share in device_shares.values()}) != 1:
             raise BadRequest(f"shares {', '.join(shares)}: name shares of one device")
-        spot = next(iter(spots.values()))
-        found = self._ingested(fleet, asked, spot)
-        place = Deployment(spot.device.key, found.target_key, {share: each.granted for share, each in spots.items()})
-        finals = self._finals(found.operators)
-        return [_row(task, finals[task.workload_hash], place) for task in found.operators]
+        device_share = next(iter(device_shares.values()))
+        found = self._ingested(fleet, query, device_share)
+        deployment = Deployment(
+            device_share.device.key, found.target_key, {share: each.granted for share, each in device_shares.items()}
+        )
+        validated = self._validated(found.operators)
+        return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
-    def _finals(self, tasks: Sequence[OperatorTask]) -> dict[str, ValidatedRecords]:
-        return self._context.store.log.finals_of(task.workload_hash for task in tasks)
+    def _validated(self, tasks: Sequence[OperatorTask]) -> dict[str, ValidatedRecords]:
+        return self._context.store.log.validated_of(task.workload_hash for task in tasks)
 
-    def _ingested(self, fleet: Fleet, asked: MatchQuery, spot: DeviceShare) -> IngestedModel:
-        key = IngestKey(asked.model, dict(asked.inputs), asked.target or spot.target)
+    def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: DeviceShare) -> IngestedModel:
+        key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)
         found = self._context.store.models.find_ingested(key)
-        return found or self._ingest(fleet, key, spot.device, asked.time_left_s)
+        return found or self._ingest(fleet, key, device_share.device, query.time_left_s)
 
-    def _spot(self, fleet: Fleet, share: Share) -> DeviceShare:
+    def _device_share(self, fleet: Fleet, share: Share) -> DeviceShare:
         text = str(share)
         offers = fleet.offers()
         for offer in offers:
@@ -137,33 +139,36 @@ class Matcher:
         if not fleet.of_role(COMPILE):
             raise ShareUnavailable(
                 "this model was not read yet with these shapes and this target, and no worker of the role "
-                f"{COMPILE} is there to read it; start one"
+                f"{COMPILE} is running; start one"
             )
         job = f"match-{uuid.uuid4().hex[:12]}"
-        self._ingests.expect(job, key)
+        self._context.model_ingests.expect(job, key)
         request_ingest(self._context, WorkQueues(self._context.redis), key, device.isa, job, job)
         deadline = time.monotonic() + min(time_left_s or _LONGEST_S, _LONGEST_S)
         while time.monotonic() < deadline:
-            changes = self._context.changes.count
+            changes = self._context.notifier.count
             found = self._context.store.models.find_ingested(key)
             if found is not None:
                 return found
-            error = self._ingests.forget(job)
+            error = self._context.model_ingests.forget(job)
             if error is not None:
                 raise error
-            self._context.changes.wait(changes, _LOOK_EVERY_S)
+            self._context.notifier.wait(changes, _LOOK_EVERY_S)
         raise ServerUnreachable("the model was not read in time; ask again with a longer deadline")
 
 
-def _row(task: OperatorTask, finals: ValidatedRecords, place: Deployment) -> OperatorRow:
-    operator = ValidatedOperator(task.workload_hash, task.weight, finals)
-    matches = {share: place.match(operator, share) for share in place.granted}
+def _row(task: OperatorTask, validated: ValidatedRecords, deployment: Deployment) -> OperatorRow:
+    operator = ValidatedOperator(task.workload_hash, task.weight, validated)
+    matches = {share: deployment.match(operator, share) for share in deployment.granted}
     chosen = {share: match.record.candidate_id for share, match in matches.items() if match.record is not None}
-    rows = {UNTUNED_VARIANT: place.default(operator), **dict.fromkeys(place.granted, place.default(operator))}
+    rows = {
+        UNTUNED_VARIANT: deployment.default(operator),
+        **dict.fromkeys(deployment.granted, deployment.default(operator)),
+    }
     cells = {
         (variant, share): fastest
         for variant, candidate in (rows | chosen).items()
-        for share, granted in place.granted.items()
-        if (fastest := place.measured(operator, granted.mechanism).fastest(candidate, granted.units)) is not None
+        for share, granted in deployment.granted.items()
+        if (fastest := deployment.measured(operator, granted.mechanism).fastest(candidate, granted.units)) is not None
     }
     return OperatorRow(task, cells)

@@ -19,10 +19,10 @@ def robust_for_model(
     """A finalist for each operator, so that the whole model loses least at the worst of `shares` (units); and that
     loss, relative to every operator's best at that share.
 
-    `times`, `weights` and `default` (the untuned finalist) are by operator. An operator of which nobody was measured
-    at all shares is left out. The search starts from each operator's own least worst-case regret and from the fastest
-    at each share, and changes one operator at a time while that helps: never worse than where it started, not always
-    the best there is.
+    `times`, `weights` and `default` (the untuned finalist) are by operator. An operator without a finalist that
+    was measured at all shares is left out. The search starts from each operator's own least worst-case regret and from
+    the fastest at each share, and changes one operator at a time while that helps: never worse than where it started,
+    not always the best there is.
     """
     rows = {op: _measured_at_all(found, shares) for op, found in times.items()}
     rows = {op: row for op, row in rows.items() if row}

@@ -15,11 +15,11 @@ from fractune_server.selection.robust import robust_for_model
 
 @dataclass(frozen=True)
 class ValidatedOperator:
-    """An operator of a model, and what the log holds of it from finals, on whatever device."""
+    """An operator of a model, and the validations that the log holds of it, on whatever device."""
 
     workload_hash: str
     weight: int
-    finals: ValidatedRecords
+    validated: ValidatedRecords
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Deployment:
     """by share as text"""
 
     def measured(self, operator: ValidatedOperator, mechanism: str) -> MeasuredTimes:
-        """What counts here of an operator's finals."""
-        return operator.finals.measured(self.device_key, self.target_key, mechanism)
+        """What counts here of an operator's validations."""
+        return operator.validated.measured(self.device_key, self.target_key, mechanism)
 
     def match(self, operator: ValidatedOperator, share: str) -> Match:
-        return find_match(operator.finals, self.granted[share], self.device_key, self.target_key)
+        return find_match(operator.validated, self.granted[share], self.device_key, self.target_key)
 
     def default(self, operator: ValidatedOperator) -> str:
         """Candidate id of the untuned default."""
@@ -56,47 +56,50 @@ class Variant:
         return {name: match.record.trace for name, match in self.matches.items() if match.record is not None}
 
 
-def variants_for(place: Deployment, operators: Sequence[ValidatedOperator], *, robust_only: bool) -> list[Variant]:
+def variants_for(deployment: Deployment, operators: Sequence[ValidatedOperator], *, robust_only: bool) -> list[Variant]:
     """A variant for each share, a robust one where that is another than those, and the untuned one last."""
     untuned = Variant(UNTUNED_VARIANT, {})
-    robust = _robust(place, operators)
+    robust = _robust(deployment, operators)
     if robust_only:
         return [robust, untuned]
-    tuned = [Variant(share, {op.workload_hash: place.match(op, share) for op in operators}) for share in place.granted]
+    tuned = [
+        Variant(share, {op.workload_hash: deployment.match(op, share) for op in operators})
+        for share in deployment.granted
+    ]
     own = all(robust.traces != variant.traces for variant in tuned)
     return [*tuned, *([robust] if own and len(tuned) > 1 else []), untuned]
 
 
 def measured_secs(
-    place: Deployment, operators: Sequence[ValidatedOperator], variants: Sequence[Variant]
+    deployment: Deployment, operators: Sequence[ValidatedOperator], variants: Sequence[Variant]
 ) -> dict[str, dict[str, float]]:
     """Seconds by share, then by variant: the sum over operators of weight x published median of the schedule in it.
 
     An operator that was never measured counts in no sum. A variant is absent at a share where one of its schedules was
     not measured.
     """
-    times = {share: _times_at(place, operators, granted) for share, granted in place.granted.items()}
+    times = {share: _times_at(deployment, operators, granted) for share, granted in deployment.granted.items()}
     return {
         share: {
             variant.name: sum(secs)
             for variant in variants
-            if (secs := _secs_of(variant, place, operators, found)) is not None
+            if (secs := _secs_of(variant, deployment, operators, found)) is not None
         }
         for share, found in times.items()
     }
 
 
 def _times_at(
-    place: Deployment, operators: Sequence[ValidatedOperator], granted: GrantedShare
+    deployment: Deployment, operators: Sequence[ValidatedOperator], granted: GrantedShare
 ) -> dict[str, Mapping[str, float]]:
     """Seconds by workload hash and candidate, of the operators that were measured at all."""
-    times = {op.workload_hash: place.measured(op, granted.mechanism).times for op in operators}
+    times = {op.workload_hash: deployment.measured(op, granted.mechanism).times for op in operators}
     return {name: found.get(granted.units, {}) for name, found in times.items() if found}
 
 
 def _secs_of(
     variant: Variant,
-    place: Deployment,
+    deployment: Deployment,
     operators: Sequence[ValidatedOperator],
     times: Mapping[str, Mapping[str, float]],
 ) -> list[float] | None:
@@ -108,45 +111,45 @@ def _secs_of(
             continue
         match = variant.matches.get(op.workload_hash)
         record = match.record if match is not None else None
-        found = row.get(place.default(op) if record is None else record.candidate_id)
+        found = row.get(deployment.default(op) if record is None else record.candidate_id)
         if found is None:
             return None
         secs.append(op.weight * found)
     return secs
 
 
-def _robust(place: Deployment, operators: Sequence[ValidatedOperator]) -> Variant:
-    """The schedules with which the whole model loses least at the worst share; empty where nothing can be told."""
-    shares = sorted({granted.key: granted for granted in place.granted.values()}.values(), key=lambda g: g.units)
-    times = {op.workload_hash: _rows(place, op, shares) for op in operators}
-    defaults = {op.workload_hash: place.default(op) for op in operators}
+def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> Variant:
+    """The schedules with which the whole model loses least at the worst share; empty where no loss is known."""
+    shares = sorted({granted.key: granted for granted in deployment.granted.values()}.values(), key=lambda g: g.units)
+    times = {op.workload_hash: _rows(deployment, op, shares) for op in operators}
+    defaults = {op.workload_hash: deployment.default(op) for op in operators}
     weights = {op.workload_hash: op.weight for op in operators}
     chosen, regret = robust_for_model(times, weights, range(len(shares)), defaults)
     reason = f"the model loses at most {regret:.1%} at {_shares_text(shares)}"
     return Variant(
         ROBUST_VARIANT,
         {
-            op.workload_hash: _robust_match(place, op, shares, chosen[op.workload_hash], reason)
+            op.workload_hash: _robust_match(deployment, op, shares, chosen[op.workload_hash], reason)
             for op in operators
             if chosen.get(op.workload_hash, defaults[op.workload_hash]) != defaults[op.workload_hash]
         },
     )
 
 
-def _rows(place: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare]) -> Times:
+def _rows(deployment: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare]) -> Times:
     """Seconds of the operator by the number of the share, then by candidate."""
     return {
-        number: place.measured(operator, granted.mechanism).times.get(granted.units, {})
+        number: deployment.measured(operator, granted.mechanism).times.get(granted.units, {})
         for number, granted in enumerate(shares)
     }
 
 
 def _robust_match(
-    place: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare], candidate: str, reason: str
+    deployment: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare], candidate: str, reason: str
 ) -> Match:
-    regret = max(row[candidate] / min(row.values()) - 1.0 for row in _rows(place, operator, shares).values())
+    regret = max(row[candidate] / min(row.values()) - 1.0 for row in _rows(deployment, operator, shares).values())
     mechanisms = dict.fromkeys(granted.mechanism for granted in shares)
-    own = [record for each in mechanisms for record in place.measured(operator, each).by_candidate[candidate]]
+    own = [record for each in mechanisms for record in deployment.measured(operator, each).by_candidate[candidate]]
     return Match(How.ROBUST, min(own, key=lambda r: (r.median_s, r.record_id)), regret, reason)
 
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def translate(error: Exception) -> FractuneError | None:
-    """The error to tell the caller; None for one that is no business of theirs."""
+    """The error to report to the caller; None for one that is not for callers."""
     if isinstance(error, FractuneError):
         return error
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
@@ -84,12 +84,12 @@ def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = translate(error)
-        if told is None:
+        reported = translate(error)
+        if reported is None:
             if error.args:  # `context.abort` raises a bare Exception; anything else is our own mistake
                 _log.exception("a call failed")
-                told = FractuneError(f"{type(error).__name__}: {error}; see the server's log")
+                reported = FractuneError(f"{type(error).__name__}: {error}; see the server's log")
             else:
                 raise
-        context.set_trailing_metadata(((ERROR_METADATA, type(told).__name__),))
-        context.abort(STATUS_CODES[told.grpc_status], str(told))
+        context.set_trailing_metadata(((ERROR_METADATA, type(reported).__name__),))
+        context.abort(STATUS_CODES[reported.grpc_status], str(reported))

@@ -1,4 +1,4 @@
-"""The fleet: who is there, and what can be asked for."""
+"""The fleet: the live workers, and the shares that they offer."""
 
 from __future__ import annotations
 

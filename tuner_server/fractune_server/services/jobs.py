@@ -21,7 +21,7 @@ from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
-from fractune_server.transport.outgoing import tell_cancelled
+from fractune_server.transport.outgoing import mark_cancelled
 
 MAX_WATCHERS = 24
 """each holds a thread; the rest of the threads stay free for calls that end at once"""
@@ -66,16 +66,16 @@ class JobService(rpc.JobServiceServicer):
         job = Collection.JOBS.parse(request.name)
         self._context.store.jobs.get(job)
         if self._context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", "cancelled on request"):
-            self._context.changes.announce()
-            tell_cancelled(self._context.redis, job)
+            self._context.notifier.announce()
+            mark_cancelled(self._context.redis, job)
         return self._view(job)
 
     def WatchJob(self, request: pb.WatchJobRequest, context: grpc.ServicerContext) -> Iterator[pb.Job]:
         job = Collection.JOBS.parse(request.name)
         with self._place():
-            seen = -1  # a job that is not there has revision 0: it is looked up, and told
+            seen = -1  # an unknown job has revision 0: it is looked up, which raises NotFound
             while context.is_active() and not self._stopping.is_set():
-                changes = self._context.changes.count
+                changes = self._context.notifier.count
                 if self._context.store.jobs.revision(job) != seen:
                     message = self._view(job)
                     seen = message.revision
@@ -83,7 +83,7 @@ class JobService(rpc.JobServiceServicer):
                     if message.HasField("end_time"):
                         return
                     self._stopping.wait(_LEAST_GAP_S)
-                self._context.changes.wait(changes, _LOOK_EVERY_S)
+                self._context.notifier.wait(changes, _LOOK_EVERY_S)
         raise ServerUnreachable("the server is stopping; watch the job again when it is back")
 
     def _view(self, job: str) -> pb.Job:

@@ -85,18 +85,18 @@ class LogService(rpc.LogServiceServicer):
         return pb.PruneRecordsResponse(deleted=deleted, kept=kept)
 
     def MatchModel(self, request: pb.MatchModelRequest, context: grpc.ServicerContext) -> pb.MatchModelResponse:
-        answers = self._matcher.match(_asked(request, context), request.share, _policy(request))
+        answers = self._matcher.match(_query(request, context), request.share, _policy(request))
         return pb.MatchModelResponse(matches=[_answer(answer) for answer in answers])
 
     def TabulateModel(
         self, request: pb.TabulateModelRequest, context: grpc.ServicerContext
     ) -> pb.TabulateModelResponse:
         shares = [str(share) for share in parse_shares(",".join(request.shares))]
-        rows = self._matcher.tabulate(_asked(request, context), shares)
+        rows = self._matcher.tabulate(_query(request, context), shares)
         return pb.TabulateModelResponse(operators=[_row(row) for row in rows])
 
 
-def _asked(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> MatchQuery:
+def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> MatchQuery:
     return MatchQuery(
         Collection.MODELS.parse(request.model),
         shapes_from_proto(request.inputs),

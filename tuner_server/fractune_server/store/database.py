@@ -1,4 +1,4 @@
-"""The database behind the store: connections, transactions, migrations, and errors in plain words."""
+"""The database behind the store: connections, transactions, migrations, and errors in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from fractune_core.errors import StateUnusable
 
-SCHEMA = "0003"
+SCHEMA = "0004"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
@@ -40,7 +40,7 @@ class Database:
         self._engine = create_engine(url)
         if self._engine.dialect.name == "sqlite":
             event.listen(self._engine, "connect", _set_pragmas)
-        with self._errors_in_plain_words(), self._engine.begin() as connection:
+        with self._errors_in_one_line(), self._engine.begin() as connection:
             _migrate(connection)
 
     @property
@@ -50,16 +50,16 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that is committed at the end, or rolled back whole."""
-        with self._writer, self._errors_in_plain_words(), self._engine.begin() as connection:
+        with self._writer, self._errors_in_one_line(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        with self._errors_in_plain_words(), self._engine.connect() as connection:
+        with self._errors_in_one_line(), self._engine.connect() as connection:
             yield connection
 
     def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
-        """An INSERT that can be told what to do on a conflict."""
+        """An INSERT for which a conflict can be settled."""
         return postgresql.insert(table) if self._engine.dialect.name == "postgresql" else sqlite.insert(table)
 
     def insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
@@ -72,7 +72,7 @@ class Database:
         self._engine.dispose()
 
     @contextmanager
-    def _errors_in_plain_words(self) -> Iterator[None]:
+    def _errors_in_one_line(self) -> Iterator[None]:
         try:
             yield
         except DBAPIError as error:

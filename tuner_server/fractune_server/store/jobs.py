@@ -106,12 +106,12 @@ class JobStore:
     def save_round(self, round_: Round) -> None:
         row = {**asdict(round_), "kind": round_.kind.value}
         with self._database.write() as connection:
-            connection.execute(delete(rounds).where(rounds.c.lease == round_.lease))
+            connection.execute(delete(rounds).where(rounds.c.round_id == round_.round_id))
             connection.execute(insert(rounds).values(row))
 
-    def drop_round(self, lease: str) -> None:
+    def drop_round(self, round_id: str) -> None:
         with self._database.write() as connection:
-            connection.execute(delete(rounds).where(rounds.c.lease == lease))
+            connection.execute(delete(rounds).where(rounds.c.round_id == round_id))
 
     def rounds(self, job: str) -> list[Round]:
         with self._database.read() as connection:

@@ -82,7 +82,7 @@ class TuningLog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._finals = ValidatedCache(database)
+        self._validated = ValidatedCache(database)
 
     # ---- writing --------------------------------------------------------------------------------
 
@@ -125,19 +125,19 @@ class TuningLog:
             doomed = _beyond_best(chosen, keep_best)
             count = connection.scalar(select(func.count()).select_from(doomed.subquery())) or 0
             if not dry_run:
-                self._delete(connection, records.c.seq.in_(doomed), finals=chosen.kind is Kind.FINAL)
+                self._delete(connection, records.c.seq.in_(doomed), validations=chosen.kind is Kind.VALIDATION)
             return count, total - count
 
     def _add(self, connection: Connection, new: Sequence[TuningRecord]) -> int:
         added = self._database.insert_new(connection, records, [record_to_row(record) for record in new])
-        count_change(self._database, connection, (r.workload_hash for r in new if r.kind is Kind.FINAL))
+        count_change(self._database, connection, (r.workload_hash for r in new if r.kind is Kind.VALIDATION))
         return added
 
-    def _delete(self, connection: Connection, clause: ColumnElement[bool], *, finals: bool) -> None:
-        """Delete finals, or trials only."""
+    def _delete(self, connection: Connection, clause: ColumnElement[bool], *, validations: bool) -> None:
+        """Delete validations, or trials only."""
         deleted = delete(records).where(clause)
-        if finals:
-            # What was really deleted, because another server may have added finals since they were counted.
+        if validations:
+            # What was really deleted, because another server may have added validations since they were counted.
             changed = connection.scalars(deleted.returning(records.c.workload_hash)).all()
             count_change(self._database, connection, changed)
         else:
@@ -244,13 +244,13 @@ class TuningLog:
         with self._database.read() as connection:
             return [Donor(*row) for row in connection.execute(query)]
 
-    def finals(self, workload_hash: str) -> ValidatedRecords:
+    def validated(self, workload_hash: str) -> ValidatedRecords:
         """Those of one operator."""
-        return self.finals_of([workload_hash])[workload_hash]
+        return self.validated_of([workload_hash])[workload_hash]
 
-    def finals_of(self, workload_hashes: Iterable[str]) -> dict[str, ValidatedRecords]:
+    def validated_of(self, workload_hashes: Iterable[str]) -> dict[str, ValidatedRecords]:
         """Those of many operators at once, by workload hash."""
-        return self._finals.of(workload_hashes)
+        return self._validated.of(workload_hashes)
 
     def newest(self, share: str) -> TuningRecord | None:
         """The record written last of those measured under `share` as text."""

@@ -44,7 +44,6 @@ class IngestedModel:
     """TVM's target as JSON"""
     target_key: str
     operators: list[OperatorTask]
-    notes: list[str]
 
 
 class ModelStore:
@@ -76,7 +75,6 @@ class ModelStore:
             "target": found.target,
             "target_key": found.target_key,
             "operators": [task.to_json() for task in found.operators],
-            "notes": found.notes,
         }
         with self._database.write() as connection:
             self._database.insert_new(connection, ingested, [row])
@@ -87,4 +85,4 @@ class ModelStore:
         if row is None:
             return None
         tasks = [OperatorTask.from_json(task) for task in row["operators"]]
-        return IngestedModel(row["target"], row["target_key"], tasks, row["notes"])
+        return IngestedModel(row["target"], row["target_key"], tasks)

@@ -19,9 +19,9 @@ def check_workload(workload: pb.Workload) -> None:
     """Raises BadRequest."""
     name = workload.workload_hash
     if not _HASH.fullmatch(name):
-        raise BadRequest(f"workload '{name}': that is no workload hash")
+        raise BadRequest(f"workload '{name}': that is not a workload hash")
     if not _is_json(workload.json):
-        raise BadRequest(f"workload {name}: its text is no JSON")
+        raise BadRequest(f"workload {name}: its text is not JSON")
 
 
 def check_record(record: TuningRecord) -> None:
@@ -36,15 +36,15 @@ def check_record(record: TuningRecord) -> None:
 
 
 def _faults(record: TuningRecord) -> Iterator[str]:
-    """What is wrong, in words."""
+    """One clause for each fault."""
     if not _HASH.fullmatch(record.workload_hash):
-        yield f"workload_hash '{record.workload_hash}' is no workload hash"
+        yield f"workload_hash '{record.workload_hash}' is not a workload hash"
     if record.candidate_id != candidate_id(record.workload_hash, record.target_key, record.trace):
         yield "candidate_id does not belong to this workload, target and trace"
     if not _is_json(record.target):
-        yield "target is no JSON"
+        yield "target is not JSON"
     if record.trace != UNTUNED and not _is_json(record.trace):
-        yield "trace is no JSON"
+        yield "trace is not JSON"
     if not record.device.kind or not record.device.isa or record.device.units < 1:
         yield "device lacks its kind, isa or units"
     yield from _share_faults(record.granted)
@@ -55,7 +55,7 @@ def _share_faults(granted: GrantedShare) -> Iterator[str]:
     if not 1 <= granted.units <= granted.units_total:
         yield f"granted share has {granted.units} of {granted.units_total} units"
     if not granted.unit:
-        yield "granted share does not say what its units are"
+        yield "granted share does not name its unit"
 
 
 def _number_faults(record: TuningRecord) -> Iterator[str]:

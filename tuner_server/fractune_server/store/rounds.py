@@ -1,4 +1,4 @@
-"""Rounds: the candidates of one operator that are under way together, under one lease."""
+"""Rounds: the candidates of one operator that are under way together."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fractune_core.records import Kind
 class Round:
     """Kept in the store while it lasts, so that a restarted server knows what is under way."""
 
-    lease: str
+    round_id: str
     job: str
     kind: Kind
     workload_hash: str
     instance: str
-    """the tuner instance that searches; empty for finals"""
+    """the tuner instance that searches; empty for validations"""
     asked: int
     """candidates asked for"""
     candidates: list[str] | None = None

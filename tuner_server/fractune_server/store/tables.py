@@ -62,11 +62,11 @@ records = Table(
     sqlite_autoincrement=True,
 )
 
-final_versions = Table(
-    "final_versions",
+validation_versions = Table(
+    "validation_versions",
     metadata,
     Column("workload_hash", _ID, primary_key=True),
-    Column("version", BigInteger, nullable=False),  # how often the operator's finals have changed; see finals.py
+    Column("version", BigInteger, nullable=False),  # how often they have changed; see validated.py
 )
 
 workloads = Table(
@@ -91,7 +91,6 @@ ingested = Table(
     Column("target", Text, nullable=False),
     Column("target_key", Text, nullable=False),
     Column("operators", JSON, nullable=False),
-    Column("notes", JSON, nullable=False),
 )
 
 jobs = Table(
@@ -141,7 +140,7 @@ job_operators = Table(
 rounds = Table(
     "rounds",
     metadata,
-    Column("lease", _ID, primary_key=True),
+    Column("round_id", _ID, primary_key=True),
     Column("job", _ID, nullable=False),
     Column("kind", String(16), nullable=False),
     Column("workload_hash", _ID, nullable=False),

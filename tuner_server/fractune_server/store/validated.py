@@ -1,8 +1,8 @@
 """ValidatedRecords in memory, each operator's for as long as they are the truth.
 
-A row of `final_versions` counts the changes of one operator's finals. Every transaction that adds or deletes finals
-counts in that same transaction, in whatever process, so finals that were read at the current count are those of the
-database. Readers compare the counts at every call; nobody has to be told of a change.
+A row of `validation_versions` counts the changes of one operator's validations. Every transaction that adds or deletes
+some counts in that same transaction, in whatever process, so those that were read at the current count are those of
+the database. Readers compare the counts at every call; no process has to be told of a change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.records import Kind, TuningRecord
 from fractune_server.store.database import Database, parts
 from fractune_server.store.rows import RecordReader
-from fractune_server.store.tables import final_versions, records
+from fractune_server.store.tables import records, validation_versions
 
 KEPT_BYTES = 128 << 20
 """about what is kept at most; an operator that was not asked for the longest time goes first"""
@@ -28,7 +28,7 @@ _RECORD_BYTES = 1100
 @dataclass(frozen=True)
 class _Kept:
     version: int
-    finals: ValidatedRecords
+    validated: ValidatedRecords
     size_bytes: int
 
 
@@ -44,15 +44,15 @@ class ValidatedCache:
         self.kept_bytes = 0
 
     def of(self, workload_hashes: Iterable[str]) -> dict[str, ValidatedRecords]:
-        """All finals of these operators; one without any has an empty entry."""
+        """All validations of these operators; one without any has an empty entry."""
         wanted = list(dict.fromkeys(workload_hashes))
         with self._database.read() as connection:
             versions = _versions(connection, wanted)
             found = self._current(versions)
             missing = [name for name in wanted if name not in found]
-            # After the counts: finals that change in between are kept under the count before, and read again.
+            # After the counts: validations that change in between are kept under the count before, and read again.
             read = _read(connection, missing) if missing else {}
-        self._keep({name: _Kept(versions[name], finals, _size(finals)) for name, finals in read.items()})
+        self._keep({name: _Kept(versions[name], validations, _size(validations)) for name, validations in read.items()})
         return {name: found[name] if name in found else read[name] for name in wanted}
 
     def _current(self, versions: dict[str, int]) -> dict[str, ValidatedRecords]:
@@ -62,7 +62,7 @@ class ValidatedCache:
                 kept = self._kept.get(name)
                 if kept is not None and kept.version == version:
                     self._kept[name] = self._kept.pop(name)
-                    found[name] = kept.finals
+                    found[name] = kept.validated
             return found
 
     def _keep(self, read: dict[str, _Kept]) -> None:
@@ -80,18 +80,20 @@ class ValidatedCache:
 
 
 def count_change(database: Database, connection: Connection, workload_hashes: Iterable[str]) -> None:
-    """Say, within the transaction that changes finals of these operators, that it does."""
+    """Count, within the transaction, that it changes validations of these operators."""
     # In one order, so that two transactions never wait for each other.
     rows = [{"workload_hash": name, "version": 1} for name in sorted(set(workload_hashes))]
     if rows:
-        one_more = {"version": final_versions.c.version + 1}
-        added = database.insert(final_versions).on_conflict_do_update(index_elements=["workload_hash"], set_=one_more)
+        one_more = {"version": validation_versions.c.version + 1}
+        added = database.insert(validation_versions).on_conflict_do_update(
+            index_elements=["workload_hash"], set_=one_more
+        )
         connection.execute(added, rows)
 
 
 def _versions(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, int]:
-    """0 for an operator whose finals have not changed since they are counted."""
-    columns = final_versions.c
+    """0 for an operator whose validations have not changed since they are counted."""
+    columns = validation_versions.c
     found = dict.fromkeys(workload_hashes, 0)
     for part in parts(workload_hashes):
         query = select(columns.workload_hash, columns.version).where(columns.workload_hash.in_(part))
@@ -103,12 +105,12 @@ def _read(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, V
     found: dict[str, list[TuningRecord]] = {name: [] for name in workload_hashes}
     reader = RecordReader()
     for part in parts(workload_hashes):
-        clauses = (records.c.workload_hash.in_(part), records.c.kind == Kind.FINAL.value)
+        clauses = (records.c.workload_hash.in_(part), records.c.kind == Kind.VALIDATION.value)
         for record in reader.read(connection, *clauses):
             found[record.workload_hash].append(record)
-    return {name: ValidatedRecords(tuple(finals)) for name, finals in found.items()}
+    return {name: ValidatedRecords(tuple(validations)) for name, validations in found.items()}
 
 
-def _size(finals: ValidatedRecords) -> int:
+def _size(validations: ValidatedRecords) -> int:
     """Bytes, about: records of one schedule hold its trace together."""
-    return len(finals.records) * _RECORD_BYTES + sum(map(len, {record.trace for record in finals.records}))
+    return len(validations.records) * _RECORD_BYTES + sum(map(len, {record.trace for record in validations.records}))

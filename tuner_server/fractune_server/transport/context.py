@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redis import Redis
 
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
+from fractune_server.transport.model_ingests import ModelIngests
 
 
 class JobNotifier:
@@ -41,4 +42,5 @@ class ServerContext:
     files: BlobStore
     secret: bytes
     """the fleet's: bundles that travel through Redis are signed with it"""
-    changes: JobNotifier
+    notifier: JobNotifier = field(default_factory=JobNotifier)
+    model_ingests: ModelIngests = field(default_factory=ModelIngests)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 
 from redis import Redis
@@ -17,8 +16,9 @@ from fractune_core.messages import (
     Work,
     WorkFailed,
     done_key,
+    work_record,
 )
-from fractune_core.records import FINAL_POLICY, TRIAL_POLICY, Kind, Status, TuningRecord, record_id
+from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.requeue import ATTEMPTS
 
@@ -45,34 +45,16 @@ def _crashes(work: BuildWork | MeasureWork, job: StoredJob) -> Iterator[Event]:
     items = work["candidates"] if work["do"] == "build" else work["artifacts"]
     for share in shares:
         for item in items:
-            record = _crash(work, job, share, item["candidate"], item["trace"])
-            yield {"event": "measured", "job": job.id, "lease": work["lease"], "record": record.to_json()}
-
-
-def _crash(work: BuildWork | MeasureWork, job: StoredJob, share: str, candidate: str, trace: str) -> TuningRecord:
-    kind = Kind(work["kind"])
-    return TuningRecord(
-        record_id=record_id(work["lease"], candidate, share),
-        kind=kind,
-        candidate_id=candidate,
-        workload_hash=work["workload_hash"],
-        operator=work["operator"],
-        target=work["target"],
-        target_key=work["target_key"],
-        trace=trace,
-        device=job.device,
-        share=share,
-        granted=job.granted[share],
-        status=Status.CRASHED,
-        cause=f"{ATTEMPTS} workers ended while this batch was in their hands ({work['do']})",
-        run_secs=(),
-        policy=FINAL_POLICY if kind is Kind.FINAL else TRIAL_POLICY,
-        anchor_ratio=0.0,
-        neighbours=0,
-        job=job.id,
-        worker="",
-        measured_at=time.time(),
-    )
+            record = work_record(
+                work,
+                item,
+                job.device,
+                job.granted[share],
+                Status.CRASHED,
+                f"{ATTEMPTS} workers ended while this batch was in their hands ({work['do']})",
+                VALIDATION_POLICY if work["kind"] == Kind.VALIDATION else TRIAL_POLICY,
+            )
+            yield {"event": "measured", "job": job.id, "round_id": work["round_id"], "record": record.to_json()}
 
 
 def _failure(work: Work) -> WorkFailed:
@@ -84,5 +66,5 @@ def _failure(work: Work) -> WorkFailed:
         "message": f"{ATTEMPTS} workers ended while they did this: {work['do']}; see their logs",
     }
     if work["do"] == "search":
-        event["lease"] = work["lease"]
+        event["round_id"] = work["round_id"]
     return event

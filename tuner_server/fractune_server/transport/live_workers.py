@@ -1,4 +1,4 @@
-"""Who is there: the live workers, as they say themselves in Redis."""
+"""The live workers, from the entries that they renew in Redis."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Fleet:
 
 def _refusal(shares: Sequence[str], by_device: dict[str, dict[str, HeldShare]]) -> str:
     if not by_device:
-        return f"no worker offers {', '.join(shares)}: no measuring worker is there; start one for each share"
+        return f"no worker offers {', '.join(shares)}: no measuring worker is running; start one for each share"
     offered = "; ".join(f"{', '.join(sorted(held))} on {device}" for device, held in sorted(by_device.items()))
     missing = [share for share in shares if not any(share in held for held in by_device.values())]
     if missing:

@@ -1,4 +1,4 @@
-"""What workers need beside their work: model files, workloads, and word of what is cancelled."""
+"""What workers need beside their work: model files, workloads, and marks of what is cancelled."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def send_workload(context: ServerContext, workload_hash: str) -> None:
         put_blob(context.redis, name, context.store.log.workload(workload_hash).encode())
 
 
-def tell_cancelled(connection: redis.Redis, job: str) -> None:
+def mark_cancelled(connection: redis.Redis, job: str) -> None:
     """Have workers skip what is left of the job."""
     connection.set(cancel_key(job), 1, ex=BLOB_TTL_S)

@@ -17,6 +17,8 @@ from fractune_server.store.log import TuningLog
 
 _BATCH = 1000
 _CONSUMER = "server"
+_ROUND_BEFORE = "lease"
+"""the id of a round in events of before migration 0004, which may have waited in a stream during an upgrade"""
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class Recorder:
     """Reads all results streams through the consumer group RECORDER. One thread only.
 
     After an error in `poll`, or after `repeat`, the next polls bring the same entries again: adding a record
-    twice changes nothing, and whoever takes the events must bear seeing them twice too.
+    twice changes nothing, and what takes the events must bear seeing them twice too.
     """
 
     def __init__(self, redis: Redis, log: TuningLog) -> None:
@@ -78,7 +80,7 @@ class Recorder:
             pipe.execute()
 
     def repeat(self) -> None:
-        """Have the next polls bring again whatever was not acknowledged."""
+        """Have the next polls bring again what was not acknowledged."""
         self._recovering = True
 
     def expect(self, streams: Iterable[str]) -> None:
@@ -90,7 +92,7 @@ class Recorder:
         return set(self._joined)
 
     def leave(self, stream: str) -> None:
-        """Remove a stream that nobody writes any more."""
+        """Remove a stream that no worker writes any more."""
         self._redis.srem(STREAMS, stream)
         self._redis.delete(stream)
         self._joined.discard(stream)
@@ -136,13 +138,16 @@ class Recorder:
                 try:
                     arrivals.append(_decode(fields))
                 except (KeyError, TypeError, ValueError) as error:
-                    # It will not read better the next time: say so, and let it go.
+                    # It will not read better the next time.
                     _log.warning("dropped an unreadable entry %s of %s: %r", entry, stream, error)
         return ArrivalBatch(arrivals, entries)
 
 
 def _decode(fields: Mapping[bytes, bytes]) -> Arrival:
-    event = cast(Event, json.loads(fields[EVENT_FIELD.encode()]))
+    entry = json.loads(fields[EVENT_FIELD.encode()])
+    if _ROUND_BEFORE in entry:
+        entry["round_id"] = entry.pop(_ROUND_BEFORE)
+    event = cast(Event, entry)
     if event["event"] == "measured":
         return Arrival(event, TuningRecord.from_json(event["record"]))
     return Arrival(event)

@@ -14,7 +14,7 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from fractune_core.messages import Work, cancel_key, handed_back_key
 from fractune_server.transport.live_workers import Fleet
-from fractune_server.transport.work_queues import WorkQueues, fetch, work_of
+from fractune_server.transport.work_queues import WorkQueues, fetch, is_foreign, work_of
 
 ATTEMPTS = 3
 _STUCK_S = 10.0
@@ -61,7 +61,7 @@ class Requeuer:
                 pipe.delete(execution.key)
                 pipe.execute()
             if job is not None:
-                self._again(queue, job, f"worker {execution.worker_name} has let go of it")
+                self._again(queue, job, f"worker {execution.worker_name} no longer holds it")
 
     def _is_idle(self, worker: str) -> bool:
         """True when the worker waits for work: what it still holds was cut off when Redis went away."""
@@ -96,6 +96,9 @@ class Requeuer:
 
     def _again(self, queue: Queue, job: Job, reason: str) -> None:
         queue.intermediate_queue.remove(job.id)
+        if is_foreign(job):
+            job.delete()
+            return
         work = work_of(job)
         if self._redis.exists(cancel_key(work["job"])):
             job.delete()

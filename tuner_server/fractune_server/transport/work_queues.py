@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Collection
 from typing import cast
 
@@ -17,7 +18,9 @@ from fractune_core.messages import BLOB_TTL_S, HANDLER, Work, done_key, tune_que
 _JOB_TIMEOUT_S = 3 * 3600
 """a last resort: the worker's parent process holds the real deadlines"""
 _FAILURE_TTL_S = 3600
-"""long enough for the reaper to see it"""
+"""long enough for the requeuer to see it"""
+
+_log = logging.getLogger(__name__)
 
 
 class WorkQueues:
@@ -44,8 +47,18 @@ class WorkQueues:
         for queue in self.all():
             queue.delete(delete_jobs=True)
 
+    def drop_foreign(self) -> None:
+        """Drop work that another version has queued, which no worker of this one can do; it is asked for again."""
+        for queue in self.all():
+            for job_id in _held(queue):
+                job = fetch(self._redis, job_id)
+                if job is not None and is_foreign(job):
+                    _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
+                    queue.intermediate_queue.remove(job_id)
+                    job.delete()
+
     def drop_tuners_but(self, alive: Collection[str]) -> None:
-        """Drop the queues of tuner instances that are gone: nobody will ever serve them."""
+        """Drop the queues of tuner instances that are gone: no worker will ever serve them."""
         keep = {tune_queue(instance) for instance in alive}
         for queue in self.all():
             if queue.name.startswith(tune_queue("")) and queue.name not in keep:
@@ -80,12 +93,27 @@ class WorkQueues:
         return Queue(name, connection=self._redis, serializer=JSONSerializer)
 
 
+def _held(queue: Queue) -> set[str]:
+    """Ids of the jobs that wait in the queue, are being taken from it, run, or have failed."""
+    return {
+        *queue.get_job_ids(),
+        *queue.intermediate_queue.get_job_ids(),
+        *(job_id for job_id, _ in queue.started_job_registry.get_job_and_execution_ids(cleanup=False)),
+        *queue.failed_job_registry.get_job_ids(cleanup=False),
+    }
+
+
 def fetch(redis: Redis, job_id: str) -> Job | None:
     """RQ's job; None when it is gone."""
     try:
         return Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
     except NoSuchJobError:
         return None
+
+
+def is_foreign(job: Job) -> bool:
+    """True for work that another version of fractune has queued: its words may be other than ours."""
+    return bool(job.func_name != HANDLER)
 
 
 def work_of(job: Job) -> Work:

@@ -150,7 +150,7 @@ def sample(operator: SampleOperator, count: int, seed: int, place: BuildCores, b
     """
     threads = str(min(len(place.cores), _THREADS_AT_MOST))
     known = {"workload_hash": operator.workload_hash, "target_key": target_key(operator.target)}
-    opened = {"workload": operator.workload, "target": operator.target, "seed": seed, "history": [], "borrowed": []}
+    opened = {"workload": operator.workload, "target": operator.target, "seed": seed, "history": [], "transferred": []}
     traces: list[str] = []
     codes: dict[str, bytes] = {}
     with _running(Child("fractune_workers.children.searching.child", [threads])) as search:

@@ -21,7 +21,7 @@ from fractune_core.analysis.noise import (
     tie_width,
 )
 from fractune_core.errors import FractuneError
-from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
+from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Status, TimingPolicy
 from fractune_workers.measuring.session import Outcome
 
 
@@ -61,7 +61,7 @@ class Pass:
         return len(self.outcomes) - len(self.times)
 
 
-REFERENCE = Setting(FINAL_POLICY)
+REFERENCE = Setting(VALIDATION_POLICY)
 FIRST = Setting(FIRST_POLICY)
 RACE = Setting(None)
 Passes = Mapping[Setting, Sequence[Pass]]

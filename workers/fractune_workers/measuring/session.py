@@ -19,7 +19,7 @@ from typing import Any
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
-from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, Status, TimingPolicy, with_cache
+from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.confinement import confinement_for
@@ -89,7 +89,7 @@ class MeasurementSession:
     ) -> None:
         self._margin = margin
         self._rungs = [with_cache(policy, cache) for policy in _RUNGS]
-        self._final_policy = with_cache(FINAL_POLICY, cache)
+        self._final_policy = with_cache(VALIDATION_POLICY, cache)
         self._confinement = confinement_for(share, cores)
         self._confinement.probe()
         units = ",".join(str(core) for core in cores)
@@ -318,9 +318,9 @@ def _failure(error: FractuneError) -> Outcome:
 
 def _wrong(error: float, allowed: float) -> Outcome:
     cause = f"output differs from the untuned one by {error:.2g} of its largest value; {allowed:g} is allowed"
-    return Outcome(Status.WRONG_OUTPUT, cause, policy=FINAL_POLICY, max_error=error)
+    return Outcome(Status.WRONG_OUTPUT, cause, policy=VALIDATION_POLICY, max_error=error)
 
 
 def _without_reference(names: Iterable[str]) -> dict[str, Outcome]:
     cause = "the untuned operator itself could not be built or run here: nothing to compare with"
-    return {name: Outcome(Status.RUN_FAILED, cause, policy=FINAL_POLICY) for name in names}
+    return {name: Outcome(Status.RUN_FAILED, cause, policy=VALIDATION_POLICY) for name in names}

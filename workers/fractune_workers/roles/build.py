@@ -26,7 +26,7 @@ from fractune_core.records import Kind, Status
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.context import WorkerContext
 
-_LONGEST_S, _LONGEST_FINAL_S = 10, 60
+_LONGEST_S, _LONGEST_VALIDATED_S = 10, 60
 _TIMES_ANY, _SHORTEST_ANY_S = 8, 2
 _TIMES_OWN, _SHORTEST_OWN_S = 4, 1
 _KNOWN = 4
@@ -94,8 +94,8 @@ class Builder:
                 artifact, code = self._build(work, item)
             artifacts.append(artifact)
             if code:
-                transaction.blob(artifact_blob(work["lease"], item["candidate"]), code)
-        args_info = self._workload(work["workload_hash"])
+                transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
+        args_info = self._workload(work["operator"]["workload_hash"])
         for share in work["shares"]:
             transaction.enqueue(
                 measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts)
@@ -105,12 +105,12 @@ class Builder:
     def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
         """One candidate; how it failed, when it does, is part of the item."""
         try:
-            self._workload(work["workload_hash"])
+            self._workload(work["operator"]["workload_hash"])
             answer = self._child.call(
                 "build",
                 _STUCK_S,
-                workload_hash=work["workload_hash"],
-                target=work["target"],
+                workload_hash=work["operator"]["workload_hash"],
+                target=work["operator"]["target"],
                 trace=item["trace"],
                 limit_cpu_s=self._limit_cpu_s(work),
             )
@@ -121,14 +121,16 @@ class Builder:
         except ChildDied as error:
             return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
         if answer["status"] == Status.OK:
-            self._deadline.note(work["workload_hash"], answer["build_secs"])
+            self._deadline.note(work["operator"]["workload_hash"], answer["build_secs"])
         artifact = _artifact(item, Status(answer["status"]), answer["cause"], answer["build_secs"], answer["versions"])
         return artifact, base64.b64decode(answer["object"])
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
-        # A finalist of a final was built in time before: what is usual by now must not cost a winner its place. The
-        # untuned default was not, and without it nothing is published: a GPU's may be unrolled far.
-        return _LONGEST_FINAL_S if work["kind"] == Kind.FINAL else self._deadline.limit_cpu_s(work["workload_hash"])
+        # A finalist was built in time before: what is usual by now must not cost a winner its place. The untuned
+        # default was not, and without it nothing is published: a GPU's may be unrolled far.
+        if work["kind"] == Kind.VALIDATION:
+            return _LONGEST_VALIDATED_S
+        return self._deadline.limit_cpu_s(work["operator"]["workload_hash"])
 
     def _workload(self, workload_hash: str) -> list[Any]:
         """Make sure that the present child knows the workload; its argument descriptions."""
@@ -158,13 +160,10 @@ def _measure_work(work: BuildWork, share: str, args_info: list[Any], artifacts: 
     return {
         "do": "measure",
         "work_id": uuid.uuid4().hex,
-        "lease": work["lease"],
+        "round_id": work["round_id"],
         "job": work["job"],
         "kind": work["kind"],
-        "workload_hash": work["workload_hash"],
         "operator": work["operator"],
-        "target": work["target"],
-        "target_key": work["target_key"],
         "share": share,
         "args_info": args_info,
         "artifacts": artifacts,

@@ -62,7 +62,6 @@ class Compiler:
             "target": answer["target"],
             "target_key": answer["target_key"],
             "operators": answer["operators"],
-            "notes": answer["notes"],
         }
 
     def _compile(self, work: CompileWork) -> Compiled:

@@ -7,9 +7,9 @@ A batch is delivered whole, and measured again when the machine changed under it
 from __future__ import annotations
 
 import math
-import time
 import zlib
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
@@ -26,8 +26,9 @@ from fractune_core.messages import (
     WorkFailed,
     artifact_blob,
     measure_queue,
+    work_record,
 )
-from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
+from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import WorkerContext
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
@@ -71,12 +72,12 @@ class Measurer:
 
     def _measure(self, work: MeasureWork) -> None:
         batch = self._batch(work)
-        untuned = candidate_id(work["workload_hash"], work["target_key"], UNTUNED)
-        operator = (work["workload_hash"], work["target_key"])
+        operator = (work["operator"]["workload_hash"], work["operator"]["target_key"])
+        untuned = candidate_id(*operator, UNTUNED)
         final = partial(self._bench.final, untuned=untuned)
         trials = partial(self._bench.trials, best_s=self._best_s.get(operator, math.inf))
-        run = final if work["kind"] == Kind.FINAL else trials
-        with self._turn(alone=work["kind"] == Kind.FINAL) as turn:
+        run = final if work["kind"] == Kind.VALIDATION else trials
+        with self._turn(alone=work["kind"] == Kind.VALIDATION) as turn:
             outcomes, conditions = measure_stable(self._bench, self._clocks, partial(run, batch))
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
@@ -88,7 +89,7 @@ class Measurer:
             event: Measured = {
                 "event": "measured",
                 "job": work["job"],
-                "lease": work["lease"],
+                "round_id": work["round_id"],
                 "record": record.to_json(),
             }
             transaction.event(work["reply"], event)
@@ -105,11 +106,11 @@ class Measurer:
     def _batch(self, work: MeasureWork) -> ArtifactBatch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
         codes = {
-            item["candidate"]: self._context.signed_blob(artifact_blob(work["lease"], item["candidate"]))
+            item["candidate"]: self._context.signed_blob(artifact_blob(work["round_id"], item["candidate"]))
             for item in work["artifacts"]
             if item["status"] == Status.OK
         }
-        return ArtifactBatch(work["args_info"], zlib.crc32(work["workload_hash"].encode()), codes)
+        return ArtifactBatch(work["args_info"], zlib.crc32(work["operator"]["workload_hash"].encode()), codes)
 
     def _time_model(self, work: TimeModelWork) -> None:
         transaction = self._context.transaction(work)
@@ -137,27 +138,14 @@ class Measurer:
     def _record(
         self, work: MeasureWork, item: ArtifactItem, outcome: Outcome, conditions: Conditions, neighbours: int
     ) -> TuningRecord:
-        return TuningRecord(
-            record_id=record_id(work["lease"], item["candidate"], str(self._share)),
-            kind=Kind(work["kind"]),
-            candidate_id=item["candidate"],
-            workload_hash=work["workload_hash"],
-            operator=work["operator"],
-            target=work["target"],
-            target_key=work["target_key"],
-            trace=item["trace"],
-            device=Device.from_json(self._bench.device_info["device"]),
-            share=str(self._share),
-            granted=GrantedShare.from_json(self._bench.device_info["granted"]),
-            status=outcome.status,
-            cause=outcome.cause,
+        device = Device.from_json(self._bench.device_info["device"])
+        granted = GrantedShare.from_json(self._bench.device_info["granted"])
+        return replace(
+            work_record(work, item, device, granted, outcome.status, outcome.cause, outcome.policy),
             run_secs=outcome.run_secs,
-            policy=outcome.policy,
             anchor_ratio=conditions.anchor_ratio,
             neighbours=neighbours,
-            job=work["job"],
             worker=self._context.name,
-            measured_at=time.time(),
             build_secs=item["build_secs"],
             max_error=outcome.max_error,
             clock_mhz=conditions.clock_mhz,

@@ -86,20 +86,21 @@ class Tuner:
         transaction.send()
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
-        operator: dict[str, Any] = {"workload_hash": work["workload_hash"], "target_key": work["target_key"]}
+        searched = work["operator"]
+        operator: dict[str, Any] = {"workload_hash": searched["workload_hash"], "target_key": searched["target_key"]}
         with self._context.core_locks.working(self._context.cores) as hold, self._child.giving_way(hold):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
                 self._child.call(
                     "open",
                     _SEARCH_TIMEOUT_S,
                     **operator,
-                    workload=get_blob(self._context.redis, workload_blob(work["workload_hash"])).decode(),
-                    target=work["target"],
+                    workload=get_blob(self._context.redis, workload_blob(searched["workload_hash"])).decode(),
+                    target=searched["target"],
                     seed=work["seed"],
-                    history=work.get("history", []),
-                    borrowed=work.get("borrowed", []),
+                    history=work["history"],
+                    transferred=work["transferred"],
                 )
-            results = self._results.pop((work["workload_hash"], work["target_key"]), [])
+            results = self._results.pop((searched["workload_hash"], searched["target_key"]), [])
             if results:
                 self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=len(work["shares"]))
             proposed: list[dict[str, str]] = self._child.call(
@@ -131,8 +132,8 @@ def _proposed(work: SearchWork, candidates: list[dict[str, str]]) -> Proposed:
     return {
         "event": "proposed",
         "job": work["job"],
-        "lease": work["lease"],
-        "workload_hash": work["workload_hash"],
+        "round_id": work["round_id"],
+        "workload_hash": work["operator"]["workload_hash"],
         "candidates": [item["candidate"] for item in candidates],
         "exhausted": len(candidates) < work["count"],
     }
@@ -143,9 +144,9 @@ def _failed(work: SearchWork, error: FractuneError) -> WorkFailed:
         "event": "work_failed",
         "job": work["job"],
         "do": "search",
-        "lease": work["lease"],
+        "round_id": work["round_id"],
         "error": type(error).__name__,
-        "message": f"operator {work['operator']}: {error}",
+        "message": f"operator {work['operator']['name']}: {error}",
     }
 
 
@@ -153,13 +154,10 @@ def _build_work(work: SearchWork, batch: list[Any], reply: str) -> BuildWork:
     return {
         "do": "build",
         "work_id": uuid.uuid4().hex,
-        "lease": work["lease"],
+        "round_id": work["round_id"],
         "job": work["job"],
         "kind": Kind.TRIAL.value,
-        "workload_hash": work["workload_hash"],
         "operator": work["operator"],
-        "target": work["target"],
-        "target_key": work["target_key"],
         "device_key": work["device_key"],
         "shares": work["shares"],
         "candidates": batch,

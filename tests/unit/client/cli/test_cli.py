@@ -258,7 +258,7 @@ def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.Ca
     assert main(["log", "prune", "--keep-best", "1", "--dry-run", *at]) == 0
     assert capsys.readouterr().out == "2 records would be deleted, 1 kept\n"
     assert main(["log", "show", "--kind", "best", *at]) == 2
-    assert "write trial or final" in error_line(capsys)
+    assert "write trial or validation" in error_line(capsys)
 
 
 def test_an_exported_log_comes_back_as_it_was(

@@ -45,7 +45,7 @@ def report() -> dict[str, Any]:
         "candidates": 2,
         "tie_width": 0.02,
         "settings": [
-            setting("final, alone", [[1e-3, 1.1e-3], [2e-3, 2e-3]]),
+            setting("validation, alone", [[1e-3, 1.1e-3], [2e-3, 2e-3]]),
             setting("first, alone", [[1e-3, None], [2e-3, 2e-3]], tau=None, regret=None, failures=1),
             setting("trial, alone", [[1e-3, 1e-3], [2e-3, 2e-3]]),
         ],

@@ -12,7 +12,7 @@ from fractune.reports.tables import cell_text, rows, table_json
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.samples import final
+from tests.support.samples import validation
 
 SHARES = ("cpu:1", "cpu:2")
 NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005, 1.0)
@@ -111,7 +111,7 @@ def test_a_jobs_result_and_published_records_become_tables() -> None:
             pb.TableCell(
                 tuned_at="cpu:1",
                 run_at=f"cpu:{units}",
-                record=record_to_proto(final("a", units, 1.0 / units, record_id=f"{units:032x}")),
+                record=record_to_proto(validation("a", units, 1.0 / units, record_id=f"{units:032x}")),
             )
             for units in (1, 2)
         ],

@@ -15,7 +15,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Match, Pol
 from fractune_core.analysis.validated import ValidatedRecords, best_times
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord
 from fractune_server.selection.robust import robust_for_model
-from tests.support.samples import DEVICE, TARGET_KEY, final, granted
+from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
 
 UNMEASURED = Policy(allow_unmeasured=True)
 
@@ -30,12 +30,14 @@ def trace(answer: Match) -> str:
 
 
 def test_the_fastest_at_the_very_share() -> None:
-    answer = match([final("a", 1, 3.0), final("b", 1, 2.0), final("c", 2, 1.0)], 1)
+    answer = match([validation("a", 1, 3.0), validation("b", 1, 2.0), validation("c", 2, 1.0)], 1)
     assert (answer.how, answer.regret, trace(answer)) == (How.EXACT, 0.0, "b")
 
 
 def test_a_near_share_takes_what_loses_least_on_both_sides() -> None:
-    answer = match([final("a", 2, 1.0), final("a", 4, 2.0), final("b", 2, 1.1), final("b", 4, 1.0)], 3)
+    answer = match(
+        [validation("a", 2, 1.0), validation("a", 4, 2.0), validation("b", 2, 1.1), validation("b", 4, 1.0)], 3
+    )
     assert (answer.how, trace(answer)) == (How.NEAR, "b")
     assert answer.regret == pytest.approx(0.1)
     assert "10.0%" in answer.reason
@@ -49,12 +51,14 @@ def test_beyond_the_measured_shares_the_two_next_to_it_count() -> None:
 
 
 def test_far_from_every_measured_share_the_robust_one() -> None:
-    answer = match([final("a", 1, 1.0), final("a", 2, 5.0), final("b", 1, 1.2), final("b", 2, 1.0)], 16)
+    answer = match(
+        [validation("a", 1, 1.0), validation("a", 2, 5.0), validation("b", 1, 1.2), validation("b", 2, 1.0)], 16
+    )
     assert (answer.how, trace(answer)) == (How.ROBUST, "b")
 
 
 def test_a_policy_keeps_looser_ways_out() -> None:
-    records = [final("a", 2, 1.0), final("a", 4, 2.0), final("b", 2, 1.1), final("b", 4, 1.0)]
+    records = [validation("a", 2, 1.0), validation("a", 4, 2.0), validation("b", 2, 1.1), validation("b", 4, 1.0)]
     assert match(records, 3, Policy(How.EXACT)).how is How.NONE
     assert match(records, 3, Policy(How.NEAR)).how is How.NEAR
     assert match(records, 16, Policy(How.NEAR)).how is How.NONE
@@ -62,7 +66,7 @@ def test_a_policy_keeps_looser_ways_out() -> None:
 
 
 def test_what_was_measured_at_one_share_only_is_offered_only_when_allowed() -> None:
-    records = [final("a", 2, 1.0), final("b", 2, 2.0)]
+    records = [validation("a", 2, 1.0), validation("b", 2, 2.0)]
     answer = match(records, 3)
     assert (answer.how, answer.record) == (How.NONE, None)
     assert "no measured regret" in answer.reason
@@ -73,19 +77,24 @@ def test_what_was_measured_at_one_share_only_is_offered_only_when_allowed() -> N
 
 
 def test_winners_never_measured_at_each_others_share_have_no_measured_regret() -> None:
-    records = [final("a", 2, 1.0), final("b", 4, 1.0)]
+    records = [validation("a", 2, 1.0), validation("b", 4, 1.0)]
     assert match(records, 3).how is How.NONE
     assert trace(match(records, 3, UNMEASURED)) == "b"
 
 
 def test_the_untuned_default_may_win() -> None:
-    answer = match([final(UNTUNED, 1, 1.0), final("a", 1, 2.0)], 1)
+    answer = match([validation(UNTUNED, 1, 1.0), validation("a", 1, 2.0)], 1)
     assert (answer.how, answer.record) == (How.NONE, None)
     assert "untuned default" in answer.reason
 
 
 def test_slower_than_the_default_at_a_share_that_counts_is_never_chosen() -> None:
-    records = [final(UNTUNED, 2, 1.0), final(UNTUNED, 4, 3.0), final("a", 2, 1.2), final("a", 4, 1.0)]
+    records = [
+        validation(UNTUNED, 2, 1.0),
+        validation(UNTUNED, 4, 3.0),
+        validation("a", 2, 1.2),
+        validation("a", 4, 1.0),
+    ]
     answer = match(records, 3)
     assert (answer.how, answer.record) == (How.NONE, None)
 
@@ -103,13 +112,17 @@ def test_slower_than_the_default_at_a_share_that_counts_is_never_chosen() -> Non
     ],
 )
 def test_a_mismatch_is_a_miss_said_aloud(changes: dict[str, object], says: str) -> None:
-    answer = match([final("a", 1, 1.0, **changes)], 1, UNMEASURED)
+    answer = match([validation("a", 1, 1.0, **changes)], 1, UNMEASURED)
     assert (answer.how, answer.record) == (How.NONE, None)
     assert says in answer.reason
 
 
 def test_contradictory_measurements_are_pointed_out_and_the_fastest_counts() -> None:
-    records = [final("a", 1, 1.0, record_id="r1"), final("a", 1, 3.0, record_id="r2"), final("b", 1, 2.0)]
+    records = [
+        validation("a", 1, 1.0, record_id="r1"),
+        validation("a", 1, 3.0, record_id="r2"),
+        validation("b", 1, 2.0),
+    ]
     answer = match(records, 1)
     assert trace(answer) == "a"
     assert "contradict each other (1000 .. 3000 ms)" in answer.reason
@@ -122,7 +135,9 @@ POLICIES = st.builds(Policy, st.sampled_from([How.EXACT, How.NEAR, How.ROBUST]),
 
 
 def records_of(rows: list[tuple[str, int, float]]) -> list[TuningRecord]:
-    return [final(trace, units, secs, record_id=f"{index:032x}") for index, (trace, units, secs) in enumerate(rows)]
+    return [
+        validation(trace, units, secs, record_id=f"{index:032x}") for index, (trace, units, secs) in enumerate(rows)
+    ]
 
 
 @given(TIMES)

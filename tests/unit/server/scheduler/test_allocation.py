@@ -1,4 +1,4 @@
-"""Budgets, rounds and finals: decisions without I/O."""
+"""Budgets, rounds and validations: decisions without I/O."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from fractune_server.scheduler.allocation import (
     FIRST_ROUND,
     Budget,
     OperatorPlan,
-    geometric_mean,
     joint_times,
     next_round,
 )
-from fractune_server.scheduler.finalists import BEST_PER_SHARE, finalists, settled
-from tests.support.samples import final
+from fractune_server.scheduler.finalists import BEST_PER_SHARE, all_validated, finalists
+from tests.support.samples import validation
 
 SHARES = ("cpu/1of2core", "cpu/2of2core")
 
@@ -140,6 +139,7 @@ def test_exhausted_and_forbidden_operators_are_left_out() -> None:
 
 def test_a_trial_known_twice_counts_once() -> None:
     made = plan("a")
+    assert made.best_s is None
     for _ in range(2):
         made.add_trial("c", SHARES[0], 1.0)
         assert made.complete == 0
@@ -153,30 +153,34 @@ def test_joint_times_need_every_share_and_mark_failures() -> None:
     times = {"both": dict(zip(SHARES, (1.0, 4.0), strict=True)), "one": {SHARES[0]: 1.0}}
     times["failed"] = dict(zip(SHARES, (1.0, math.inf), strict=True))
     assert joint_times(times, SHARES) == {"both": 2.0, "failed": 0.0}
-    assert geometric_mean([]) is None
 
 
-def test_contestants_are_the_best_few_of_each_share_and_the_untuned() -> None:
-    ranked = [final(f"t{place}", 1, 1.0 + place) for place in range(BEST_PER_SHARE + 2)]
-    best = {"cpu/1of16core": ranked, "cpu/2of16core": [final("other", 2, 1.0), final("t0", 2, 2.0)]}
+def test_finalists_are_the_best_few_of_each_share_and_the_untuned() -> None:
+    ranked = [validation(f"t{place}", 1, 1.0 + place) for place in range(BEST_PER_SHARE + 2)]
+    best = {"cpu/1of16core": ranked, "cpu/2of16core": [validation("other", 2, 1.0), validation("t0", 2, 2.0)]}
     names = [record.trace for record in ranked]
     assert list(finalists(best, [], "untuned").values()) == ["", *names[:BEST_PER_SHARE], "other"]
     wrong = replace(ranked[0], status=Status.WRONG_OUTPUT, run_secs=())
     assert list(finalists(best, [wrong], "untuned").values()) == ["", *names[1 : BEST_PER_SHARE + 1], "other"]
 
 
-def test_the_winner_of_earlier_finals_takes_part_again_beside_the_best_trials() -> None:
-    ranked = [final(f"t{place}", 1, 1.0 + place) for place in range(3)]
+def test_the_winner_of_earlier_validations_takes_part_again_beside_the_best_trials() -> None:
+    ranked = [validation(f"t{place}", 1, 1.0 + place) for place in range(3)]
     best = {"cpu/1of16core": ranked}
-    earlier = [final("winner", 1, 0.5), final("slower", 1, 0.7), final("elsewhere", 2, 0.1), final("", 1, 2.0)]
+    earlier = [
+        validation("winner", 1, 0.5),
+        validation("slower", 1, 0.7),
+        validation("elsewhere", 2, 0.1),
+        validation("", 1, 2.0),
+    ]
     assert list(finalists(best, earlier, "untuned", 1).values()) == ["", "winner", "t0"]
     assert list(finalists(best, earlier, earlier[3].candidate_id, 2).values()) == ["", "winner", "t0", "t1"]
 
 
-def test_settled_needs_every_contestant_at_every_share() -> None:
-    finals = [final("a", 1, 1.0), final("a", 2, 1.0)]
-    shares = [record.granted.key for record in finals]
-    chosen = {finals[0].candidate_id}
-    assert settled(chosen, finals, shares)
-    assert not settled(chosen, finals[:1], shares)
-    assert not settled({*chosen, "other"}, finals, shares)
+def test_validated_means_every_finalist_at_every_share() -> None:
+    validations = [validation("a", 1, 1.0), validation("a", 2, 1.0)]
+    shares = [record.granted.key for record in validations]
+    chosen = {validations[0].candidate_id}
+    assert all_validated(chosen, validations, shares)
+    assert not all_validated(chosen, validations[:1], shares)
+    assert not all_validated({*chosen, "other"}, validations, shares)

@@ -1,10 +1,10 @@
-"""Who lends schedules to an operator that is new."""
+"""Whose schedules an operator that is new starts from."""
 
 from __future__ import annotations
 
 import pytest
 
-from fractune_server.scheduler.warm_start import LENDERS_AT_MOST, TRIALS_AT_LEAST, choose_donors, operator_kind
+from fractune_server.scheduler.warm_start import DONORS_AT_MOST, TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.log import Donor
 
 MANY = TRIALS_AT_LEAST
@@ -25,7 +25,7 @@ def test_the_kind_is_read_off_the_name(name: str, kind: str) -> None:
 
 
 def test_the_operator_itself_comes_first_then_the_best_measured_of_its_kind() -> None:
-    kin = [
+    known = [
         Donor("a", "1", "conv2d1", MANY),
         Donor("b", "1", "fused_conv2d2_relu", MANY + 2),
         Donor("me", "2", "conv2d9", MANY),
@@ -33,17 +33,17 @@ def test_the_operator_itself_comes_first_then_the_best_measured_of_its_kind() ->
         Donor("few", "1", "conv2d3", MANY - 1),
         Donor("other", "1", "matmul", MANY + 9),
     ]
-    assert [each.workload_hash for each in choose_donors(kin, "conv2d9", "me", {"1"})] == ["me", "b", "a"]
+    assert [each.workload_hash for each in choose_donors(known, "conv2d9", "me", {"1"})] == ["me", "b", "a"]
 
 
 def test_the_shares_of_the_job_go_before_others() -> None:
-    kin = [Donor("a", "4", "conv2d1", MANY + 90), Donor("a", "1", "conv2d1", MANY)]
-    assert choose_donors(kin, "conv2d", "me", {"1"}) == [kin[1]]
-    assert choose_donors(kin, "conv2d", "me", {"2"}) == [kin[0]]
+    known = [Donor("a", "4", "conv2d1", MANY + 90), Donor("a", "1", "conv2d1", MANY)]
+    assert choose_donors(known, "conv2d", "me", {"1"}) == [known[1]]
+    assert choose_donors(known, "conv2d", "me", {"2"}) == [known[0]]
 
 
 def test_no_more_than_a_few() -> None:
-    kin = [Donor(str(number), "1", "conv2d", MANY + number) for number in range(50)]
-    assert [each.workload_hash for each in choose_donors(kin, "conv2d", "me", {"1"})] == [
-        str(number) for number in range(49, 49 - LENDERS_AT_MOST, -1)
+    known = [Donor(str(number), "1", "conv2d", MANY + number) for number in range(50)]
+    assert [each.workload_hash for each in choose_donors(known, "conv2d", "me", {"1"})] == [
+        str(number) for number in range(49, 49 - DONORS_AT_MOST, -1)
     ]

@@ -11,7 +11,7 @@ from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
-from tests.support.samples import DEVICE, TARGET_KEY, final, granted
+from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
 
 PLACE = Deployment(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
 GPU = Device("cuda", "sm_90", 132, 140, 51200)
@@ -19,7 +19,7 @@ GPU = Device("cuda", "sm_90", 132, 140, 51200)
 
 def operator(times: dict[str, tuple[float, float]], weight: int = 1) -> ValidatedOperator:
     """Seconds at one and at two cores by trace."""
-    records = [final(trace, units, secs[units - 1]) for trace, secs in times.items() for units in (1, 2)]
+    records = [validation(trace, units, secs[units - 1]) for trace, secs in times.items() for units in (1, 2)]
     return ValidatedOperator("f" * 16, weight, ValidatedRecords(tuple(records)))
 
 
@@ -58,7 +58,12 @@ def test_an_operator_without_records_stays_untuned_and_counts_in_no_sum() -> Non
 
 
 def test_a_variant_is_absent_where_its_schedule_was_not_measured() -> None:
-    records = [final(UNTUNED, 1, 9.0), final(UNTUNED, 2, 9.0), final("one", 1, 1.0), final("two", 2, 1.0)]
+    records = [
+        validation(UNTUNED, 1, 9.0),
+        validation(UNTUNED, 2, 9.0),
+        validation("one", 1, 1.0),
+        validation("two", 2, 1.0),
+    ]
     found = [ValidatedOperator("f" * 16, 1, ValidatedRecords(tuple(records)))]
     variants = variants_for(PLACE, found, robust_only=False)
     assert measured_secs(PLACE, found, variants) == {
@@ -71,7 +76,7 @@ def test_one_variant_for_shares_of_several_mechanisms() -> None:
     place = Deployment(GPU.key, TARGET_KEY, {share: on_gpu(share) for share in ("mps:25", "mps:50", "full")})
     times = {UNTUNED: (9.0, 9.0, 9.0), "part": (1.0, 2.0, 2.0), "whole": (2.0, 1.0, 1.0), "both": (1.1, 1.2, 1.2)}
     records = [
-        replace(final(trace, 1, secs), device=GPU, share=share, granted=on_gpu(share))
+        replace(validation(trace, 1, secs), device=GPU, share=share, granted=on_gpu(share))
         for trace, row in times.items()
         for share, secs in zip(place.granted, row, strict=True)
     ]

@@ -15,11 +15,11 @@ from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusa
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import COLD, FINAL_POLICY, Status, TimingPolicy, with_cache
+from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy, with_cache
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.record_check import check_record, check_workload
-from tests.support.samples import final
+from tests.support.samples import validation
 
 PAYLOAD = b"a model" * 1000
 DIGEST = hashlib.sha256(PAYLOAD).hexdigest()
@@ -60,11 +60,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"workload_hash": "?"}, "is no workload hash"),
+        ({"workload_hash": "?"}, "is not a workload hash"),
         ({"candidate_id": "c"}, "candidate_id does not belong"),
-        ({"target": "llvm"}, "target is no JSON"),
-        ({"device": replace(final("a", 1, 1.0).device, units=0)}, "device lacks"),
-        ({"granted": replace(final("a", 1, 1.0).granted, units=17)}, "17 of 16 units"),
+        ({"target": "llvm"}, "target is not JSON"),
+        ({"device": replace(validation("a", 1, 1.0).device, units=0)}, "device lacks"),
+        ({"granted": replace(validation("a", 1, 1.0).granted, units=17)}, "17 of 16 units"),
         ({"share": "cpu:many"}, "'many' is no size"),
         ({"run_secs": ()}, "status is 'ok' with 0 run times"),
         ({"status": Status.CRASHED}, "status is 'crashed' with 3 run times"),
@@ -78,22 +78,22 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_doubtful_record_is_refused_by_name(changes: dict[str, object], complaint: str) -> None:
-    record = replace(final('["x"]', 1, 1.0), **{"record_id": "r1", **changes})
+    record = replace(validation('["x"]', 1, 1.0), **{"record_id": "r1", **changes})
     with pytest.raises(BadRequest, match=rf"^records/r1: .*{complaint}"):
         check_record(record)
 
 
 def test_a_good_record_passes() -> None:
-    check_record(final('["x"]', 1, 1.0))
+    check_record(validation('["x"]', 1, 1.0))
     check_workload(pb.Workload(workload_hash="f" * 16, json="[]"))
-    with pytest.raises(BadRequest, match="no JSON"):
+    with pytest.raises(BadRequest, match="is not JSON"):
         check_workload(pb.Workload(workload_hash="f" * 16, json="nope"))
 
 
 def test_records_and_jobs_there_and_back() -> None:
-    record = final("a", 1, 0.5, record_id="r1", max_error=None, clock_mhz=3, versions={"tvm": "1"})
+    record = validation("a", 1, 0.5, record_id="r1", max_error=None, clock_mhz=3, versions={"tvm": "1"})
     assert record_from_proto(record_to_proto(record)) == record
-    on_gpu = replace(record, policy=with_cache(FINAL_POLICY, COLD), throttled_ns={"sw_power_cap": 2**40})
+    on_gpu = replace(record, policy=with_cache(VALIDATION_POLICY, COLD), throttled_ns={"sw_power_cap": 2**40})
     assert record_from_proto(record_to_proto(on_gpu)) == on_gpu
     spec = JobSpec("a" * 64, "net.onnx", ("cpu:1",), {"x": [1, 3]}, "llvm", 7, 8, 1.5, 9, "conv", 10, -1)
     assert spec_from_proto(spec_to_proto(spec), "net.onnx") == spec

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -33,7 +34,7 @@ from fractune_server.store.tables import metadata
 from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
 from tests.support.redis_process import wait_until
-from tests.support.samples import DEVICE, TARGET_KEY, final, granted
+from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
 
 KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
 EVERYTHING = RecordFilter()
@@ -42,7 +43,7 @@ WORKLOADS = ["f" * 16, "e" * 16, "d" * 16, "c" * 16]
 
 def trial(trace: str, units: int, secs: float, **changes: object) -> TuningRecord:
     fields = {"record_id": f"trial {trace}@{units}", "kind": Kind.TRIAL, **changes}
-    return replace(final(trace, units, secs), **fields)
+    return replace(validation(trace, units, secs), **fields)
 
 
 def failed(trace: str, units: int) -> TuningRecord:
@@ -55,15 +56,15 @@ def job(name: str, **changes: object) -> StoredJob:
     return replace(made, **changes)
 
 
-def finals_of(store: Store) -> dict[str, set[str]]:
+def validated_of(store: Store) -> dict[str, set[str]]:
     """What a match sees, by workload hash: the records as text."""
-    return {name: set(map(repr, found.records)) for name, found in store.log.finals_of(WORKLOADS).items()}
+    return {name: set(map(repr, found.records)) for name, found in store.log.validated_of(WORKLOADS).items()}
 
 
 def true_finals(store: Store) -> dict[str, set[str]]:
     """The same from the pages of the log, which nothing keeps."""
     found: dict[str, set[str]] = {name: set() for name in WORKLOADS}
-    for record in store.log.all(RecordFilter(kind=Kind.FINAL)):
+    for record in store.log.all(RecordFilter(kind=Kind.VALIDATION)):
         found[record.workload_hash].add(repr(record))
     return found
 
@@ -78,9 +79,9 @@ def change_something(draw: random.Random, store: Store) -> None:
         store.log.import_all([(name, "[]") for name in WORKLOADS], new)
     elif step == "failing import":
         with pytest.raises(BadRequest):
-            store.log.import_all([], [*new, final("z", 1, 1.0, workload_hash="unknown-workload")])
+            store.log.import_all([], [*new, validation("z", 1, 1.0, workload_hash="unknown-workload")])
     else:
-        kind = draw.choice([Kind.FINAL, Kind.FINAL, Kind.TRIAL, None])
+        kind = draw.choice([Kind.VALIDATION, Kind.VALIDATION, Kind.TRIAL, None])
         operator = draw.choice(["", *WORKLOADS])
         chosen = RecordFilter(kind=kind, operator=operator)
         store.log.prune(chosen, draw.randint(0, 1), dry_run=draw.random() < 0.2)
@@ -92,8 +93,8 @@ def any_record(draw: random.Random) -> TuningRecord:
     if draw.random() < 0.3:
         return trial(trace, units, draw.random(), **{**identity, "record_id": f"trial {identity['record_id']}"})
     if draw.random() < 0.2:
-        return final(trace, units, 1.0, **identity, status=Status.WRONG_OUTPUT, cause="wrong", run_secs=())
-    return final(trace, units, draw.random(), **identity, max_error=draw.choice([None, 1e-6]))
+        return validation(trace, units, 1.0, **identity, status=Status.WRONG_OUTPUT, cause="wrong", run_secs=())
+    return validation(trace, units, draw.random(), **identity, max_error=draw.choice([None, 1e-6]))
 
 
 class StoreContract:
@@ -110,7 +111,7 @@ class StoreContract:
     # ---- records ----
 
     def test_a_record_comes_back_whole_also_after_a_restart(self, make: Callable[[], Store]) -> None:
-        records = [final("a", 1, 0.5, versions={"tvm": "x"}, max_error=1e-6), failed("b", 2)]
+        records = [validation("a", 1, 0.5, versions={"tvm": "x"}, max_error=1e-6), failed("b", 2)]
         first = make()
         assert first.log.add(records) == 2
         first.close()
@@ -118,7 +119,7 @@ class StoreContract:
         assert list(second.log.all(EVERYTHING)) == records
         second.close()
 
-    def test_kin_are_counted_by_workload_and_share(self, store: Store) -> None:
+    def test_possible_donors_are_counted_by_workload_and_share(self, store: Store) -> None:
         other = {"workload_hash": "e" * 16, "operator": "fused_conv2d2_relu"}
         store.log.add([trial(str(n), 1, 1.0 + n) for n in range(3)] + [trial("x", 2, 1.0), failed("y", 1)])
         store.log.add([trial(f"o{n}", 1, 1.0, **other) for n in range(2)])
@@ -147,17 +148,17 @@ class StoreContract:
     def test_look_ups_keep_to_their_workload_target_and_device(self, store: Store) -> None:
         other = replace(DEVICE, isa="zen")
         store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0, device=other), trial("c", 1, 3.0, target_key="{}")])
-        store.log.add([trial("d", 1, 4.0, workload_hash="0" * 16), final("e", 1, 5.0)])
+        store.log.add([trial("d", 1, 4.0, workload_hash="0" * 16), validation("e", 1, 5.0)])
         assert [row.median_s for row in store.log.trials(KEY)] == [1.0]
-        assert [record.trace for record in store.log.finals(KEY.workload_hash).records] == ["e"]
+        assert [record.trace for record in store.log.validated(KEY.workload_hash).records] == ["e"]
         candidate = trial("a", 1, 1.0).candidate_id
         assert store.log.traces(KEY, [candidate, "none"]) == {candidate: "a"}
 
     def test_look_ups_use_an_index(self, store: Store) -> None:
         queries = [
             "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND share_key='s' ORDER BY median_s",
-            "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='final'",
-            "SELECT * FROM final_versions WHERE workload_hash IN ('a', 'b')",
+            "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation'",
+            "SELECT * FROM validation_versions WHERE workload_hash IN ('a', 'b')",
             "SELECT * FROM records WHERE record_id='a'",
             "SELECT * FROM records WHERE job='a'",
             "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
@@ -187,14 +188,14 @@ class StoreContract:
             assert [r.median_s for r in found] == sorted(r.median_s for r in found)
 
     def test_filters(self, store: Store) -> None:
-        store.log.add([final("a", 1, 1.0), trial("b", 2, 1.0, operator="dense_3", job="j2")])
+        store.log.add([validation("a", 1, 1.0), trial("b", 2, 1.0, operator="dense_3", job="j2")])
         store.jobs.create(job("j"))
         store.jobs.save(store.jobs.get("j"), [StoredOperator("f" * 16, "conv2d", 1, selected=True)])
 
         def count(chosen: RecordFilter) -> int:
             return store.log.count(chosen)
 
-        assert count(RecordFilter(kind=Kind.FINAL)) == 1
+        assert count(RecordFilter(kind=Kind.VALIDATION)) == 1
         assert count(RecordFilter(operator="dense")) == 1
         assert count(RecordFilter(operator="f" * 16)) == 2
         assert count(RecordFilter(operator="den%3")) == 0
@@ -205,12 +206,12 @@ class StoreContract:
         assert count(RecordFilter(model="other")) == 0
 
     def test_prune_keeps_the_fastest_and_what_is_published(self, store: Store) -> None:
-        store.log.add([trial(f"t{i}", 1, 1.0 + i) for i in range(4)] + [trial("u", 2, 9.0), final("f", 1, 1.0)])
+        store.log.add([trial(f"t{i}", 1, 1.0 + i) for i in range(4)] + [trial("u", 2, 9.0), validation("f", 1, 1.0)])
         assert store.log.prune(EVERYTHING, 2, dry_run=True) == (2, 4)
         assert store.log.count(EVERYTHING) == 6
         assert store.log.prune(EVERYTHING, 2, dry_run=False) == (2, 4)
         assert sorted(record.trace for record in store.log.all(EVERYTHING)) == ["f", "t0", "t1", "u"]
-        assert store.log.prune(RecordFilter(kind=Kind.FINAL), 0, dry_run=False) == (1, 0)
+        assert store.log.prune(RecordFilter(kind=Kind.VALIDATION), 0, dry_run=False) == (1, 0)
 
     def test_import_is_all_or_nothing(self, store: Store) -> None:
         stranger = trial("b", 1, 1.0, workload_hash="0" * 16)
@@ -232,7 +233,7 @@ class StoreContract:
         assert store.log.newest_of_kind("cpu") is not None
         assert store.log.newest_of_kind("cuda") is None
 
-    # ---- finals, which are kept in memory ----
+    # ---- validations, which are kept in memory ----
 
     @pytest.mark.parametrize("seed", range(6))
     def test_finals_are_the_truth_whatever_happens_and_whoever_does_it(
@@ -243,15 +244,15 @@ class StoreContract:
         for _ in range(25):
             change_something(draw, draw.choice(stores))
             for store in draw.sample(stores, draw.randint(0, 2)):
-                assert finals_of(store) == true_finals(store)
+                assert validated_of(store) == true_finals(store)
         for store in stores:
-            assert finals_of(store) == true_finals(store)
+            assert validated_of(store) == true_finals(store)
             store.close()
 
     def test_finals_that_change_while_they_are_read_are_read_again(self, make: Callable[[], Store]) -> None:
         reader, writer = make(), make()
-        writer.log.add([final("a", 1, 1.0)])
-        pending = [final("b", 1, 1.0), final("c", 1, 1.0)]
+        writer.log.add([validation("a", 1, 1.0)])
+        pending = [validation("b", 1, 1.0), validation("c", 1, 1.0)]
 
         @event.listens_for(reader.database.engine, "before_cursor_execute")
         def _meanwhile(*call: object) -> None:
@@ -259,15 +260,15 @@ class StoreContract:
                 writer.log.add([pending.pop()])
 
         for _ in range(4):
-            reader.log.finals(KEY.workload_hash)
+            reader.log.validated(KEY.workload_hash)
         assert not pending
-        assert {record.trace for record in reader.log.finals(KEY.workload_hash).records} == {"a", "b", "c"}
+        assert {record.trace for record in reader.log.validated(KEY.workload_hash).records} == {"a", "b", "c"}
         reader.close()
         writer.close()
 
     def test_finals_that_stay_the_same_are_read_once_and_trials_do_not_count(self, store: Store) -> None:
-        store.log.add([final("a", 1, 1.0)])
-        first = store.log.finals_of(WORKLOADS)
+        store.log.add([validation("a", 1, 1.0)])
+        first = store.log.validated_of(WORKLOADS)
         reads: list[str] = []
 
         @event.listens_for(store.database.engine, "before_cursor_execute")
@@ -275,12 +276,12 @@ class StoreContract:
             reads.append(str(call[2]))
 
         store.log.add([trial("b", 1, 1.0)])
-        second = store.log.finals_of(WORKLOADS)
+        second = store.log.validated_of(WORKLOADS)
         assert all(second[name] is first[name] for name in WORKLOADS)
         assert not any("FROM records" in read for read in reads)
 
     def test_finals_in_memory_are_bounded_those_not_asked_for_go_first(self, store: Store) -> None:
-        store.log.add([final("x" * 5000, 1, 1.0, record_id=name, workload_hash=name) for name in WORKLOADS])
+        store.log.add([validation("x" * 5000, 1, 1.0, record_id=name, workload_hash=name) for name in WORKLOADS])
         cache = ValidatedCache(store.database, kept_bytes=20_000)
         first = {name: cache.of([name])[name] for name in WORKLOADS[:3]}
         assert cache.of(WORKLOADS[:1])[WORKLOADS[0]] is first[WORKLOADS[0]]
@@ -288,7 +289,7 @@ class StoreContract:
         assert 10_000 < cache.kept_bytes <= 20_000
         assert cache.of(WORKLOADS[:1])[WORKLOADS[0]] is first[WORKLOADS[0]]
         assert cache.of(WORKLOADS[1:2])[WORKLOADS[1]] is not first[WORKLOADS[1]]
-        assert cache.of(WORKLOADS) == store.log.finals_of(WORKLOADS)
+        assert cache.of(WORKLOADS) == store.log.validated_of(WORKLOADS)
         assert cache.kept_bytes <= 20_000
 
     # ---- jobs ----
@@ -353,7 +354,7 @@ class StoreContract:
             store.models.get("none")
         key = IngestKey("s", {"x": [1, 3]}, "llvm")
         assert store.models.find_ingested(key) is None
-        found = IngestedModel("t", "k", [OperatorTask("w", "conv", 2)], ["note"])
+        found = IngestedModel("t", "k", [OperatorTask("w", "conv", 2)])
         store.models.save_ingested(key, found)
         assert store.models.find_ingested(key) == found
         assert store.models.find_ingested(replace(key, inputs={"x": [1, 4]})) is None
@@ -369,22 +370,21 @@ class TestSqliteStore(StoreContract):
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
 
     def test_the_newest_migration_is_the_one_that_the_store_looks_for(self) -> None:
-        config = Config()
-        config.set_main_option("script_location", str(Path(database.__file__).with_name("migrations")))
-        assert ScriptDirectory.from_config(config).get_heads() == [database.SCHEMA]
+        assert ScriptDirectory.from_config(_migrations()).get_heads() == [database.SCHEMA]
 
     def test_a_log_of_the_first_schema_is_brought_up_to_date(self, make: Callable[[], Store]) -> None:
         old = make()
-        old.log.add([final("a", 1, 1.0)])
+        old.log.add([validation("a", 1, 1.0)])
         with old.database.write() as connection:
-            connection.execute(text("DROP TABLE final_versions"))
-            connection.execute(text("ALTER TABLE records DROP COLUMN throttled_ns"))
-            connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+            config = _migrations()
+            config.attributes["connection"] = connection
+            command.downgrade(config, "0001")
+            assert "validation" not in str(connection.execute(text("SELECT kind, policy FROM records")).all())
         old.close()
         store = make()
-        assert [record.trace for record in store.log.finals(KEY.workload_hash).records] == ["a"]
-        store.log.add([final("b", 1, 1.0)])
-        assert len(store.log.finals(KEY.workload_hash).records) == 2
+        assert [record.trace for record in store.log.validated(KEY.workload_hash).records] == ["a"]
+        store.log.add([validation("b", 1, 1.0)])
+        assert len(store.log.validated(KEY.workload_hash).records) == 2
         store.close()
 
     def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:
@@ -451,6 +451,12 @@ class TestStateFolder:
             wait_until(lambda: (tmp_path / "state" / "lock").exists() and _is_locked(tmp_path / "state"))
             process.kill()
         StateFolder(tmp_path / "state").close()
+
+
+def _migrations() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(database.__file__).with_name("migrations")))
+    return config
 
 
 def _is_locked(folder: Path) -> bool:

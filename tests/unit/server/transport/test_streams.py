@@ -1,4 +1,4 @@
-"""Recorder, trimmer and reaper on a real Redis."""
+"""Recorder, trimmer and requeuer on a real Redis."""
 
 from __future__ import annotations
 
@@ -32,13 +32,10 @@ STREAM = messages.tuner_stream("tune-1")
 BUILD: messages.BuildWork = {
     "do": "build",
     "work_id": "work1",
-    "lease": "lease1",
+    "round_id": "round1",
     "job": "job1",
     "kind": "trial",
-    "workload_hash": "f" * 16,
-    "operator": "conv2d",
-    "target": "{}",
-    "target_key": "{}",
+    "operator": {"workload_hash": "f" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
     "device_key": DEVICE.key,
     "shares": ["cpu:1", "cpu:2"],
     "candidates": [{"candidate": "c1", "trace": "[1]"}, {"candidate": "c2", "trace": "[2]"}],
@@ -73,7 +70,7 @@ def record(candidate: str, share: str = "cpu:1") -> TuningRecord:
 
 def send(connection: redis.Redis, *records: TuningRecord, stream: str = STREAM) -> None:
     for each in records:
-        event = {"event": "measured", "job": "job1", "lease": "lease1", "record": each.to_json()}
+        event = {"event": "measured", "job": "job1", "round_id": "round1", "record": each.to_json()}
         connection.xadd(stream, {messages.EVENT_FIELD: json.dumps(event)})
 
 
@@ -174,7 +171,7 @@ def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
     assert recorder.poll(10).arrivals == []
 
 
-# ---- reaper ----
+# ---- requeuer ----
 
 
 def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
@@ -200,14 +197,14 @@ def waiting(connection: redis.Redis) -> int:
 def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     given_up: list[messages.Work] = []
-    reaper = Requeuer(connection, queues, given_up.append)
+    requeuer = Requeuer(connection, queues, given_up.append)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    reaper.sweep(alive("w1", started_at=0.0))
+    requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
     for attempt in range(ATTEMPTS):
         assert given_up == []
-        reaper.sweep(Fleet(()))
+        requeuer.sweep(Fleet(()))
         if attempt < ATTEMPTS - 1:
             assert waiting(connection) == 1
             take(connection, f"w{attempt + 2}")
@@ -219,17 +216,17 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
 def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Redis) -> None:
     queues = WorkQueues(connection)
     given_up: list[messages.Work] = []
-    reaper = Requeuer(connection, queues, given_up.append)
+    requeuer = Requeuer(connection, queues, given_up.append)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     for attempt in range(2 * ATTEMPTS):
         take(connection, f"w{attempt}")
         connection.set(messages.handed_back_key(BUILD["work_id"]), 1)
-        reaper.sweep(Fleet(()))
+        requeuer.sweep(Fleet(()))
         assert waiting(connection) == 1
     for attempt in range(ATTEMPTS):
         assert given_up == []
         take(connection, f"killed{attempt}")
-        reaper.sweep(Fleet(()))
+        requeuer.sweep(Fleet(()))
     assert given_up == [BUILD]
 
 
@@ -246,11 +243,11 @@ def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) 
     queues = WorkQueues(connection)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    reaper = Requeuer(connection, queues, lambda _: None)
-    reaper.sweep(alive("w1", started_at=0.0))
+    requeuer = Requeuer(connection, queues, lambda _: None)
+    requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
     connection.hset("rq:worker:w1", "state", "idle")
-    reaper.sweep(alive("w1", started_at=0.0))
+    requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 1
 
 
@@ -259,13 +256,13 @@ def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, mo
     queues = WorkQueues(connection)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1", start=False)
-    reaper = Requeuer(connection, queues, lambda _: None)
-    reaper.sweep(alive("w1", started_at=0.0))
+    requeuer = Requeuer(connection, queues, lambda _: None)
+    requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
     assert not queues.idle()
 
     def swept() -> bool:
-        reaper.sweep(alive("w1", started_at=0.0))
+        requeuer.sweep(alive("w1", started_at=0.0))
         return waiting(connection) == 1
 
     wait_until(swept)
@@ -305,6 +302,20 @@ def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> 
     Requeuer(connection, queues, lambda _: None).sweep(Fleet(()))
     assert queues.idle()
     assert not queues.has("work1")
+
+
+def test_work_of_another_version_is_neither_given_again_nor_given_up(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection)
+    given_up: list[messages.Work] = []
+    old = {"do": "build", "work_id": "old", "job": "job1", "lease": "l"}
+    Queue(messages.BUILD_QUEUE, connection=connection, serializer=JSONSerializer).enqueue_call(
+        "workers.entry.handle", args=(old,), job_id="old"
+    )
+    take(connection, "w1")
+    Requeuer(connection, queues, given_up.append).sweep(Fleet(()))
+    assert queues.idle()
+    assert not queues.has("old")
+    assert given_up == []
 
 
 def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.Redis) -> None:

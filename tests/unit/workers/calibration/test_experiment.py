@@ -14,7 +14,7 @@ import pytest
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.gpu_sharing import ALONE
-from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, Status, TimingPolicy
+from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Status, TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.calibration import measurer_pool as company_module
 from fractune_workers.calibration.candidates import Candidates, SampleOperator
@@ -45,7 +45,7 @@ def test_measurers_have_cores_of_their_own_while_there_are_any(
 
 def test_every_number_of_measurers_is_timed_without_and_with_builds() -> None:
     assert settings([1, 4]) == [
-        Setting(FINAL_POLICY),
+        Setting(VALIDATION_POLICY),
         Setting(FIRST_POLICY),
         Setting(None),
         *(Setting(TRIAL_POLICY, count, builds) for count in (1, 4) for builds in (False, True)),
@@ -90,7 +90,7 @@ def test_what_ranks_badly_is_not_advised() -> None:
 
 
 def test_a_noisy_reference_agrees_with_nothing_and_says_so() -> None:
-    told = report(experiment(**{"final, alone": MIXED_UP}), {1: True, 2: True})
+    told = report(experiment(**{"validation, alone": MIXED_UP}), {1: True, 2: True})
     assert told["tie_width"] == 0.05
     assert told["settings"][0]["tau"] == pytest.approx(-1.0)
     assert told["advice"]["measurers"] == 1
@@ -110,7 +110,7 @@ def test_ties_are_nothing_to_judge_by() -> None:
 def test_a_failure_is_counted_and_left_out() -> None:
     passes = experiment()
     passes[Setting(TRIAL_POLICY)] = [timed(TRUE, failed="c10"), timed(NEARLY, failed="c10")]
-    passes[Setting(FINAL_POLICY)] = [timed(TRUE, failed="c10"), timed({**NEARLY, "c10": 1e-9})]
+    passes[Setting(VALIDATION_POLICY)] = [timed(TRUE, failed="c10"), timed({**NEARLY, "c10": 1e-9})]
     told = report({each: [timed({**TRUE, "c10": 1.0})] * 2 for each in passes} | passes, {1: True, 2: True})
     (alone,) = [each for each in told["settings"] if each["name"] == "trial, alone"]
     assert alone["failures"] == 2
@@ -127,7 +127,9 @@ def test_nothing_to_time_is_an_error_with_the_cause() -> None:
 def test_settings_have_names_of_their_own() -> None:
     names = [str(each) for each in settings([1, 2, 3])]
     assert len(set(names)) == len(names)
-    assert str(Setting(TimingPolicy("final", 1, 7, 10.0), 3, builds=True)) == "final, 3 measurers, builds beside"
+    assert (
+        str(Setting(TimingPolicy("validation", 1, 7, 10.0), 3, builds=True)) == "validation, 3 measurers, builds beside"
+    )
 
 
 def test_the_largest_number_that_ranks_well_is_advised() -> None:

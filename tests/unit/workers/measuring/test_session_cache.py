@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
+from fractune_core.records import COLD, FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, TimingPolicy, with_cache
 from fractune_core.shares import Share
 from fractune_workers.measuring import session as bench_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
@@ -51,5 +51,5 @@ def test_every_policy_is_for_the_cache_of_the_bench(
     trial = bench.trials(batch)["a"]
     final = bench.final(batch, "a")["a"]
     asked = [TimingPolicy.from_json(each) for each in NotedChild.asked]
-    assert asked == [with_cache(policy, cache) for policy in (FIRST_POLICY, TRIAL_POLICY, FINAL_POLICY)]
+    assert asked == [with_cache(policy, cache) for policy in (FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY)]
     assert (trial.policy, final.policy) == (asked[1], asked[2])

@@ -29,7 +29,7 @@ Model = Annotated[str, typer.Option("--model", help="Part of the model's file na
 Operator = Annotated[str, typer.Option("--operator", help="Part of an operator's name, or a workload hash.")]
 ShareText = Annotated[str, typer.Option("--share", help="Share as it was asked for, such as cpu:1.")]
 DeviceText = Annotated[str, typer.Option("--device", help="Part of a device key.")]
-KindText = Annotated[str, typer.Option("--kind", help="trial or final.")]
+KindText = Annotated[str, typer.Option("--kind", help="trial or validation.")]
 JobText = Annotated[str, typer.Option("--job", help="Only what this job measured.")]
 
 
@@ -42,8 +42,8 @@ class Format(StrEnum):
 def _filter(model: str, operator: str, share: str, device: str, kind: str, job: str) -> pb.RecordFilter:
     if share:
         Share.parse(share)
-    if kind not in {"", "trial", "final"}:
-        raise BadRequest(f"--kind {kind}: write trial or final")
+    if kind not in {"", "trial", "validation"}:
+        raise BadRequest(f"--kind {kind}: write trial or validation")
     named = f"jobs/{job.removeprefix('jobs/')}" if job else ""
     return pb.RecordFilter(model=model, operator=operator, share=share, device=device, kind=kind, job=named)
 
@@ -107,7 +107,7 @@ def export(
     check_free(path, force=force)
     if file_format is Format.JSONDATABASE:
         jsondatabase.check_tvm()
-        wanted.kind = wanted.kind or "final"  # trials were never checked for right output
+        wanted.kind = wanted.kind or "validation"  # trials were never checked for right output
     with session(state, server) as client:
         parts = client.export_records(wanted, with_workloads=file_format is not Format.CSV)
         writers = {
@@ -182,7 +182,7 @@ def prune(
     state: options.State = None,
     as_json: options.Json = False,
 ) -> None:
-    """Delete trials beyond the best few; published records stay unless --kind final asks for them."""
+    """Delete trials beyond the best few; published records stay unless --kind validation asks for them."""
     wanted = _filter(model, operator, share, device, kind, job)
     with session(state, server) as client:
         answer = client.prune_records(wanted, keep_best, dry_run=dry_run)

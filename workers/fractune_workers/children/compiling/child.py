@@ -57,7 +57,6 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
             }
             for operator in operators
         ],
-        "notes": [],
     }
 
 

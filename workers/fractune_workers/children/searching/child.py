@@ -39,7 +39,7 @@ class SearcherChild:
         target_key: str,
         seed: int,
         history: list[dict[str, Any]],
-        borrowed: list[str],
+        transferred: list[str],
     ) -> None:
         """Take on an operator: MetaSchedule's workload as JSON text, its earlier trials (`trace` and `secs`), and
         traces of other operators to try first.
@@ -49,7 +49,7 @@ class SearcherChild:
         parsed = tvm.target.Target(json.loads(target))
         search = OperatorSearch(read_workload(workload), parsed, own_seed, self._threads)
         search.warm((trial["trace"], trial["secs"]) for trial in history)
-        search.borrow(borrowed)
+        search.transfer(transferred)
         self._operators[workload_hash, target_key] = search
         while len(self._operators) > _OPERATORS_KEPT:
             self._operators.popitem(last=False)

@@ -8,7 +8,6 @@ from those before it.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
+from fractune_core.analysis.joint_time import joint_time_s
 from fractune_workers.children.searching.decisions import SurrogateModel, features_of
 from fractune_workers.children.searching.surrogate import Surrogate
 from fractune_workers.children.searching.transfer import seeds
@@ -92,7 +92,7 @@ class OperatorSearch:
         """what the evolution has returned: it does so only once"""
         self._pending: dict[str, _Pending] = {}
         self._fastest = _Fastest(int(evolution.population * _MEASURED_PART))
-        self._borrowed: list[Any] = []
+        self._transferred: list[Any] = []
 
     @property
     def postprocs(self) -> Any:
@@ -101,8 +101,8 @@ class OperatorSearch:
 
     def propose(self, count: int, name: Callable[[str], str]) -> list[dict[str, str]]:
         """Up to `count` candidates never proposed before: `candidate` (named by `name` from the trace) and `trace`."""
-        fresh = self._unseen(self._borrowed, count)
-        self._borrowed = []
+        fresh = self._unseen(self._transferred, count)
+        self._transferred = []
         if len(fresh) < count and len(self._surrogate) >= self._evolution.sampled:
             fresh += self._evolved(count - len(fresh))
         fresh += self._drawn(count - len(fresh))
@@ -121,7 +121,7 @@ class OperatorSearch:
             pending.secs[share] = secs
             if len(pending.secs) == shares:
                 del self._pending[name]
-                finished.append((pending.sch, geometric_mean(pending.secs.values())))
+                finished.append((pending.sch, joint_time_s(pending.secs.values())))
         self._take_in(finished)
 
     def warm(self, history: Iterable[tuple[str, float]]) -> None:
@@ -130,9 +130,9 @@ class OperatorSearch:
         self._seen.update(_digest(sch) for sch, _ in trials)
         self._take_in(trials)
 
-    def borrow(self, traces: Iterable[str]) -> None:
+    def transfer(self, traces: Iterable[str]) -> None:
         """Try the schedules of other operators first, adapted to this one."""
-        self._borrowed = seeds(traces, self._workload.mod, self.spaces, self.postprocs)
+        self._transferred = seeds(traces, self._workload.mod, self.spaces, self.postprocs)
 
     def _drawn(self, count: int) -> list[Any]:
         """Up to `count` random ones; fewer when the space holds no more."""
@@ -197,14 +197,6 @@ class _Fastest:
     def schedules(self) -> list[Any]:
         """The fastest first."""
         return [sch for _, _, sch in sorted(self._heap, reverse=True)]
-
-
-def geometric_mean(secs: Iterable[float]) -> float:
-    """Geometric mean of times in seconds; 0 (a failure) when one of them is 0."""
-    values = list(secs)
-    if min(values) <= 0:
-        return 0.0
-    return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
 def _digest(sch: Any) -> int:

@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 
 from fractune_core.cuda_toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
 from fractune_core.errors import ShareUnavailable
-from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY
+from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child import ChildDied
@@ -132,9 +132,9 @@ def test_contestants_are_compared_and_timed_in_turn(child: dict[str, Callable[..
         child["load"](name=name, code=code)
     assert [child["check"](name=name) for name in ("untuned", "same")] == [0.0, 0.0]
     assert child["check"](name="wrong") > 0.1
-    answer = child["contest"](names=["untuned", "same"], policy=FINAL_POLICY.to_json())
+    answer = child["contest"](names=["untuned", "same"], policy=VALIDATION_POLICY.to_json())
     assert {name: len(secs) for name, secs in answer["run_secs"].items()} == {"untuned": 7, "same": 7}
-    assert answer["policy"]["same"] == FINAL_POLICY.to_json()
+    assert answer["policy"]["same"] == VALIDATION_POLICY.to_json()
 
 
 @pytest.mark.parametrize("method", ["race", "check", "contest", "anchor"])
@@ -146,7 +146,7 @@ def test_after_a_fault_of_cuda_the_child_has_died_whatever_ran(
     payloads: dict[str, dict[str, Any]] = {
         "race": {"code": base64.b64encode(b"no code").decode(), "policies": [FIRST_POLICY.to_json()], "bar_s": 1.0},
         "check": {"name": "never loaded"},
-        "contest": {"names": ["never loaded"], "policy": FINAL_POLICY.to_json()},
+        "contest": {"names": ["never loaded"], "policy": VALIDATION_POLICY.to_json()},
         "anchor": {},
     }
     with pytest.raises(ChildDied, match=r"CUDA error 700 \(CUDA_ERROR_ILLEGAL_ADDRESS\); the process is lost to CUDA"):

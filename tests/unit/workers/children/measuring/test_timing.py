@@ -11,7 +11,7 @@ import tvm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.records import COLD, FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY, WARM, TimingPolicy, with_cache
+from fractune_core.records import COLD, FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, TimingPolicy, with_cache
 from fractune_workers.children.measuring.timing import Anchor, time_kernel
 from fractune_workers.children.tvm_api.processor import Processor
 
@@ -40,7 +40,7 @@ def test_all_repeats_after_the_warm_up_are_kept(warmups: int, repeats: int, min_
     assert kept[0] >= warmups
 
 
-@pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, FINAL_POLICY])
+@pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY])
 def test_warm_repeats_are_long_and_nothing_is_flushed(policy: TimingPolicy) -> None:
     kernel = Kernel()
     time_kernel(kernel, [], policy, GPU)

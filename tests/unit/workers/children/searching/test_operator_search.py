@@ -25,8 +25,8 @@ def matmul(rows: int) -> Operator:
     return _operator("matmul", 1, tvm.IRModule({"main": te.create_prim_func([a, b, topi.matmul(a, b)])}))
 
 
-def opened(child: SearcherChild, operator: Operator, borrowed: list[str]) -> None:
-    child.open(operator.workload_hash, operator.workload_json, TARGET, "key", 5, [], borrowed)
+def opened(child: SearcherChild, operator: Operator, transferred: list[str]) -> None:
+    child.open(operator.workload_hash, operator.workload_json, TARGET, "key", 5, [], transferred)
 
 
 def proposed(child: SearcherChild, operator: Operator, count: int) -> list[str]:
@@ -38,23 +38,23 @@ def child() -> SearcherChild:
     return SearcherChild(threads=1)
 
 
-def test_borrowed_schedules_are_tried_first_and_only_once(child: SearcherChild) -> None:
-    lender, borrower = matmul(16), matmul(48)
-    opened(child, lender, [])
-    lent = proposed(child, lender, 4)
-    opened(child, borrower, lent)
-    first = proposed(child, borrower, 8)
-    search = child._operators[borrower.workload_hash, "key"]
+def test_transferred_schedules_are_tried_first_and_only_once(child: SearcherChild) -> None:
+    donor, receiver = matmul(16), matmul(48)
+    opened(child, donor, [])
+    transferred = proposed(child, donor, 4)
+    opened(child, receiver, transferred)
+    first = proposed(child, receiver, 8)
+    search = child._operators[receiver.workload_hash, "key"]
     space = sketches_of(search.spaces), search.postprocs
-    adapted = [adapt(trace, search._workload.mod, *space) for trace in lent]
+    adapted = [adapt(trace, search._workload.mod, *space) for trace in transferred]
     assert len(first) == 8
     wanted = list(dict.fromkeys(str(sch.mod) for sch in adapted if sch is not None))
     assert wanted
     assert [str(pending.sch.mod) for pending in search._pending.values()][: len(wanted)] == wanted
-    assert not set(proposed(child, borrower, 8)) & set(first)
+    assert not set(proposed(child, receiver, 8)) & set(first)
 
 
-def test_with_nothing_to_borrow_it_samples(child: SearcherChild) -> None:
+def test_with_nothing_transferred_it_samples(child: SearcherChild) -> None:
     operator = matmul(16)
     opened(child, operator, [])
     first, second = proposed(child, operator, 6), proposed(child, operator, 6)

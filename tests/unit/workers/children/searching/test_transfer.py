@@ -130,7 +130,9 @@ def test_an_operator_adapts_to_itself_unchanged(source: Operator, traces: list[s
     ],
     ids=["other shape", "other neighbours", "alone", "other kernel"],
 )
-def test_near_operators_borrow_schedules_that_compute_the_same(traces: list[str], other: dict[str, Any]) -> None:
+def test_schedules_are_transferred_between_near_operators_and_compute_the_same(
+    traces: list[str], other: dict[str, Any]
+) -> None:
     mod = conv(**other)
     schedules = seeds(traces, mod, *Operator(mod).space)
     assert len(schedules) > len(traces) / 2

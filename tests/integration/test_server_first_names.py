@@ -1,0 +1,74 @@
+"""A server over state of before the names of docs/decisions/0021-names-in-storage.md goes on where that ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import redis
+
+from fractune.log_io.log_files import read_jsonl
+from fractune_core import messages
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.transport.work_queues import WorkQueues
+from tests.support import first_names
+from tests.support.redis_process import running_redis
+from tests.support.server_process import running_server
+
+
+def test_a_job_cut_off_in_its_validation_goes_on(tmp_path: Path) -> None:
+    """Its last results wait in Redis under the first names, as does work that no worker of today can do."""
+    state = tmp_path / "state"
+    first_names.write_state(state)
+    first_names.back_to_validation(state)
+    with running_redis() as url, redis.Redis.from_url(url) as connection:
+        first_names.fill_redis(connection)
+        assert WorkQueues(connection).has(first_names.STALE_WORK)
+        with running_server(url, state) as server, server.client() as client:
+            job = client.finish(f"jobs/{first_names.JOB}")
+            assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+            chosen = pb.RecordFilter(job=job.name, kind="validation")
+            records = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen, page_size=100)).records
+            same = client.log.ListRecords(pb.ListRecordsRequest(filter=pb.RecordFilter(job=job.name, kind="final")))
+            parts = client.bundles.DownloadBundle(pb.DownloadBundleRequest(name=job.result.bundle))
+            assert b"".join(part.data for part in parts) == first_names.BUNDLE.read_bytes()
+        assert same.total_size == len(records) == 20
+        waited = {f"records/{record['record_id']}" for record in first_names.waiting_records()}
+        assert waited <= {record.name for record in records}
+        assert connection.xpending(messages.SERVER_STREAM, messages.RECORDER)["pending"] == 0
+        assert WorkQueues(connection).idle()
+        assert not WorkQueues(connection).has(first_names.STALE_WORK)
+
+
+def test_an_exported_log_is_imported(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in first_names.LOG.read_text().splitlines()]
+    assert {line["record"]["kind"] for line in lines if "record" in line} == {"trial", "final"}
+    with running_redis() as url, running_server(url, tmp_path / "state") as server, server.client() as client:
+        answer = client.log.ImportRecords(read_jsonl(first_names.LOG))
+        assert (answer.added, answer.already_there) == (len(lines) - 1, 0)
+        records = client.log.ListRecords(pb.ListRecordsRequest(page_size=100)).records
+        assert {record.kind for record in records} == {"trial", "validation"}
+        assert {record.policy.name for record in records if record.kind == "validation"} == {"validation"}
+
+
+def test_a_client_of_before_may_still_write_the_first_name(tmp_path: Path) -> None:
+    parts = list(read_jsonl(first_names.LOG))
+    for part in parts:
+        if part.WhichOneof("part") == "record" and part.record.kind == "validation":
+            part.record.kind = part.record.policy.name = "final"
+    with running_redis() as url, running_server(url, tmp_path / "state") as server, server.client() as client:
+        assert client.log.ImportRecords(iter(parts)).added == len(parts) - 1
+        chosen = pb.RecordFilter(kind="final")
+        records = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen, page_size=100)).records
+        assert {(record.kind, record.policy.name) for record in records} == {("validation", "validation")}
+        assert pb.JobState.Name(4) == "JOB_STATE_VALIDATING"
+
+
+def test_work_of_another_version_is_dropped_and_the_rest_stays() -> None:
+    with running_redis() as url, redis.Redis.from_url(url) as connection:
+        first_names.fill_redis(connection)
+        queues = WorkQueues(connection)
+        mine: messages.TimeModelWork = {"do": "time_model", "work_id": "mine", "job": "j", "share": "s", "bundle": "b"}
+        queues.enqueue("compile", mine)
+        queues.drop_foreign()
+        assert [queues.has(name) for name in (first_names.STALE_WORK, "mine")] == [False, True]

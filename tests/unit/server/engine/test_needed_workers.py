@@ -1,0 +1,77 @@
+"""Which workers a job notes as missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.messages import WorkerInfo
+from fractune_server.engine import needed_workers
+from fractune_server.engine.active_job import ActiveJob, SingleWork
+from fractune_server.engine.needed_workers import MissingWorkers, NeededWorker
+from fractune_server.store.stored_job import StoredJob
+from fractune_server.transport.live_workers import Fleet
+from tests.support.samples import DEVICE, granted
+
+SHARES = ("cpu:1", "cpu:2")
+
+
+def a_job(state: JobState) -> ActiveJob:
+    spec = JobSpec(model="a" * 64, model_name="net.onnx", shares=SHARES)
+    held = {share: granted(int(share[-1])) for share in SHARES}
+    return ActiveJob(StoredJob("j", spec, 1.0, DEVICE, held, "llvm", state), [])
+
+
+def worker(role: str, share: str = "", isa: str = DEVICE.isa) -> WorkerInfo:
+    measuring = role == "measure"
+    info = {"name": f"{role} {share} {isa}", "role": role, "target": ""}
+    info |= {"device": replace(DEVICE, isa=isa).to_json() if measuring else {}}
+    return cast(WorkerInfo, info | {"granted": granted(int(share[-1])).to_json() if measuring else {}})
+
+
+@pytest.mark.parametrize(
+    ("state", "workers", "missing"),
+    [
+        (JobState.QUEUED, [], ["role compile"]),
+        (JobState.INGESTING, [worker("compile")], []),
+        (JobState.TUNING, [worker("tune"), worker("measure", "cpu:1")], ["role build", "role measure, share cpu:2"]),
+        (JobState.VALIDATING, [worker("build"), *(worker("measure", share) for share in SHARES)], []),
+        (
+            JobState.TIMING,
+            [worker("measure", "cpu:1", "zen"), worker("measure", "cpu:2")],
+            ["role measure, share cpu:1"],
+        ),
+    ],
+)
+def test_what_the_phase_lacks_is_noted_and_goes_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch, state: JobState, workers: list[WorkerInfo], missing: list[str]
+) -> None:
+    monkeypatch.setattr(needed_workers, "MISSING_S", 0.0)
+    job, missing_workers = a_job(state), MissingWorkers()
+    missing_workers.note(Fleet(workers), [job])
+    assert job.stored.notes == [f"waiting for a worker: {each}" for each in missing]
+    others = [worker(role) for role in ("compile", "build", "tune")]
+    missing_workers.note(Fleet([*others, *(worker("measure", share) for share in SHARES)]), [job])
+    assert job.stored.notes == []
+
+
+def test_a_worker_that_is_missing_for_a_moment_is_not_noted() -> None:
+    job = a_job(JobState.QUEUED)
+    MissingWorkers().note(Fleet(()), [job])
+    assert job.stored.notes == []
+    assert str(NeededWorker("measure", "cpu:1")) == "role measure, share cpu:1"
+
+
+def test_single_work_is_named_the_same_until_it_is_asked_for_again() -> None:
+    job, timing = a_job(JobState.TIMING), SingleWork("time_model", "cpu:2")
+    assert job.work_id(timing) == job.work_id(timing) == "j-time_model1-0"
+    assert job.work_id(SingleWork("compile")) == "j-compile-0"
+    job.note_asked(timing)
+    assert timing in job.asked
+    assert job.work_id(timing) == "j-time_model1-1"
+    assert job.work_id(SingleWork("time_model", "cpu:1")) == "j-time_model0-0"
+    job.enter(JobState.TIMING)
+    assert timing not in job.asked

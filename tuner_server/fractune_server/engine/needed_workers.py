@@ -1,0 +1,63 @@
+"""Which workers a job needs now, and a note to its user where one has been missing for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from fractune_core.jobs import JobState
+from fractune_server.engine.active_job import ActiveJob
+from fractune_server.transport.live_workers import BUILD, COMPILE, MEASURE, TUNE, Fleet
+
+MISSING_S = 2.0
+"""how long a worker must be missing before the job notes it"""
+
+
+@dataclass(frozen=True)
+class NeededWorker:
+    role: str
+    share: str = ""
+    """of a measuring worker"""
+
+    def __str__(self) -> str:
+        return f"role {self.role}" + (f", share {self.share}" if self.share else "")
+
+
+class MissingWorkers:
+    """One thread only."""
+
+    def __init__(self) -> None:
+        self._since: dict[NeededWorker, float] = {}
+        """monotonic seconds"""
+
+    def note(self, fleet: Fleet, jobs: Collection[ActiveJob]) -> None:
+        """Note in each job which workers it has waited for too long."""
+        now = time.monotonic()
+        missing: dict[NeededWorker, float] = {}
+        for job in jobs:
+            lacking = [needed for needed in needed_workers(job) if not _is_live(needed, fleet, job)]
+            missing.update((needed, self._since.get(needed, now)) for needed in lacking)
+            job.note_waiting(str(needed) for needed in lacking if now - missing[needed] >= MISSING_S)
+        self._since = missing
+
+
+def needed_workers(job: ActiveJob) -> list[NeededWorker]:
+    """What the job's present phase cannot do without."""
+    measuring = [NeededWorker(MEASURE, share) for share in job.shares]
+    match job.stored.state:
+        case JobState.QUEUED | JobState.INGESTING | JobState.COMPILING:
+            return [NeededWorker(COMPILE)]
+        case JobState.TUNING:
+            return [NeededWorker(TUNE), NeededWorker(BUILD), *measuring]
+        case JobState.VALIDATING:
+            return [NeededWorker(BUILD), *measuring]
+        case _:
+            return measuring
+
+
+def _is_live(needed: NeededWorker, fleet: Fleet, job: ActiveJob) -> bool:
+    if needed.role != MEASURE:
+        return bool(fleet.of_role(needed.role))
+    device = job.stored.device.key
+    return any(held.device.key == device and held.granted.share == needed.share for held in fleet.offers())

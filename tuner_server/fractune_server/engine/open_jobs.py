@@ -1,0 +1,80 @@
+"""The open jobs in memory: taken up from the store, saved there, and dropped when they have ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from fractune_core.errors import FractuneError, StateUnusable
+from fractune_core.jobs import JobState
+from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.rounds import Rounds
+from fractune_server.store.stored_job import StoredJob
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.outgoing import mark_cancelled
+
+SAVE_EVERY_S = 0.2
+
+_log = logging.getLogger(__name__)
+
+
+class OpenJobs:
+    """One thread only."""
+
+    def __init__(self, context: ServerContext, rounds: Rounds) -> None:
+        self._context = context
+        self._rounds = rounds
+        self._jobs: dict[str, ActiveJob] = {}
+
+    def all(self) -> list[ActiveJob]:
+        return list(self._jobs.values())
+
+    def get(self, name: str) -> ActiveJob | None:
+        return self._jobs.get(name)
+
+    def stored(self, name: str) -> StoredJob | None:
+        job = self._jobs.get(name)
+        return None if job is None else job.stored
+
+    def update(self) -> None:
+        """Take up new jobs, and drop those that were cancelled."""
+        still_open = self._context.store.jobs.open_ids()
+        for name in set(self._jobs) - still_open:
+            self._rounds.end_all(self._jobs.pop(name))
+        for name in still_open - set(self._jobs):
+            self._jobs[name] = self._load(name)
+
+    def fail(self, job: ActiveJob, error: FractuneError) -> None:
+        """End the job with the error, and have workers skip what is left of it.
+
+        Raises an error that ends the server: without its state nothing can go on.
+        """
+        if isinstance(error, StateUnusable):
+            raise error
+        _log.info("job %s failed: %s", job.id, error)
+        job.end(JobState.FAILED, type(error).__name__, str(error))
+        mark_cancelled(self._context.redis, job.id)
+
+    def save(self) -> None:
+        """Write what has changed; those that have ended are dropped."""
+        now = time.monotonic()
+        for job in self.all():
+            # An end or a new state is news at once; counts may wait for more of them.
+            if job.dirty and (now - job.saved_at >= SAVE_EVERY_S or job.stored.state is not job.saved_state):
+                self._save(job, now)
+
+    def _load(self, name: str) -> ActiveJob:
+        store = self._context.store
+        job = ActiveJob(store.jobs.get(name), store.jobs.operators(name))
+        if job.operators:
+            job.load_plans(store.log)
+            job.load_rounds(store.jobs.rounds(name), store.log)
+        return job
+
+    def _save(self, job: ActiveJob, now: float) -> None:
+        job.count_progress()
+        kept = self._context.store.jobs.save(job.stored, job.operators)
+        job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
+        if not kept or not job.stored.state.open:
+            del self._jobs[job.id]
+        self._context.notifier.announce()
