@@ -69,7 +69,7 @@ class BuildCores:
     @contextlib.contextmanager
     def busy(self, child: Child) -> Iterator[None]:
         """`child` may work within the block; it stands still while somebody measures."""
-        with self.core_locks.working(self.cores) as hold, child.giving_way(hold):
+        with self.core_locks.working(self.cores) as hold, child.preemptible_by(hold):
             yield
 
 

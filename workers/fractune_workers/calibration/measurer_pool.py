@@ -100,7 +100,7 @@ def _fitting(granted: GrantedShare, counts: Sequence[int]) -> tuple[list[int], l
     claim = claim_of(granted)
     fitting = [count for count in counts if claim.fits([claim] * (count - 1))]
     why = f"{granted.units} of {units_text(granted.units_total, granted.unit)} each are too many"
-    if not claim.company:
+    if not claim.exclusion_group:
         why = f"at {granted.share} they take turns, and do not run side by side"
     return fitting, [f"{count} measurers were not tried: {why}" for count in counts if count not in fitting]
 

@@ -8,7 +8,6 @@ has to be renewed, and no process ids are compared, which mean nothing between c
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import re
 import uuid
@@ -18,7 +17,7 @@ from typing import TypeVar
 
 from fractune_core.errors import StateUnusable
 from fractune_workers.faults.fault_state import FaultState
-from fractune_workers.locks.flock import is_locked
+from fractune_workers.locks.flock import is_locked, lock, locked
 
 _T = TypeVar("_T")
 
@@ -47,8 +46,7 @@ class FaultStateFile:
 
     def change(self, transition: Callable[[FaultState], tuple[FaultState, _T]]) -> _T:
         """Bury the dead, put what `transition` makes of the state in its place, and give its other answer."""
-        with self._told(), (self._directory / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._told(), locked(self._directory / "lock"):
             before = self._read()
             dead = [member for member in before.members if not is_locked(_presence(self._directory, member))]
             after, answer = transition(before.remove_dead(dead))
@@ -94,7 +92,7 @@ class Membership:
         self.name = uuid.uuid4().hex
         self._path = _presence(directory, self.name)
         self._file = self._path.open("ab")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        lock(self._file)
 
     def end(self) -> None:
         """Once the member is no client any more. Twice is as good as once."""

@@ -150,7 +150,7 @@ class OwnMpsDaemon(MpsDaemon):
             return
         self.probe()
         self._own_folder()
-        with self._locks.door():
+        with self._locks.changing():
             if self._is_running() and self._is_static() != self._static:
                 self._end_other_mode()
             if not self._is_running():
@@ -160,7 +160,7 @@ class OwnMpsDaemon(MpsDaemon):
     def release(self) -> None:
         if self._user is None:
             return
-        with self._locks.door():
+        with self._locks.changing():
             if self._partition is not None:
                 self._partition[1].close()
             self._user.close()
@@ -169,7 +169,7 @@ class OwnMpsDaemon(MpsDaemon):
                 self._end()
 
     def revive(self) -> None:
-        with self._locks.door():
+        with self._locks.changing():
             if self._user is None or self._is_running():
                 return
             if self._static:
@@ -184,7 +184,7 @@ class OwnMpsDaemon(MpsDaemon):
         """A partition that no other worker has. Raises ShareUnavailable."""
         self.hold()
         if self._partition is None:
-            with self._locks.door():
+            with self._locks.changing():
                 self._partition = self._pool.take(chunks)
         return self._partition[0]
 

@@ -90,7 +90,7 @@ class Builder:
         transaction = self._context.transaction(work)
         artifacts: list[ArtifactItem] = []
         for item in work["candidates"]:
-            with self._context.core_locks.working(self._context.cores) as hold, self._child.giving_way(hold):
+            with self._context.core_locks.working(self._context.cores) as hold, self._child.preemptible_by(hold):
                 artifact, code = self._build(work, item)
             artifacts.append(artifact)
             if code:
