@@ -40,7 +40,8 @@ SOURCES = {
 GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
 
 CORE = tuple(
-    f"fractune_core{name}" for name in ("", ".analysis", ".blobs", ".bundles", ".convert", ".manifests", ".messages")
+    f"fractune_core{name}"
+    for name in ("", ".analysis", ".blobs", ".bundles", ".convert", ".cuda", ".manifests", ".messages")
 )
 
 
@@ -58,6 +59,7 @@ ROOMS = {
     "fractune_core.manifests": room("fractune_core"),
     "fractune_core.convert": room("fractune_core", "google.protobuf"),
     "fractune_core.messages": room(),
+    "fractune_core.cuda": room(),
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
     GRPC_STUBS: room("fractune_core", "grpc"),

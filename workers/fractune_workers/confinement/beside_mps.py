@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_workers.cuda.driver import CudaDriver
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE
 from fractune_workers.gpu.process import GpuProcess
 
 _DEFAULT_PIPE_DIR = "/tmp/nvidia-mps"  # noqa: S108  CUDA's own
@@ -36,4 +36,4 @@ class BesideMps:
 
 
 def _daemon_may_be_here() -> bool:
-    return Path(os.environ.get(PIPE_VARIABLE) or _DEFAULT_PIPE_DIR).is_dir()
+    return Path(os.environ.get(MPS_PIPE_DIRECTORY) or _DEFAULT_PIPE_DIR).is_dir()

@@ -16,13 +16,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fractune_core.cuda.environment import (
+    MPS_LOG_DIRECTORY,
+    MPS_PARTITION,
+    MPS_PIPE_DIRECTORY,
+    MPS_PREFIX,
+    VISIBLE_DEVICES,
+)
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl, MpsFailed, MpsUnreachable, ServerState
+from fractune_workers.gpu.mps_control import PROGRAM, MpsControl, MpsFailed, MpsUnreachable, ServerState
 from fractune_workers.gpu.mps_partitions import PartitionPool
 from fractune_workers.locks.folder_locks import FolderLocks, Held
 
-PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
-_LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 _ACTIVE_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 20.0
 _QUIT_TIMEOUT_S = 20.0
@@ -56,16 +61,16 @@ class MpsDaemon:
 
         Raises ShareUnavailable when it names none, or one of another size.
         """
-        named = os.environ.get(PARTITION_VARIABLE, "")
+        named = os.environ.get(MPS_PARTITION, "")
         partition = next((partition for partition in self.control.partitions() if partition.is_called(named)), None)
         if partition is None:
             raise ShareUnavailable(
-                f"{PARTITION_VARIABLE}='{named}' is no partition of the MPS daemon at {self.pipe_dir}; set it to one "
-                f"that `echo lspart | {PROGRAM}` lists, or unset {PIPE_VARIABLE} to have a daemon started"
+                f"{MPS_PARTITION}='{named}' is no partition of the MPS daemon at {self.pipe_dir}; set it to one "
+                f"that `echo lspart | {PROGRAM}` lists, or unset {MPS_PIPE_DIRECTORY} to have a daemon started"
             )
         if partition.chunks != chunks:
             raise ShareUnavailable(
-                f"{PARTITION_VARIABLE} names a partition of {partition.chunks} chunks, and mps-sm:{chunks} was asked "
+                f"{MPS_PARTITION} names a partition of {partition.chunks} chunks, and mps-sm:{chunks} was asked "
                 f"for; ask for mps-sm:{partition.chunks}, or name another partition"
             )
         return named
@@ -252,8 +257,8 @@ class OwnMpsDaemon(MpsDaemon):
         """Without MPS's own variables, whose limits would hold for every client; and with the GPU by its UUID, because
         the daemon renumbers devices.
         """
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
-        own = {PIPE_VARIABLE: str(self.pipe_dir), _LOG_VARIABLE: str(logs), "CUDA_VISIBLE_DEVICES": self._gpu_uuid}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(MPS_PREFIX)}
+        own = {MPS_PIPE_DIRECTORY: str(self.pipe_dir), MPS_LOG_DIRECTORY: str(logs), VISIBLE_DEVICES: self._gpu_uuid}
         return environment | own
 
     def _end(self) -> None:
@@ -270,7 +275,7 @@ def default_folder(gpu_uuid: str) -> Path:
 
 def mps_daemon(gpu_uuid: str, *, static: bool = False) -> MpsDaemon:
     """The daemon that CUDA_MPS_PIPE_DIRECTORY names, or one of our own for this GPU."""
-    pipe_dir = os.environ.get(PIPE_VARIABLE)
+    pipe_dir = os.environ.get(MPS_PIPE_DIRECTORY)
     return MpsDaemon(Path(pipe_dir)) if pipe_dir else OwnMpsDaemon(gpu_uuid, static=static)
 
 

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
 from fractune_workers.gpu.nvml import Gpu, open_nvml
-from fractune_workers.gpu.visible import VISIBLE
 
 NOT_PROVED = "not proved"
 PROOF_FAILED = "proof failed"
@@ -183,15 +183,15 @@ def _enter(share: Share, environment: dict[str, str]) -> tuple[GrantedShare, str
 @contextlib.contextmanager
 def _working_on(gpu: Gpu) -> Iterator[None]:
     """Within the block this process and its children work on `gpu`."""
-    before = os.environ.get(VISIBLE)
-    os.environ[VISIBLE] = gpu.uuid
+    before = os.environ.get(VISIBLE_DEVICES)
+    os.environ[VISIBLE_DEVICES] = gpu.uuid
     try:
         yield
     finally:
         if before is None:
-            del os.environ[VISIBLE]
+            del os.environ[VISIBLE_DEVICES]
         else:
-            os.environ[VISIBLE] = before
+            os.environ[VISIBLE_DEVICES] = before
 
 
 def _doubling(least: int, most: int) -> list[int]:

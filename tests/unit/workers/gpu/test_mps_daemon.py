@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsClient, MpsControl, MpsFailed, MpsUnreachable
+from fractune_workers.gpu.mps_control import PROGRAM, MpsClient, MpsControl, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
 from tests.support.redis_process import wait_until
 from tests.support.simulated_mps import H200, installed_program
@@ -232,11 +233,11 @@ def test_a_daemon_that_does_not_start_names_its_logs(host: Host) -> None:
 
 
 def test_the_environment_names_the_daemon_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PIPE_VARIABLE, raising=False)
+    monkeypatch.delenv(MPS_PIPE_DIRECTORY, raising=False)
     own = mps_daemon(H200.uuid)
     assert isinstance(own, OwnMpsDaemon)
     assert own.pipe_dir == default_folder(H200.uuid) / "pipe"
-    monkeypatch.setenv(PIPE_VARIABLE, "/run/mps")
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, "/run/mps")
     joined = mps_daemon(H200.uuid, static=True)
     assert not isinstance(joined, OwnMpsDaemon)
     assert joined.pipe_dir == Path("/run/mps")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractune_core.cuda_toolkit import RUNTIME_SONAME, load_cudart
+from fractune_core.cuda.toolkit import RUNTIME_SONAME, load_cudart
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share

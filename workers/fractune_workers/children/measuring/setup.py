@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
-from fractune_core.cuda_toolkit import runtime_version
+from fractune_core.cuda.toolkit import runtime_version
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.timing import Anchor, matmul_anchor

@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
-from fractune_core.cuda_toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
+from fractune_core.cuda.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import FINAL_POLICY, FIRST_POLICY, TRIAL_POLICY
 from fractune_core.shares import Share
