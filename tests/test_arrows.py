@@ -107,9 +107,11 @@ ROOMS = {
         "rq",
     ),
     "fractune_workers.child": room(*CORE),
-    "fractune_workers.context": room(*CORE, "fractune_workers.locks", "redis", "rq"),
+    "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
+    "fractune_workers.context": room(*CORE, "fractune_workers.child", "fractune_workers.locks", "redis", "rq"),
     "fractune_workers.roles": room(
         *CORE,
+        "fractune_workers.builder_process",
         "fractune_workers.child",
         "fractune_workers.context",
         "fractune_workers.gpu",
@@ -118,7 +120,11 @@ ROOMS = {
         "redis",
     ),
     "fractune_workers.calibration": room(
-        *CORE, "fractune_workers.child", "fractune_workers.locks", "fractune_workers.measuring"
+        *CORE,
+        "fractune_workers.builder_process",
+        "fractune_workers.child",
+        "fractune_workers.locks",
+        "fractune_workers.measuring",
     ),
     "fractune_workers.measuring": room(
         *CORE,

@@ -16,6 +16,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import COLD, FINAL_POLICY, UNTUNED, WARM, Status, candidate_id, with_cache
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
+from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.confinement import confinement_for
@@ -64,19 +65,16 @@ def built(request: pytest.FixtureRequest) -> Built:
     share, workload = Share.parse(request.param), matmul_workload(SIZE)
     target = target_of(share, workload)
     known = {"workload_hash": workload["hash"]}
-    search, builder = (
-        Child("fractune_workers.children.searching.child", ["2"]),
-        Child("fractune_workers.children.building.child"),
-    )
+    search, builder = Child("fractune_workers.children.searching.child", ["2"]), BuilderProcess()
     opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "borrowed": []}
     search.call("open", 120, **known, target_key=target_key(target), **opened)
     proposed = search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)
-    args_info = builder.call("learn_workload", 60, **known, workload=workload["json"])
+    args_info = builder.learn(workload["hash"], lambda: workload["json"])
     codes = {}
     for trace in (UNTUNED, *(item["trace"] for item in proposed)):
-        answer = builder.call("build", 120, **known, target=target, trace=trace)
-        assert (answer["status"], answer["cause"]) == ("ok", "")
-        codes[candidate_id(workload["hash"], target_key(target), trace)] = base64.b64decode(answer["object"])
+        made = builder.build(workload["hash"], target, trace)
+        assert (made.status, made.cause) == (Status.OK, "")
+        codes[candidate_id(workload["hash"], target_key(target), trace)] = made.code
     search.stop()
     builder.stop()
     cores = sorted(os.sched_getaffinity(0))[:1] if share.device_kind == "cpu" else []

@@ -13,7 +13,7 @@ from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HAN
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status
 from fractune_core.shares import Share
-from fractune_workers.calibration.child_thread import owned
+from fractune_workers.calibration.child_thread import running
 from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.archives import unpack
@@ -152,7 +152,7 @@ def test_a_neighbour_of_a_fault_is_timed_and_not_blamed(
     monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 5.0)
     monkeypatch.setattr(bench_module, "default_lock_dir", lambda: tmp_path)
     innocent, guilty = batch(builder, gpu, one=GOOD, two=GOOD, three=GOOD), batch(builder, gpu, bad=fault, good=GOOD)
-    with owned(PooledMeasurer(share, [])) as neighbour, owned(PooledMeasurer(share, [])) as culprit:
+    with running(PooledMeasurer(share, [])) as neighbour, running(PooledMeasurer(share, [])) as culprit:
         for greeting in [neighbour.handshake(), culprit.handshake()]:
             greeting.result()
         beside, faulty = neighbour.time(innocent, None), culprit.time(guilty, None)

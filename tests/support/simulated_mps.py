@@ -32,7 +32,6 @@ H200 = Gpu(
     cuda="13.1",
     exclusive=False,
     mig=False,
-    mig_pending=False,
     mig_instances_at_most=0,
 )
 # SMs of an H200 by percentage, as a third party measured them.

@@ -87,7 +87,7 @@ class Tuner:
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
         operator: dict[str, Any] = {"workload_hash": work["workload_hash"], "target_key": work["target_key"]}
-        with self._context.core_locks.working(self._context.cores) as hold, self._child.preemptible_by(hold):
+        with self._context.computing(self._child):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
                 self._child.call(
                     "open",

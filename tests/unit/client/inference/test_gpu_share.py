@@ -166,7 +166,7 @@ def test_an_old_driver_and_none_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "says"), [(100, "CUDA sees no GPU"), (807, "is not ready"), (999, "`dmesg` may tell")]
+    ("code", "says"), [(100, "CUDA sees no GPU"), (807, "is not ready"), (999, "Xid"), (1, "`dmesg` may tell")]
 )
 def test_a_cuda_that_does_not_start_says_what_to_do(code: int, says: str) -> None:
     with pytest.raises(ShareUnavailable, match=f"cuInit: CUDA error {code}; .*{says}"):

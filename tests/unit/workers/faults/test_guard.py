@@ -15,7 +15,7 @@ import pytest
 from fractune_core.errors import ShareUnavailable, StateUnusable
 from fractune_core.records import Status
 from fractune_core.shares import Share
-from fractune_workers.calibration.child_thread import owned
+from fractune_workers.calibration.child_thread import running
 from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
@@ -31,20 +31,20 @@ from tests.support.worker_processes import alive
 
 
 class Benches:
-    """Some benches on one device, each in a thread of its own."""
+    """Some measurers_at on one device, each in a thread of its own."""
 
-    def __init__(self, lanes: list[PooledMeasurer], device: PoisonDevice, shared: FaultStateFile) -> None:
-        self.lanes, self.device, self.shared = lanes, device, shared
+    def __init__(self, measurers: list[PooledMeasurer], device: PoisonDevice, shared: FaultStateFile) -> None:
+        self.measurers, self.device, self.shared = measurers, device, shared
 
     def child(self, number: int) -> Child:
-        return self.lanes[number]._bench._child
+        return self.measurers[number]._bench._child
 
     def trials(self, number: int, **kernels: str) -> Callable[[], dict[str, Outcome]]:
-        return self.lanes[number].time(batch(**kernels), None).result
+        return self.measurers[number].time(batch(**kernels), None).result
 
     def final(self, number: int, **kernels: str) -> dict[str, Outcome]:
-        lane = self.lanes[number]
-        return lane.owner.submit(lambda: lane._bench.final(batch(**kernels), "untuned")).result()
+        measurer = self.measurers[number]
+        return measurer.owner.submit(lambda: measurer._bench.final(batch(**kernels), "untuned")).result()
 
     def suspect(self, **kernels: str) -> None:
         """As if they had failed beside others."""
@@ -83,163 +83,165 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoisonDevice:
 
 
 @pytest.fixture
-def benches(device: PoisonDevice, tmp_path: Path) -> Iterator[Benches]:
+def measurers_at(device: PoisonDevice, tmp_path: Path) -> Iterator[Benches]:
     """Two of them, ready."""
     with contextlib.ExitStack() as held:
-        lanes = [held.enter_context(owned(PooledMeasurer(Share.parse("mps:25"), [number]))) for number in range(2)]
-        greetings = [lane.handshake() for lane in lanes]
-        for greeting in greetings:
-            greeting.result()
+        measurers = [
+            held.enter_context(running(PooledMeasurer(Share.parse("mps:25"), [number]))) for number in range(2)
+        ]
+        handshakes = [measurer.handshake() for measurer in measurers]
+        for handshake in handshakes:
+            handshake.result()
         shared = FaultStateFile(tmp_path / "gate", f"poison:{device.folder}")
-        yield Benches(lanes, device, shared)
+        yield Benches(measurers, device, shared)
 
 
 @pytest.mark.parametrize(("does", "says"), [("crash", "SIGSEGV"), ("poison", "illegal memory access")])
-def test_a_fault_voids_what_ran_beside_it_and_only_the_guilty_is_blamed(benches: Benches, does: str, says: str) -> None:
-    beside = benches.trials(0, innocent="good 0.6", later="good")
-    wait_until(lambda: benches.runs("innocent") == 1)
-    guilty = benches.trials(1, guilty=does, after="good")()
+def test_a_fault_voids_what_ran_beside_it_and_only_the_guilty_is_blamed(measurers_at: Benches, does: str, says: str) -> None:
+    beside = measurers_at.trials(0, innocent="good 0.6", later="good")
+    wait_until(lambda: measurers_at.runs("innocent") == 1)
+    guilty = measurers_at.trials(1, guilty=does, after="good")()
     assert guilty["guilty"].status is Status.CRASHED
     assert says in guilty["guilty"].cause
     assert guilty["guilty"].cause.endswith("it was alone on the device")
     assert guilty["after"].status is Status.OK
     assert {name: outcome.status for name, outcome in beside().items()} == {"innocent": "ok", "later": "ok"}
-    assert benches.runs("guilty") == 2
-    assert benches.runs("innocent") >= 2
-    assert benches.runs("later") >= 1
+    assert measurers_at.runs("guilty") == 2
+    assert measurers_at.runs("innocent") >= 2
+    assert measurers_at.runs("later") >= 1
 
 
-def test_the_guilty_is_not_run_again_anywhere_on_the_device(benches: Benches) -> None:
-    assert benches.trials(0, guilty="crash")()["guilty"].status is Status.CRASHED
-    ran = benches.runs("guilty")
-    refused = benches.trials(1, guilty="crash")()["guilty"]
-    assert (refused.status, benches.runs("guilty")) == (Status.CRASHED, ran)
+def test_the_guilty_is_not_run_again_anywhere_on_the_device(measurers_at: Benches) -> None:
+    assert measurers_at.trials(0, guilty="crash")()["guilty"].status is Status.CRASHED
+    ran = measurers_at.runs("guilty")
+    refused = measurers_at.trials(1, guilty="crash")()["guilty"]
+    assert (refused.status, measurers_at.runs("guilty")) == (Status.CRASHED, ran)
     assert "SIGSEGV" in refused.cause
 
 
-def test_who_sits_idle_leaves_too_and_comes_back(benches: Benches) -> None:
-    idle = benches.child(0).pid or 0
-    guilty = benches.trials(1, guilty="poison")
+def test_who_sits_idle_leaves_too_and_comes_back(measurers_at: Benches) -> None:
+    idle = measurers_at.child(0).pid or 0
+    guilty = measurers_at.trials(1, guilty="poison")
     wait_until(lambda: not alive(idle))
     assert guilty()["guilty"].status is Status.CRASHED
-    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
-    assert benches.child(0).generation >= 2
+    assert measurers_at.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert measurers_at.child(0).generation >= 2
 
 
-def test_a_hang_that_is_released_before_the_kill_disturbs_nobody(benches: Benches) -> None:
-    hanging = benches.child(1).pid
-    outcome = benches.trials(1, stuck="hang")()["stuck"]
+def test_a_hang_that_is_released_before_the_kill_disturbs_nobody(measurers_at: Benches) -> None:
+    hanging = measurers_at.child(1).pid
+    outcome = measurers_at.trials(1, stuck="hang")()["stuck"]
     assert outcome.status is Status.RUN_TIMEOUT
-    assert (benches.device.folder / f"released-{hanging}").exists()
-    assert benches.child(0).generation == 1
-    assert benches.shared.look() == FaultState(clients=benches.shared.look().clients)
+    assert (measurers_at.device.folder / f"released-{hanging}").exists()
+    assert measurers_at.child(0).generation == 1
+    assert measurers_at.shared.look() == FaultState(clients=measurers_at.shared.look().clients)
 
 
-def test_a_hang_that_cannot_be_released_ends_the_epoch(benches: Benches) -> None:
-    benches.device.rough.touch()
-    beside = benches.trials(0, innocent="good 0.3")
-    outcome = benches.trials(1, stuck="hang")()["stuck"]
+def test_a_hang_that_cannot_be_released_ends_the_epoch(measurers_at: Benches) -> None:
+    measurers_at.device.rough.touch()
+    beside = measurers_at.trials(0, innocent="good 0.3")
+    outcome = measurers_at.trials(1, stuck="hang")()["stuck"]
     assert outcome.status is Status.RUN_TIMEOUT
     assert beside()["innocent"].status is Status.OK
-    assert benches.shared.look().number >= 1
-    assert [verdict.status for verdict in benches.shared.look().verdicts.values()] == ["run_timeout"]
+    assert measurers_at.shared.look().number >= 1
+    assert [verdict.status for verdict in measurers_at.shared.look().verdicts.values()] == ["run_timeout"]
 
 
-def test_a_failure_that_harms_nobody_is_looked_at_alone_and_ends_no_epoch(benches: Benches) -> None:
-    outcomes = benches.trials(1, bad="fail", good="good")()
+def test_a_failure_that_harms_nobody_is_looked_at_alone_and_ends_no_epoch(measurers_at: Benches) -> None:
+    outcomes = measurers_at.trials(1, bad="fail", good="good")()
     assert (outcomes["bad"].status, outcomes["good"].status) == (Status.RUN_FAILED, Status.OK)
     assert "invalid launch" in outcomes["bad"].cause
-    assert benches.runs("bad") == 2
-    assert benches.child(0).generation == 1
-    assert benches.shared.look().failure == ""
+    assert measurers_at.runs("bad") == 2
+    assert measurers_at.child(0).generation == 1
+    assert measurers_at.shared.look().failure == ""
 
 
-def test_what_ends_well_and_leaves_the_device_down_is_found_out_when_it_is_alone(benches: Benches) -> None:
+def test_what_ends_well_and_leaves_the_device_down_is_found_out_when_it_is_alone(measurers_at: Benches) -> None:
     # In company it gets away with it, and its neighbour is not blamed.
-    assert benches.trials(0, sneak="sneak")()["sneak"].status is Status.OK
-    assert benches.trials(1, victim="good")()["victim"].status is Status.OK
+    assert measurers_at.trials(0, sneak="sneak")()["sneak"].status is Status.OK
+    assert measurers_at.trials(1, victim="good")()["victim"].status is Status.OK
     # As a suspect it does not.
-    benches.suspect(sneak="sneak")
-    outcome = benches.trials(0, sneak="sneak")()["sneak"]
+    measurers_at.suspect(sneak="sneak")
+    outcome = measurers_at.trials(0, sneak="sneak")()["sneak"]
     assert outcome.status is Status.CRASHED
     assert "left the device unusable" in outcome.cause
 
 
-def test_waiting_for_a_turn_does_not_count_as_the_calls_time(benches: Benches) -> None:
-    benches.suspect(slow="good 0.8")
-    slow = benches.trials(1, slow="good 0.8")
-    wait_until(lambda: benches.runs("slow") == 1)
-    assert benches.trials(0, late="good 0.5")()["late"].status is Status.OK
+def test_waiting_for_a_turn_does_not_count_as_the_calls_time(measurers_at: Benches) -> None:
+    measurers_at.suspect(slow="good 0.8")
+    slow = measurers_at.trials(1, slow="good 0.8")
+    wait_until(lambda: measurers_at.runs("slow") == 1)
+    assert measurers_at.trials(0, late="good 0.5")()["late"].status is Status.OK
     assert slow()["slow"].status is Status.OK
-    assert (benches.runs("late"), benches.shared.look().suspects) == (1, ())
+    assert (measurers_at.runs("late"), measurers_at.shared.look().suspects) == (1, ())
 
 
-def test_of_a_contest_that_fails_only_the_guilty_is_blamed(benches: Benches) -> None:
-    outcomes = benches.final(0, good="good", bad="crash_in_a_contest", untuned="good")
+def test_of_a_contest_that_fails_only_the_guilty_is_blamed(measurers_at: Benches) -> None:
+    outcomes = measurers_at.final(0, good="good", bad="crash_in_a_contest", untuned="good")
     assert {name: outcome.status for name, outcome in outcomes.items()} == {
         "untuned": Status.OK,
         "good": Status.OK,
         "bad": Status.CRASHED,
     }
     assert [len(outcomes[name].run_secs) for name in ("untuned", "good")] == [7, 7]
-    assert benches.device.notes("contests")[0] == "bad good untuned"
+    assert measurers_at.device.notes("contests")[0] == "bad good untuned"
 
 
-def test_a_contestant_that_crashes_in_its_check_leaves_the_others_a_contest(benches: Benches) -> None:
-    outcomes = benches.final(0, first="good", bad="crash", last="good", untuned="good")
+def test_a_contestant_that_crashes_in_its_check_leaves_the_others_a_contest(measurers_at: Benches) -> None:
+    outcomes = measurers_at.final(0, first="good", bad="crash", last="good", untuned="good")
     assert {name for name, outcome in outcomes.items() if outcome.status is Status.OK} == {"untuned", "first", "last"}
     assert (outcomes["untuned"].max_error, outcomes["first"].max_error) == (0.0, 1e-6)
-    assert benches.device.notes("contests") == ["first last untuned"]
+    assert measurers_at.device.notes("contests") == ["first last untuned"]
 
 
-def test_a_final_that_was_void_is_measured_again_as_a_whole(benches: Benches) -> None:
+def test_a_final_that_was_void_is_measured_again_as_a_whole(measurers_at: Benches) -> None:
     """When the anchor has drifted, the same batch comes to the same child once more."""
-    lane, same = benches.lanes[0], batch(untuned="good", other="good")
-    first, second = (lane.owner.submit(lambda: lane._bench.final(same, "untuned")).result() for _ in range(2))
+    measurer, same = measurers_at.measurers[0], batch(untuned="good", other="good")
+    first, second = (measurer.owner.submit(lambda: measurer._bench.final(same, "untuned")).result() for _ in range(2))
     assert {name: len(outcome.run_secs) for name, outcome in first.items()} == {"untuned": 7, "other": 7}
     assert {name: (outcome.max_error, len(outcome.run_secs)) for name, outcome in second.items()} == {
         "untuned": (0.0, 7),
         "other": (1e-6, 7),
     }
-    assert benches.child(0).generation == 1
+    assert measurers_at.child(0).generation == 1
 
 
-def test_without_the_untuned_default_there_is_no_final(benches: Benches) -> None:
-    outcomes = benches.final(0, untuned="crash", other="good")
+def test_without_the_untuned_default_there_is_no_final(measurers_at: Benches) -> None:
+    outcomes = measurers_at.final(0, untuned="crash", other="good")
     assert (outcomes["untuned"].status, outcomes["other"].status) == (Status.CRASHED, Status.RUN_FAILED)
     assert "nothing to compare with" in outcomes["other"].cause
     assert "SIGSEGV" in outcomes["untuned"].cause
-    assert benches.final(0, other="good")["other"].status is Status.RUN_FAILED
-    assert benches.final(0) == {}
+    assert measurers_at.final(0, other="good")["other"].status is Status.RUN_FAILED
+    assert measurers_at.final(0) == {}
 
 
-def test_a_neighbours_fault_in_the_middle_of_a_final_changes_nothing_but_time(benches: Benches) -> None:
-    lane = benches.lanes[0]
-    final = lane.owner.submit(
-        lambda: lane._bench.final(batch(untuned="good 0.1", one="good 0.2", two="good 0.1"), "untuned")
+def test_a_neighbours_fault_in_the_middle_of_a_final_changes_nothing_but_time(measurers_at: Benches) -> None:
+    measurer = measurers_at.measurers[0]
+    final = measurer.owner.submit(
+        lambda: measurer._bench.final(batch(untuned="good 0.1", one="good 0.2", two="good 0.1"), "untuned")
     )
-    wait_until(lambda: benches.runs("one") >= 1)
-    assert benches.trials(1, guilty="poison")()["guilty"].status is Status.CRASHED
+    wait_until(lambda: measurers_at.runs("one") >= 1)
+    assert measurers_at.trials(1, guilty="poison")()["guilty"].status is Status.CRASHED
     outcomes = final.result()
     assert {outcome.status for outcome in outcomes.values()} == {Status.OK}
     assert {name: outcome.max_error for name, outcome in outcomes.items()} == {"untuned": 0.0, "one": 1e-6, "two": 1e-6}
 
 
-def test_a_device_that_does_not_come_back_is_told_of(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_does_not_come_back_is_told_of(measurers_at: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fate_module, "_REOPEN_TIMEOUT_S", 0.5)
-    benches.device.broken.touch()
+    measurers_at.device.broken.touch()
     with pytest.raises(ShareUnavailable, match=r"down for 0\.5 s after a fault .*SIGSEGV.*: it is not active again"):
-        benches.trials(0, guilty="crash")()
+        measurers_at.trials(0, guilty="crash")()
 
 
-def test_what_serves_the_device_is_brought_back_once_everybody_has_left(benches: Benches) -> None:
-    idle = benches.child(0).pid or 0
-    benches.device.dead.touch()
-    outcomes = benches.trials(1, bad="fail", good="good")()
+def test_what_serves_the_device_is_brought_back_once_everybody_has_left(measurers_at: Benches) -> None:
+    idle = measurers_at.child(0).pid or 0
+    measurers_at.device.dead.touch()
+    outcomes = measurers_at.trials(1, bad="fail", good="good")()
     assert (outcomes["bad"].status, outcomes["good"].status) == (Status.RUN_FAILED, Status.OK)
-    assert len(benches.device.notes("revivals")) == 1
+    assert len(measurers_at.device.notes("revivals")) == 1
     assert not alive(idle)
-    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert measurers_at.trials(0, innocent="good")()["innocent"].status is Status.OK
 
 
 def test_a_bench_that_cannot_begin_gives_its_share_back(
@@ -253,31 +255,31 @@ def test_a_bench_that_cannot_begin_gives_its_share_back(
     assert device.notes("left") == ["mps:25"]
 
 
-def test_a_member_that_dies_in_flight_holds_nobody_up(benches: Benches, tmp_path: Path) -> None:
-    held = benches.shared.join()
-    benches.suspect(innocent="good")
-    benches.shared.change(lambda state: state.begin(held.name, ("of the dead",)))
-    waiting = benches.trials(0, innocent="good")
-    wait_until(lambda: benches.shared.look().waiting)
-    assert not benches.runs("innocent")
+def test_a_member_that_dies_in_flight_holds_nobody_up(measurers_at: Benches, tmp_path: Path) -> None:
+    held = measurers_at.shared.join()
+    measurers_at.suspect(innocent="good")
+    measurers_at.shared.change(lambda state: state.begin(held.name, ("of the dead",)))
+    waiting = measurers_at.trials(0, innocent="good")
+    wait_until(lambda: measurers_at.shared.look().waiting)
+    assert not measurers_at.runs("innocent")
     held.end()
     assert waiting()["innocent"].status is Status.OK
-    state = benches.shared.look()
+    state = measurers_at.shared.look()
     assert (state.number, state.suspects) == (1, ("of the dead",))
     assert not list((tmp_path / "gate").glob(f"device-*/member-{held.name}"))
 
 
-def test_a_child_that_dies_between_measurements_is_replaced(benches: Benches) -> None:
-    pid = benches.child(0).pid or 0
+def test_a_child_that_dies_between_measurements_is_replaced(measurers_at: Benches) -> None:
+    pid = measurers_at.child(0).pid or 0
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive(pid))
-    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
-    assert benches.shared.look().number == 0
+    assert measurers_at.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert measurers_at.shared.look().number == 0
 
 
 def test_nobody_is_left_behind(device: PoisonDevice, tmp_path: Path) -> None:
-    with owned(PooledMeasurer(Share.parse("mps:25"), [0])) as lane:
-        lane.handshake().result()
+    with running(PooledMeasurer(Share.parse("mps:25"), [0])) as measurer:
+        measurer.handshake().result()
     assert FaultStateFile(tmp_path / "gate", f"poison:{device.folder}").look().members == frozenset()
     assert list((tmp_path / "gate").glob("device-*/member-*")) == []
 
@@ -304,9 +306,9 @@ def test_a_folder_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
         FaultStateFile(tmp_path / "gate", "GPU-1")
 
 
-def test_the_time_of_a_whole_model_is_taken_alone(benches: Benches, tmp_path: Path) -> None:
+def test_the_time_of_a_whole_model_is_taken_alone(measurers_at: Benches, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     path.write_bytes(b"a bundle")
-    lane = benches.lanes[0]
-    timed: Any = lane.owner.submit(lambda: lane._bench.time_model(path)).result()
+    measurer = measurers_at.measurers[0]
+    timed: Any = measurer.owner.submit(lambda: measurer._bench.time_model(path)).result()
     assert timed["max_error"] == {"untuned": 0.0}
