@@ -20,6 +20,7 @@ from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
+from fractune_workers.measuring.validation import validate
 
 CONTESTS = 3
 """contests of each operator; each times every finalist as often as a final does (7 times, slow ones 3 times)"""
@@ -49,7 +50,7 @@ def contest_secs(
     run_secs: dict[str, list[float]] = {name: [] for name in names.values()}
     for _ in range(CONTESTS):
         with CoreLocks(default_lock_dir()).measuring(cores):
-            outcomes = bench.final(batch, _UNTUNED_NAME)
+            outcomes = validate(bench, batch, _UNTUNED_NAME)
         for name, secs in run_secs.items():
             secs.extend(outcomes[name].run_secs or (math.inf,))
     return {label: run_secs[names[trace]] for label, trace in traces.items()}

@@ -24,8 +24,8 @@ from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
-from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
-from fractune_workers.measuring.stability import measure_stable
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, measure_stable
+from fractune_workers.measuring.validation import validate
 from tests.support.worker_processes import matmul_workload
 
 SIZE = 96
@@ -42,8 +42,8 @@ class Built:
     untuned: str
     batch: ArtifactBatch
 
-    def bench(self, folder: Path, cache: str = WARM) -> MeasurementSession:
-        return MeasurementSession(self.share, self.cores, meeting_place=folder, cache=cache)
+    def session(self, folder: Path, cache: str = WARM) -> MeasurementSession:
+        return MeasurementSession(self.share, self.cores, lock_dir=folder, cache=cache)
 
 
 def target_of(share: Share, workload: dict[str, Any]) -> str:
@@ -99,17 +99,17 @@ def test_every_candidate_computes_what_numpy_does(built: Built) -> None:
 
 
 def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path) -> None:
-    bench = built.bench(tmp_path)
+    session = built.session(tmp_path)
     on_gpu = built.share.device_kind == "cuda"
     clocks = GpuClock().read if on_gpu else lambda: NOT_TOLD
     try:
-        bench.handshake()
-        trials, conditions = measure_stable(bench, clocks, partial(bench.trials, built.batch))
-        finals, _ = measure_stable(bench, clocks, partial(bench.final, built.batch, untuned=built.untuned))
+        session.handshake()
+        trials, conditions = measure_stable(session, clocks, partial(session.trials, built.batch))
+        finals, _ = measure_stable(session, clocks, partial(validate, session, built.batch, built.untuned))
     finally:
-        bench.stop()
-    assert bench.device_info["granted"]["share"] == str(built.share)
-    assert bench.device_info["device"]["kind"] == built.share.device_kind
+        session.stop()
+    assert session.device_info["granted"]["share"] == str(built.share)
+    assert session.device_info["device"]["kind"] == built.share.device_kind
     assert conditions.anchor_ratio > 0
     assert (conditions.clock_mhz > 0) == on_gpu
     assert {each.status for each in trials.values()} == {Status.OK}
@@ -124,11 +124,11 @@ def test_a_cold_cache_is_another_policy_and_not_faster(built: Built, tmp_path: P
         pytest.skip("only a GPU's cache is emptied")
     times = {}
     for cache in (WARM, COLD):
-        bench = built.bench(tmp_path, cache)
+        session = built.session(tmp_path, cache)
         try:
-            outcomes = bench.final(built.batch, untuned=built.untuned)
+            outcomes = validate(session, built.batch, built.untuned)
         finally:
-            bench.stop()
+            session.stop()
         assert {each.policy for each in outcomes.values()} == {with_cache(FINAL_POLICY, cache)}
         times[cache] = outcomes[built.untuned].median_s
     assert times[COLD] > times[WARM]

@@ -30,7 +30,7 @@ class PoisonDevice:
         self.rough = folder / "rough"
         """while it is there, no client can be released before it is killed"""
         self.dead = folder / "dead"
-        """what serves the device has died, until it is revived"""
+        """what serves the device has died, until it is started again"""
 
     def enter(self, pid: int) -> IO[bytes]:
         """The lock to hold for as long as the client lives."""
@@ -102,8 +102,8 @@ class PoisonConfinement:
     def is_active(self) -> bool:
         return self.device.is_active()
 
-    def revive(self) -> None:
-        self.device.note("revivals", str(os.getpid()))
+    def restart_service(self) -> None:
+        self.device.note("restarts", str(os.getpid()))
         self.device.dead.unlink(missing_ok=True)
 
     def before_kill(self, pid: int) -> bool:

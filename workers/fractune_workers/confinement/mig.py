@@ -25,7 +25,7 @@ class MigConfinement(Contained):
     """An instance of the GPU that this process sees first.
 
     `environment` claims one that no other worker of this user holds, until `leave` or the end of the process; the
-    confined process finds its own in CUDA_VISIBLE_DEVICES. `claims`: folder of the lock files; None = the gate's.
+    confined process finds its own in CUDA_VISIBLE_DEVICES. `claims`: folder of the lock files; None = the default.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MigConfinement(Contained):
         )
 
     def _claim(self) -> tuple[MigInstance, Held] | None:
-        """An instance that nobody else holds, and the lock that makes it this worker's; None when there is none."""
+        """An instance that no other worker holds, and the lock that makes it this worker's; None when there is none."""
         self._claims.mkdir(parents=True, exist_ok=True)
         locks = FolderLocks(self._claims)
         for instance in self._fitting:

@@ -62,8 +62,8 @@ class UnderMps(ABC):
         """Whether the MPS server takes clients, now. Raises MpsFailed when its daemon does not say."""
         return self.daemon.is_active()
 
-    def revive(self) -> None:
-        self.daemon.revive()
+    def restart_service(self) -> None:
+        self.daemon.restart_service()
 
     def before_kill(self, pid: int) -> bool:
         """True once the MPS server has let go of the client `pid`. Raises MpsFailed: a kill may harm others then."""

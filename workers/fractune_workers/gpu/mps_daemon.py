@@ -33,13 +33,13 @@ _START_TIMEOUT_S = 20.0
 _QUIT_TIMEOUT_S = 20.0
 _LOOK_EVERY_S = 0.1
 _LONGEST_SOCKET_PATH = 107
-"""bytes of a Unix socket's path on Linux; beyond it the daemon starts, and nobody can reach it"""
+"""bytes of a Unix socket's path on Linux; beyond it the daemon starts, and cannot be reached"""
 
 _log = logging.getLogger(__name__)
 
 
 class MpsDaemon:
-    """The daemon behind `pipe_dir`, which somebody else runs."""
+    """The daemon behind `pipe_dir`, started by others."""
 
     def __init__(self, pipe_dir: Path, program: str = PROGRAM) -> None:
         self.pipe_dir = pipe_dir
@@ -76,11 +76,11 @@ class MpsDaemon:
         return named
 
     def is_active(self) -> bool:
-        """Whether a new client would be let in: every server is ACTIVE, or none has been started yet."""
+        """Whether a new client would be accepted: every server is ACTIVE, or none has been started yet."""
         return all(self.control.server_state(server) is ServerState.ACTIVE for server in self.control.servers())
 
     def wait_until_active(self, timeout_s: float = _ACTIVE_TIMEOUT_S) -> None:
-        """Return once a new client will be let in: after a fault, when every client of that time has left.
+        """Return once a new client will be accepted: after a fault, when every client of that time has left.
 
         Raises MpsFailed after `timeout_s`.
         """
@@ -93,14 +93,14 @@ class MpsDaemon:
                 f"left, and there are still: {', '.join(left) or 'none'}"
             )
 
-    def revive(self) -> None:
+    def restart_service(self) -> None:
         """Start the daemon again if it has died and is ours; called once every client has left. Raises MpsFailed."""
 
     def end_client(self, pid: int) -> bool:
         """End the contexts of the client process `pid`, so that it can be killed: killing a busy client leaves its
         server in an undefined state. False when `pid` is no client, or none any more; it can be killed at once.
 
-        Raises MpsFailed when it could not be ended: who kills it all the same has to take the server for faulted.
+        Raises MpsFailed when it could not be ended: after a kill the server has to be taken for faulted.
         """
         # The same number in another PID namespace is another process.
         namespace = Path("/proc/self/ns/pid").stat().st_ino
@@ -173,7 +173,7 @@ class OwnMpsDaemon(MpsDaemon):
             if self._locks.is_free("users"):
                 self._end()
 
-    def revive(self) -> None:
+    def restart_service(self) -> None:
         with self._locks.changing():
             if self._user is None or self._is_running():
                 return
@@ -218,7 +218,7 @@ class OwnMpsDaemon(MpsDaemon):
         return self._folder / "static"
 
     def _end_other_mode(self) -> None:
-        """A daemon has one mode for its life: end one that nobody uses."""
+        """A daemon has one mode for its life: end an unused one."""
         if not self._locks.is_free("users"):
             serves, wanted = ("mps-sm", "mps") if self._is_static() else ("mps", "mps-sm")
             raise ShareUnavailable(

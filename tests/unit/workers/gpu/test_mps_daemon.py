@@ -153,10 +153,10 @@ def test_a_daemon_that_dies_in_mid_job_is_started_again_for_those_who_hold_it(ho
     kill_daemon(host)
     with pytest.raises(MpsUnreachable):
         first.is_active()
-    stranger.revive()
+    stranger.restart_service()
     assert not host.is_running(), "who does not hold it starts nothing"
-    second.revive()
-    first.revive()
+    second.restart_service()
+    first.restart_service()
     assert first.is_active()
     first.release()
     assert host.is_running()
@@ -169,12 +169,12 @@ def test_partitions_die_with_their_daemon_and_the_workers_are_told(host: Host) -
     own.take_partition(4)
     kill_daemon(host)
     with pytest.raises(MpsFailed, match=r"has died, and its partitions with it; .*start the workers of mps-sm"):
-        own.revive()
+        own.restart_service()
     own.release()
 
 
 def test_somebody_elses_daemon_is_not_started_again(host: Host) -> None:
-    host.joined().revive()
+    host.joined().restart_service()
     assert not host.is_running()
 
 
