@@ -21,7 +21,7 @@ from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.confinement import confinement_for
 from fractune_workers.cuda.compilers import find_compiler
-from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, measure_stable
@@ -101,7 +101,7 @@ def test_every_candidate_computes_what_numpy_does(built: Built) -> None:
 def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path) -> None:
     session = built.session(tmp_path)
     on_gpu = built.share.device_kind == "cuda"
-    clocks = GpuClock().read if on_gpu else lambda: NOT_TOLD
+    clocks = GpuClock().read if on_gpu else lambda: UNKNOWN_CLOCKS
     try:
         session.handshake()
         trials, conditions = measure_stable(session, clocks, partial(session.trials, built.batch))

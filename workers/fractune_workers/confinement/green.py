@@ -1,8 +1,8 @@
 """`green:N`: N SMs by a green context, rounded up as CUDA does. No daemon, no root, one process.
 
 A cap and no reservation: CUDA keeps the green contexts of one process apart, and this one shares the GPU with those
-of other processes, in turns, or side by side under an MPS daemon. Inside a percentage of MPS a green context may grow
-to the whole percentage, so it is refused there.
+of other processes, one after the other, or side by side under an MPS daemon. Inside a percentage of MPS a green context
+may grow to the whole percentage, so it is refused there.
 """
 
 from __future__ import annotations

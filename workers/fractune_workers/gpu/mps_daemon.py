@@ -120,7 +120,7 @@ class MpsDaemon:
 class OwnMpsDaemon(MpsDaemon):
     """The daemon of one GPU: started by the first worker that holds it, ended by the last.
 
-    `folder` has the daemon's pipes and logs, and the locks of those who hold it. A daemon that killed workers left
+    `folder` has the daemon's pipes and logs, and the locks of its holders. A daemon that killed workers left
     behind is taken over by the next worker.
     """
 

@@ -30,7 +30,7 @@ from fractune_core.messages import (
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id, record_id
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import WorkerContext
-from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import MeasurementSlot
 from fractune_workers.measuring.session import (
     ArtifactBatch,
@@ -47,7 +47,7 @@ class Measurer:
         self._context = context
         self._share = share
         self._session = MeasurementSession(share, context.cores, margin, context.core_locks.directory, cache)
-        self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: NOT_TOLD
+        self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
 

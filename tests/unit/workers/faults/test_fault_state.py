@@ -228,7 +228,7 @@ class World:
         fails = nature in {Nature.POISON, Nature.FAILING} or (nature is Nature.MOODY and not alone)
         fails = fails or (
             self.down and (nature is not Nature.SNEAK or alone)
-        )  # an attempt alone looks at the device afterwards, too
+        )  # alone, the device is looked at afterwards
         worker.is_running = False
         if fails:
             state, ending = self.state.fail(worker.name, CRASH, spreads=self.down)
@@ -293,8 +293,8 @@ def test_every_candidate_ends_measured_or_quarantined_once_and_nobody_is_blamed_
             world.die(world.workers[number % len(world.workers)], harmful=event == "die_harmfully")
     if not world.workers:
         world.arrive()
-    # From here on no measurer dies. Then it ends: each candidate costs at most an attempt beside others and one alone, each of
-    # which may end an state, which everybody has to leave.
+    # From here on no measurer dies. Then it ends: each candidate costs at most an attempt beside others and one alone,
+    # each of which may fail a state, which every client has to leave.
     turns = 40 * (len(named) + 2) * (len(world.workers) + 1)
     while not world.is_settled and turns:
         turns -= 1

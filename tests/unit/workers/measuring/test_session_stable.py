@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.gpu.nvml import Clocks, NvidiaMl
 from fractune_workers.measuring.session import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, measure_stable
 from tests.support.simulated_gpu import MODELS, SimulatedGpu
@@ -109,12 +109,12 @@ def test_the_clock_is_that_of_the_whole_gpu_and_only_what_is_new_counts() -> Non
 
 def test_without_nvml_the_clock_is_not_known_and_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = GpuClock(lambda: NvidiaMl(SimulatedNvml(broken={"nvmlInit": LIBRARY_NOT_FOUND})))
-    assert [clock.read(), clock.read()] == [NOT_TOLD, NOT_TOLD]
+    assert [clock.read(), clock.read()] == [UNKNOWN_CLOCKS, UNKNOWN_CLOCKS]
     assert len(caplog.records) == 1
     assert "no NVIDIA driver" in caplog.text
 
 
 def test_a_clock_that_is_not_known_voids_nothing() -> None:
     session = Session([Attempt()])
-    told = iter([NOT_TOLD, Clocks(1980, dict.fromkeys(REASONS, 5))])
+    told = iter([UNKNOWN_CLOCKS, Clocks(1980, dict.fromkeys(REASONS, 5))])
     assert measure_stable(session, lambda: next(told), session.run) == (1, Conditions(1.0, 0))
