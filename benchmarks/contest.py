@@ -5,26 +5,26 @@ Nothing else may run on the machine meanwhile; the gate keeps other fractune pro
 
 from __future__ import annotations
 
-import base64
 import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.models import Operator
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Share
+from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
+from fractune_workers.measuring.validation import validate
 
 CONTESTS = 3
 """contests of each operator; each times every finalist as often as a final does (7 times, slow ones 3 times)"""
-_BUILD_TIMEOUT_S = 120.0
+_BUILD_LIMIT_CPU_S = 60
 _BUNDLES_TIMEOUT_S = 1800.0
 _UNTUNED_NAME = "untuned"
 
@@ -50,7 +50,7 @@ def contest_secs(
     run_secs: dict[str, list[float]] = {name: [] for name in names.values()}
     for _ in range(CONTESTS):
         with CoreLocks(default_lock_dir()).measuring(cores):
-            outcomes = bench.final(batch, _UNTUNED_NAME)
+            outcomes = validate(bench, batch, _UNTUNED_NAME)
         for name, secs in run_secs.items():
             secs.extend(outcomes[name].run_secs or (math.inf,))
     return {label: run_secs[names[trace]] for label, trace in traces.items()}
@@ -64,19 +64,16 @@ def open_session(share: str) -> tuple[MeasurementSession, list[int]]:
 
 
 def _build(operator: Operator, traces: Mapping[str, str], target: str) -> ArtifactBatch:
-    child = Child("fractune_workers.children.building.child")
-    workload: dict[str, Any] = {"workload_hash": operator.workload_hash}
+    process = BuilderProcess()
     try:
-        args_info = child.call("learn_workload", _BUILD_TIMEOUT_S, **workload, workload=operator.workload)
-        built = {
-            name: child.call("build", _BUILD_TIMEOUT_S, **workload, target=target, trace=trace, limit_cpu_s=60)[
-                "object"
-            ]
+        args_info = process.learn(operator.workload_hash, lambda: operator.workload)
+        codes = {
+            name: process.build(operator.workload_hash, target, trace, _BUILD_LIMIT_CPU_S).code
             for name, trace in traces.items()
         }
     finally:
-        child.stop()
-    return ArtifactBatch(args_info, 0, {name: base64.b64decode(code) for name, code in built.items()})
+        process.stop()
+    return ArtifactBatch(args_info, 0, codes)
 
 
 def time_bundles(share: str, finalists: Sequence[tuple[Path, str]], turns: int) -> list[list[float]]:

@@ -40,7 +40,8 @@ SOURCES = {
 GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
 
 CORE = tuple(
-    f"fractune_core{name}" for name in ("", ".analysis", ".blobs", ".bundles", ".convert", ".manifests", ".messages")
+    f"fractune_core{name}"
+    for name in ("", ".analysis", ".blobs", ".bundles", ".convert", ".cuda", ".manifests", ".messages")
 )
 
 
@@ -58,6 +59,7 @@ ROOMS = {
     "fractune_core.manifests": room("fractune_core"),
     "fractune_core.convert": room("fractune_core", "google.protobuf"),
     "fractune_core.messages": room("fractune_core"),
+    "fractune_core.cuda": room(),
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
     GRPC_STUBS: room("fractune_core", "grpc"),
@@ -105,9 +107,11 @@ ROOMS = {
         "rq",
     ),
     "fractune_workers.child": room(*CORE),
-    "fractune_workers.context": room(*CORE, "fractune_workers.locks", "redis", "rq"),
+    "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
+    "fractune_workers.context": room(*CORE, "fractune_workers.child", "fractune_workers.locks", "redis", "rq"),
     "fractune_workers.roles": room(
         *CORE,
+        "fractune_workers.builder_process",
         "fractune_workers.child",
         "fractune_workers.context",
         "fractune_workers.gpu",
@@ -116,7 +120,11 @@ ROOMS = {
         "redis",
     ),
     "fractune_workers.calibration": room(
-        *CORE, "fractune_workers.child", "fractune_workers.locks", "fractune_workers.measuring"
+        *CORE,
+        "fractune_workers.builder_process",
+        "fractune_workers.child",
+        "fractune_workers.locks",
+        "fractune_workers.measuring",
     ),
     "fractune_workers.measuring": room(
         *CORE,

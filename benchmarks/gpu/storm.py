@@ -32,6 +32,7 @@ from fractune_workers.child import Child
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
+from fractune_workers.measuring.validation import validate
 
 GUILTY_ONE_IN = 20
 _BATCH = 4
@@ -176,7 +177,7 @@ def _final(share: Share, kinds: Mapping[str, str], codes: Mapping[str, bytes]) -
     corrupting = [name for name, kind in kinds.items() if kind == CORRUPT]
     finalists = {_UNTUNED: codes[good], **{name: codes[name] for name in (*others, *corrupting)}}
     with _open_bench(share) as bench:
-        return bench.final(ArtifactBatch(ARGS_INFO, 0, finalists), _UNTUNED)
+        return validate(bench, ArtifactBatch(ARGS_INFO, 0, finalists), _UNTUNED)
 
 
 def judged(kinds: Mapping[str, str], trials: Mapping[str, Sequence[Outcome]], finals: Mapping[str, Outcome]) -> Verdict:

@@ -170,7 +170,7 @@ def test_a_storm_of_faults_leaves_every_candidate_accounted_for(measurers: Measu
     assert all(2 <= runs[each] <= 3 for each in guilty), {each: runs[each] for each in guilty}
 
 
-def test_a_stopped_worker_leaves_no_flight_behind(measurers: Measurers) -> None:
+def test_a_stopped_worker_leaves_no_attempt_behind(measurers: Measurers) -> None:
     """SIGTERM lets the work in hand end; what waits is done by whoever comes next."""
     first = measurers.arrive()
     measurers.wait_for(first)
@@ -180,9 +180,9 @@ def test_a_stopped_worker_leaves_no_flight_behind(measurers: Measurers) -> None:
     wait_until(measurers.records)
     measurers.processes[first].send_signal(signal.SIGTERM)
     assert measurers.processes[first].wait(30) == 0
-    (state,) = (measurers.folder / "gate").glob("device-*/epoch.json")
-    epoch = json.loads(state.read_text())
-    assert (epoch["clients"], epoch["flights"], epoch["suspects"], epoch["failure"]) == ([], {}, [], "")
+    (path,) = (measurers.folder / "gate").glob("device-*/state.json")
+    state = json.loads(path.read_text())
+    assert (state["clients"], state["attempts"], state["suspects"], state["failure"]) == ([], {}, [], "")
     measurers.arrive()
     wait_until(lambda: len(measurers.records()) == 8, 60)
     assert {record.status for record in measurers.records()} == {Status.OK}

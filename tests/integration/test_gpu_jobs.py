@@ -17,9 +17,10 @@ import pytest
 from fractune.client import Client
 from fractune.inference.choosing import choose_variant
 from fractune.inference.gpu.driver import NoDriver, ask_gpu, look_at_gpu
-from fractune.inference.gpu.share import PERCENTAGE, check_gpu, gpu_share_here
+from fractune.inference.gpu.share import check_gpu, gpu_share_here
 from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle
+from fractune_core.cuda.environment import MPS_PERCENTAGE
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
 from fractune_core.shares import Device
 from fractune_workers.cuda.compilers import find_compiler
@@ -127,7 +128,7 @@ def test_the_bundle_holds_machine_code_for_the_gpu_in_each_variant(bundle: Bundl
 
 
 def test_at_inference_the_variant_of_the_share_is_found(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PERCENTAGE, "25")
+    monkeypatch.setenv(MPS_PERCENTAGE, "25")
     gpu = ask_gpu(SimulatedLibcuda(SimulatedGpu(MODELS["H200"]), Staged(mps=True)))
     check_gpu(bundle, gpu)
     here = gpu_share_here(gpu, bundle.manifest["device"]["units"], (0,))

@@ -16,15 +16,16 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import COLD, UNTUNED, VALIDATION_POLICY, WARM, Status, candidate_id, with_cache
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
+from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.confinement import confinement_for
 from fractune_workers.cuda.compilers import find_compiler
-from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
-from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
-from fractune_workers.measuring.stability import measure_stable
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, measure_stable
+from fractune_workers.measuring.validation import validate
 from tests.support.worker_processes import matmul_workload
 
 SIZE = 96
@@ -41,8 +42,8 @@ class Built:
     untuned: str
     batch: ArtifactBatch
 
-    def bench(self, folder: Path, cache: str = WARM) -> MeasurementSession:
-        return MeasurementSession(self.share, self.cores, meeting_place=folder, cache=cache)
+    def session(self, folder: Path, cache: str = WARM) -> MeasurementSession:
+        return MeasurementSession(self.share, self.cores, lock_dir=folder, cache=cache)
 
 
 def target_of(share: Share, workload: dict[str, Any]) -> str:
@@ -64,19 +65,16 @@ def built(request: pytest.FixtureRequest) -> Built:
     share, workload = Share.parse(request.param), matmul_workload(SIZE)
     target = target_of(share, workload)
     known = {"workload_hash": workload["hash"]}
-    search, builder = (
-        Child("fractune_workers.children.searching.child", ["2"]),
-        Child("fractune_workers.children.building.child"),
-    )
+    search, builder = Child("fractune_workers.children.searching.child", ["2"]), BuilderProcess()
     opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "transferred": []}
     search.call("open", 120, **known, target_key=target_key(target), **opened)
     proposed = search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)
-    args_info = builder.call("learn_workload", 60, **known, workload=workload["json"])
+    args_info = builder.learn(workload["hash"], lambda: workload["json"])
     codes = {}
     for trace in (UNTUNED, *(item["trace"] for item in proposed)):
-        answer = builder.call("build", 120, **known, target=target, trace=trace)
-        assert (answer["status"], answer["cause"]) == ("ok", "")
-        codes[candidate_id(workload["hash"], target_key(target), trace)] = base64.b64decode(answer["object"])
+        made = builder.build(workload["hash"], target, trace)
+        assert (made.status, made.cause) == (Status.OK, "")
+        codes[candidate_id(workload["hash"], target_key(target), trace)] = made.code
     search.stop()
     builder.stop()
     cores = sorted(os.sched_getaffinity(0))[:1] if share.device_kind == "cpu" else []
@@ -101,17 +99,17 @@ def test_every_candidate_computes_what_numpy_does(built: Built) -> None:
 
 
 def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path) -> None:
-    bench = built.bench(tmp_path)
+    session = built.session(tmp_path)
     on_gpu = built.share.device_kind == "cuda"
-    clocks = GpuClock().read if on_gpu else lambda: NOT_TOLD
+    clocks = GpuClock().read if on_gpu else lambda: UNKNOWN_CLOCKS
     try:
-        bench.handshake()
-        trials, conditions = measure_stable(bench, clocks, partial(bench.trials, built.batch))
-        finals, _ = measure_stable(bench, clocks, partial(bench.final, built.batch, untuned=built.untuned))
+        session.handshake()
+        trials, conditions = measure_stable(session, clocks, partial(session.trials, built.batch))
+        finals, _ = measure_stable(session, clocks, partial(validate, session, built.batch, built.untuned))
     finally:
-        bench.stop()
-    assert bench.device_info["granted"]["share"] == str(built.share)
-    assert bench.device_info["device"]["kind"] == built.share.device_kind
+        session.stop()
+    assert session.device_info["granted"]["share"] == str(built.share)
+    assert session.device_info["device"]["kind"] == built.share.device_kind
     assert conditions.anchor_ratio > 0
     assert (conditions.clock_mhz > 0) == on_gpu
     assert {each.status for each in trials.values()} == {Status.OK}
@@ -126,11 +124,11 @@ def test_a_cold_cache_is_another_policy_and_not_faster(built: Built, tmp_path: P
         pytest.skip("only a GPU's cache is emptied")
     times = {}
     for cache in (WARM, COLD):
-        bench = built.bench(tmp_path, cache)
+        session = built.session(tmp_path, cache)
         try:
-            outcomes = bench.final(built.batch, untuned=built.untuned)
+            outcomes = validate(session, built.batch, built.untuned)
         finally:
-            bench.stop()
+            session.stop()
         assert {each.policy for each in outcomes.values()} == {with_cache(VALIDATION_POLICY, cache)}
         times[cache] = outcomes[built.untuned].median_s
     assert times[COLD] > times[WARM]

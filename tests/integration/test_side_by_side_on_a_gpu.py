@@ -58,5 +58,5 @@ def test_two_halves_measure_side_by_side(tmp_path: Path) -> None:
 def test_green_contexts_of_two_processes_take_turns(tmp_path: Path) -> None:
     report = noise(tmp_path, "green:32", "1,2")
     assert {each["measurers"] for each in report["settings"]} == {1}
-    assert any("they take turns" in note for note in report["notes"])
+    assert any("measurements do not run side by side" in note for note in report["notes"])
     assert report["advice"]["measurers"] == 1

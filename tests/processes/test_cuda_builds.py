@@ -22,7 +22,7 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import get_blob, open_signed, put_blob
 from fractune_core.bundles import Bundle
-from fractune_core.cuda_toolkit import find_cudart, find_toolkits
+from fractune_core.cuda.toolkit import find_cudart, find_toolkits
 from fractune_core.messages import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED
@@ -227,7 +227,7 @@ _STUB = "".join(
 _LOAD = """
 import sys
 from pathlib import Path
-from fractune_core.cuda_toolkit import load_cudart
+from fractune_core.cuda.toolkit import load_cudart
 assert load_cudart()
 from fractune_workers.children.tvm_api.artifacts import load_objects
 module = load_objects([Path(sys.argv[1]).read_bytes()])

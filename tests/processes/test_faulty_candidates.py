@@ -13,7 +13,7 @@ from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HAN
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status
 from fractune_core.shares import Share
-from fractune_workers.calibration.child_thread import owned
+from fractune_workers.calibration.child_thread import running
 from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.archives import unpack
@@ -23,8 +23,9 @@ from fractune_workers.gpu.mps_control import PROGRAM
 from fractune_workers.gpu.mps_daemon import OwnMpsDaemon
 from fractune_workers.gpu.nvml import Gpu, open_nvml
 from fractune_workers.gpu.visible import visible_gpu
-from fractune_workers.measuring import session as bench_module
+from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
+from fractune_workers.measuring.validation import validate
 from tests.support.cli_process import events, run_fractune, write_model
 from tests.support.cubins import cubin_arch, cubins_in
 from tests.support.worker_processes import alive
@@ -83,7 +84,7 @@ def share(request: pytest.FixtureRequest, gpu: Gpu) -> Share:
 @pytest.fixture(scope="module")
 def bench(share: Share, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasurementSession]:
     """One for all tests of a share: a child takes seconds to start."""
-    made = MeasurementSession(share, [], meeting_place=tmp_path_factory.mktemp("gate"))
+    made = MeasurementSession(share, [], lock_dir=tmp_path_factory.mktemp("gate"))
     try:
         made.handshake()
         yield made
@@ -108,7 +109,7 @@ every_share = pytest.mark.parametrize("share", ["full", "green:32", "mps:25"], i
 @every_share
 def test_good_candidates_are_timed_and_right(bench: MeasurementSession, builder: Child, gpu: Gpu) -> None:
     asked = batch(builder, gpu, untuned=GOOD, other=GOOD, third=GOOD)
-    trials, finals = bench.trials(asked), bench.final(asked, "untuned")
+    trials, finals = bench.trials(asked), validate(bench, asked, "untuned")
     for outcomes in (trials, finals):
         assert set(statuses(outcomes).values()) == {Status.OK}, outcomes
         assert all(0 < outcome.median_s < 1e-2 for outcome in outcomes.values())
@@ -118,7 +119,7 @@ def test_good_candidates_are_timed_and_right(bench: MeasurementSession, builder:
 @pytest.mark.gpu
 @every_share
 def test_what_corrupts_memory_is_found_by_the_final(bench: MeasurementSession, builder: Child, gpu: Gpu) -> None:
-    outcomes = bench.final(batch(builder, gpu, untuned=GOOD, corrupting=CORRUPT, other=GOOD), "untuned")
+    outcomes = validate(bench, batch(builder, gpu, untuned=GOOD, corrupting=CORRUPT, other=GOOD), "untuned")
     expected = {"untuned": Status.OK, "corrupting": Status.WRONG_OUTPUT, "other": Status.OK}
     assert statuses(outcomes) == expected, outcomes
 
@@ -137,7 +138,7 @@ def test_after_an_illegal_address_the_next_is_timed(bench: MeasurementSession, b
 def test_after_a_hang_the_next_is_timed(
     bench: MeasurementSession, builder: Child, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(session_module, "_TRIAL_TIMEOUT_S", 5.0)
     outcomes = bench.trials(batch(builder, gpu, before=GOOD, stuck=HANG, after=GOOD))
     expected = {"before": Status.OK, "stuck": Status.RUN_TIMEOUT, "after": Status.OK}
     assert statuses(outcomes) == expected, outcomes
@@ -149,10 +150,10 @@ def test_after_a_hang_the_next_is_timed(
 def test_a_neighbour_of_a_fault_is_timed_and_not_blamed(
     share: Share, fault: str, builder: Child, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 5.0)
-    monkeypatch.setattr(bench_module, "default_lock_dir", lambda: tmp_path)
+    monkeypatch.setattr(session_module, "_TRIAL_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(session_module, "default_lock_dir", lambda: tmp_path)
     innocent, guilty = batch(builder, gpu, one=GOOD, two=GOOD, three=GOOD), batch(builder, gpu, bad=fault, good=GOOD)
-    with owned(PooledMeasurer(share, [])) as neighbour, owned(PooledMeasurer(share, [])) as culprit:
+    with running(PooledMeasurer(share, [])) as neighbour, running(PooledMeasurer(share, [])) as culprit:
         for greeting in [neighbour.handshake(), culprit.handshake()]:
             greeting.result()
         beside, faulty = neighbour.time(innocent, None), culprit.time(guilty, None)
@@ -164,7 +165,7 @@ def test_a_neighbour_of_a_fault_is_timed_and_not_blamed(
 @pytest.mark.gpu
 @pytest.mark.parametrize("share", ["mps:25"], indirect=True)
 def test_the_last_bench_ends_the_daemon(share: Share, gpu: Gpu, tmp_path: Path) -> None:
-    benches = [MeasurementSession(share, [], meeting_place=tmp_path) for _ in range(2)]
+    benches = [MeasurementSession(share, [], lock_dir=tmp_path) for _ in range(2)]
     daemon = OwnMpsDaemon(gpu.uuid)
     pid = int((daemon.pipe_dir / f"{PROGRAM}.pid").read_text())
     for number, each in enumerate(benches):

@@ -8,7 +8,6 @@ that is killed in the middle of its work poisons the device too, unless it was r
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import IO
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
+from fractune_workers.locks.flock import is_locked, lock, locked
 
 FOLDER = "POISON_DEVICE"
 """the environment variable that names the folder"""
@@ -30,12 +30,12 @@ class PoisonDevice:
         self.rough = folder / "rough"
         """while it is there, no client can be released before it is killed"""
         self.dead = folder / "dead"
-        """what serves the device has died, until it is revived"""
+        """what serves the device has died, until it is started again"""
 
     def enter(self, pid: int) -> IO[bytes]:
         """The lock to hold for as long as the client lives."""
         file = (self.folder / f"client-{pid}").open("ab")
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file)
         return file
 
     @contextlib.contextmanager
@@ -50,8 +50,7 @@ class PoisonDevice:
     def is_active(self) -> bool:
         if self.dead.exists():
             raise ShareUnavailable("what serves the device has died")
-        with (self.folder / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder / "lock"):
             clients = [path for path in self.folder.glob("client-*") if self._lives(path)]
             if self.broken.exists():
                 return False
@@ -75,11 +74,8 @@ class PoisonDevice:
 
     def _lives(self, client: Path) -> bool:
         pid = client.name.partition("-")[2]
-        with client.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        if is_locked(client):
+            return True
         if (self.folder / f"busy-{pid}").exists() and not (self.folder / f"released-{pid}").exists():
             self.poisoned.touch()
         client.unlink()
@@ -106,8 +102,8 @@ class PoisonConfinement:
     def is_active(self) -> bool:
         return self.device.is_active()
 
-    def revive(self) -> None:
-        self.device.note("revivals", str(os.getpid()))
+    def restart_service(self) -> None:
+        self.device.note("restarts", str(os.getpid()))
         self.device.dead.unlink(missing_ok=True)
 
     def before_kill(self, pid: int) -> bool:

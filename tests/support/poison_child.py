@@ -53,12 +53,12 @@ class PoisonedChild:
 
     def check(self, name: str) -> float:
         kernel = self._kernels[name]
-        self._run({**kernel, "do": "good"} if kernel["do"] == "crash_in_a_contest" else kernel)
+        self._run({**kernel, "do": "good"} if kernel["do"] == "crash_while_interleaved" else kernel)
         self._reference = self._reference or name
         return 0.0 if name == self._reference else 1e-6
 
-    def contest(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
-        self._device.note("contests", " ".join(sorted(names)))
+    def time_interleaved(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
+        self._device.note("interleaved", " ".join(sorted(names)))
         for name in names:
             self._run(self._kernels[name])
         return {"policy": dict.fromkeys(names, policy), "run_secs": dict.fromkeys(names, [1e-3] * policy["repeats"])}
@@ -85,7 +85,7 @@ class PoisonedChild:
     def _crash(self, _kernel: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    _crash_in_a_contest = _crash
+    _crash_while_interleaved = _crash
 
     def _poison(self, _kernel: dict[str, Any]) -> None:
         self._device.poisoned.touch()
@@ -107,5 +107,5 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement = PoisonConfinement(Share.parse(share), [int(unit) for unit in units.split(",") if unit])
     confinement.enter()
     child = PoisonedChild(confinement)
-    names = ("device_info", "anchor", "begin", "load", "race", "check", "contest", "time_model")
+    names = ("device_info", "anchor", "begin", "load", "race", "check", "time_interleaved", "time_model")
     return {name: getattr(child, name) for name in names}

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_workers.cuda.driver import DriverFailed
 from fractune_workers.gpu import mps_daemon
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl
+from fractune_workers.gpu.mps_control import PROGRAM, MpsControl
 from fractune_workers.gpu.nvml import Gpu
 from tests.support import simulated_mps_control
 from tests.support.simulated_mps_control import SMS, tell
@@ -31,7 +32,6 @@ H200 = Gpu(
     cuda="13.1",
     exclusive=False,
     mig=False,
-    mig_pending=False,
     mig_instances_at_most=0,
 )
 # SMs of an H200 by percentage, as a third party measured them.
@@ -112,7 +112,7 @@ def open_simulated_driver() -> SimulatedDriver:
 
     Without a daemon it runs without MPS, on everything, and says nothing. Raises DriverFailed.
     """
-    pipe_dir = Path(os.environ.get(PIPE_VARIABLE, "/nowhere"))
+    pipe_dir = Path(os.environ.get(MPS_PIPE_DIRECTORY, "/nowhere"))
     try:
         number = tell(pipe_dir, f"stage connect {os.getpid()} {os.environ.get('CUDA_MPS_SM_PARTITION', '')}")
     except OSError:

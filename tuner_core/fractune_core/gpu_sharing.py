@@ -1,7 +1,7 @@
-"""Which measurements run side by side on one GPU, and how many measurers a share gets where nobody has tried.
+"""Which measurements run side by side on one GPU, and how many measurers a share gets before the noise is measured.
 
-Clients of MPS and MIG instances compute at the same time, each on its part. Processes without either take turns in
-time: each would find the others' turns in its own times.
+Clients of MPS and MIG instances compute at the same time, each on its part. Between processes without
+either the GPU switches in time: each would find the time slices of the others in its own times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractune_core.shares import GrantedShare, Share
 
 MOST_BY_DEFAULT = 4
-"""measurers at one share of a GPU where nobody has measured the noise"""
+"""measurers at one share of a GPU where the noise was never measured"""
 
 _SIDE_BY_SIDE = frozenset({"mps", "mps-sm", "mig"})
 _MIG_SLICES = 7
@@ -24,23 +24,23 @@ _CHUNKS = 16
 class Claim:
     """What a measurement takes of a GPU while it runs."""
 
-    company: str = ""
-    """claims with the same word here may be held at the same time; empty = this one only alone"""
+    exclusion_group: str = ""
+    """claims of one group may be held at the same time, claims of two never; empty = this one only alone"""
     units: int = 0
-    """SMs that are capped, and so may be anybody's: all that are claimed at the same time have to fit into the GPU"""
+    """SMs that are capped and not reserved: all that are claimed at the same time have to fit into the GPU"""
     units_total: int = 0
 
     def fits(self, held: Collection[Claim]) -> bool:
         """Whether it may be held beside `held`, which are held together."""
         if not held:
             return True
-        if not self.company or any(other.company != self.company for other in held):
+        if not self.exclusion_group or any(other.exclusion_group != self.exclusion_group for other in held):
             return False
         return self.units + sum(other.units for other in held) <= self.units_total
 
 
 ALONE = Claim()
-"""the whole GPU, whatever the share: what is published was measured with nobody beside it"""
+"""the whole GPU, whatever the share: what is published was measured alone"""
 
 
 def claim_of(granted: GrantedShare) -> Claim:
@@ -51,10 +51,10 @@ def claim_of(granted: GrantedShare) -> Claim:
 
 
 def default_measurers(share: Share) -> int:
-    """As many as there may be room for side by side on one GPU, MOST_BY_DEFAULT at most; one where they take turns.
+    """As many as one GPU may have room for side by side, MOST_BY_DEFAULT at most; one where they run in turns.
 
     For a CPU share one. By the text of the share alone: where there is less room (fewer instances, larger chunks), the
-    workers that come too late find out.
+    workers that start last find out.
     """
     room = 1
     if share.mechanism == "mps":

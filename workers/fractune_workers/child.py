@@ -1,4 +1,4 @@
-"""The supervised process: TVM runs in it, the deadline is held out here, and its process group is killed whole.
+"""The supervised process: TVM runs in it; its deadlines are kept out here, and its process group is killed whole.
 
 The child serves one call at a time over a socket; a message is one JSON object. It is started when first needed,
 again after it has died, and afresh after `recycle_calls` calls (TVM's compiler leaks memory).
@@ -41,19 +41,19 @@ class ChildTimeout(FractuneError):
     def __init__(self, message: str, *, released: bool = True) -> None:
         super().__init__(message)
         self.released = released
-        """whether whatever the child had in use was taken from it before it was killed"""
+        """whether the device let go of the child before it was killed"""
 
 
 class CallFailed(FractuneError):
     """The call raised inside the child, which goes on living; the message is the exception's first line."""
 
 
-class GivesWay(Protocol):
-    """What a call may have to make room for; `fractune_workers.locks.core_locks.PreemptibleHold` is one."""
+class Preemption(Protocol):
+    """What may interrupt a call for a while; `fractune_workers.locks.core_locks.PreemptibleHold` is one."""
 
     def is_wanted(self) -> bool: ...
 
-    def step_aside(self) -> None: ...
+    def yield_cores(self) -> None: ...
 
 
 def _release_nothing(_pid: int) -> bool:
@@ -65,7 +65,7 @@ class Child:
 
     Not thread-safe but for `interrupt`: one supervisor thread owns it, and that thread must live as long as the
     child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
-    living child before it is killed, and says whether the kill can harm nobody else. `cores`: where the process may
+    living child before it is killed, and says whether the kill harms no other process. `cores`: where the process may
     run; none = wherever the supervisor may.
     """
 
@@ -86,9 +86,9 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._calls = 0
-        self._passage: GivesWay | None = None
+        self._preemption: Preemption | None = None
         self.generation = 0
-        """how many processes there have been: what an earlier one was told, the present one does not know"""
+        """how many processes there have been: the present one knows nothing of what an earlier one was told"""
 
     @property
     def pid(self) -> int | None:
@@ -121,25 +121,25 @@ class Child:
         except (EOFError, OSError) as error:
             raise ChildDied(self._how_it_died()) from error
         if "error" in answer:
-            told = _revived(answer)
-            if isinstance(told, ChildDied):
-                self.stop()  # it is on its way out: no other call may still find it
-            raise told
+            failure = _error_of(answer)
+            if isinstance(failure, ChildDied):
+                self.stop()  # it is about to end: no other call may find it
+            raise failure
         return answer["value"]
 
     @contextlib.contextmanager
-    def giving_way(self, hold: GivesWay) -> Iterator[None]:
+    def preemptible_by(self, hold: Preemption) -> Iterator[None]:
         """Within the block, the child is stopped (SIGSTOP) in mid-call whenever `hold` is wanted, and continued
-        when it has come back; that time does not count as the call's.
+        once that has its cores again; the time in between does not count as the call's.
         """
-        self._passage = hold
+        self._preemption = hold
         try:
             yield
         finally:
-            self._passage = None
+            self._preemption = None
 
     def _answers(self, link: Connection, timeout_s: float) -> bool:
-        hold = self._passage
+        hold = self._preemption
         if hold is None:
             return link.poll(timeout_s)
         deadline = time.monotonic() + timeout_s
@@ -147,24 +147,24 @@ class Child:
             if link.poll(min(_LOOK_EVERY_S, left_s)):
                 return True
             if hold.is_wanted():
-                deadline += self._stopped_for(hold)
+                deadline += self._preempted_s(hold)
         return False
 
-    def _stopped_for(self, hold: GivesWay) -> float:
-        """Seconds for which the child stood still."""
+    def _preempted_s(self, hold: Preemption) -> float:
+        """Stop the child until the hold is back; seconds that took."""
         start = time.monotonic()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGSTOP)
-                # Until it has stopped or ended: what waits must not meet its last cycles.
+                # Until it has stopped or ended: what waits must not be disturbed by its last cycles.
                 os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            hold.step_aside()
+            hold.yield_cores()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGCONT)
         return time.monotonic() - start
 
     def kill(self) -> bool:
-        """End the process and everything it started, at once. False = it may have left something in disorder."""
+        """End the process and everything it started, at once. False = it may have left the device in disorder."""
         released = self.interrupt()
         if self._process is not None:
             self._process.wait()
@@ -226,7 +226,7 @@ class Child:
             raise ChildDied(self._how_it_died()) from error
         if "error" in ready:
             self.kill()
-            raise _revived(ready)
+            raise _error_of(ready)
 
     def _how_it_died(self) -> str:
         self._drop_link()
@@ -261,7 +261,7 @@ def _staying_on(cores: list[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _revived(answer: Mapping[str, str]) -> FractuneError:
+def _error_of(answer: Mapping[str, str]) -> FractuneError:
     if answer["error"] == CallFailed.__name__:
         return CallFailed(answer["message"])
     return error_from_name(answer["error"], answer["message"])

@@ -1,10 +1,10 @@
-"""What every role stands on: the queue, the fleet's secret, the gate, and one way to deliver results."""
+"""What every role needs: the queue, the fleet's secret, the core locks, and one way to deliver results."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import add_blob, get_blob, open_signed, sign
 from fractune_core.messages import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
+from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
 
 _QUEUE_TIMEOUT_S = 24 * 3600
@@ -23,7 +24,7 @@ _QUEUE_TIMEOUT_S = 24 * 3600
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """The surroundings of one worker."""
+    """What one worker works with."""
 
     name: str
     redis: redis.Redis
@@ -47,12 +48,18 @@ class WorkerContext:
         """The blob, its signature checked. Raises NotFound or Unsigned."""
         return open_signed(self.secret, get_blob(self.redis, name))
 
+    @contextlib.contextmanager
+    def computing(self, child: Child) -> Iterator[None]:
+        """Within the block `child` may compute on this worker's cores; it is stopped while a measurement needs them."""
+        with self.core_locks.working(self.cores) as hold, child.preemptible_by(hold):
+            yield
+
     def transaction(self, work: Work) -> ResultTransaction:
         return ResultTransaction(self, work["work_id"])
 
 
 class ResultTransaction:
-    """Everything that a piece of work brings about, in one transaction: all of it or nothing, and only once."""
+    """The results of one piece of work, in one transaction: all of them or none, and only once."""
 
     def __init__(self, context: WorkerContext, work_id: str) -> None:
         self._context = context
@@ -72,7 +79,7 @@ class ResultTransaction:
 
     def enqueue(self, queue: str, work: Work) -> None:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
-        # The one call of RQ that leaves a transaction open for what else belongs into it.
+        # The one call of RQ that leaves a transaction open for the other results.
         data = Queue.prepare_data(HANDLER, args=(work,), timeout=_QUEUE_TIMEOUT_S, result_ttl=0, failure_ttl=3600)
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 

@@ -1,9 +1,8 @@
-"""A worker's folder for files in passing. What killed workers left behind goes when the next one starts."""
+"""A worker's folder for temporary files. What killed workers left behind is removed when the next one starts."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -11,7 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = "fractune-scratch_dir-"
+from fractune_workers.locks.flock import lock, try_lock
+
+_PREFIX = "fractune-scratch-"
 _YOUNG_S = 60.0
 """a folder younger than this may not have been locked by its owner yet"""
 
@@ -21,16 +22,15 @@ def open_scratch_dir() -> Iterator[Path]:
     """A folder that is this process's until the block ends: it holds the kernel's lock on it, which dies with it."""
     _sweep(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _opened(Path(folder)) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock(descriptor)
         yield Path(folder)
 
 
 def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        # Gone meanwhile, still locked by its owner, or another user's: none of ours.
+        # Gone meanwhile, or another user's: none of ours.
         with contextlib.suppress(OSError), _opened(folder) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - os.fstat(descriptor).st_mtime > _YOUNG_S:
+            if try_lock(descriptor) and time.time() - os.fstat(descriptor).st_mtime > _YOUNG_S:
                 shutil.rmtree(folder)
 
 

@@ -70,8 +70,8 @@ def test_whatever_was_let_in_one_after_the_other_fits_in_any_order(coming: list[
             held.append(claim)
     assert bool(held) is bool(coming)
     assert sum(claim.units for claim in held) <= SMS
-    assert len({claim.company for claim in held}) <= 1
-    assert len(held) <= 1 or all(claim.company for claim in held)
+    assert len({claim.exclusion_group for claim in held}) <= 1
+    assert len(held) <= 1 or all(claim.exclusion_group for claim in held)
     for order in itertools.islice(itertools.permutations(held), 20):
         assert all(claim.fits(order[:number]) for number, claim in enumerate(order))
 

@@ -171,7 +171,7 @@ class Standstill:
     def is_wanted(self) -> bool:
         return self.note.exists() and not self.states
 
-    def step_aside(self) -> None:
+    def yield_cores(self) -> None:
         self.states.append(Path(f"/proc/{self.child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0])
         before = self.note.read_text()
         deadline = time.monotonic() + 1.5
@@ -183,7 +183,7 @@ class Standstill:
 def test_a_call_stands_still_while_it_gives_way_and_that_time_does_not_count(child: Child, tmp_path: Path) -> None:
     child.ensure()
     hold = Standstill(child, tmp_path / "note")
-    with child.giving_way(hold):
+    with child.preemptible_by(hold):
         assert child.call("tick", 1.4, note=str(tmp_path / "note"), ticks=20) == 20
     assert hold.states == ["T"]
     assert child.generation == 1
@@ -192,10 +192,10 @@ def test_a_call_stands_still_while_it_gives_way_and_that_time_does_not_count(chi
 
 def test_a_child_that_dies_while_it_stands_still_is_noticed(child: Child, tmp_path: Path) -> None:
     class Deadly(Standstill):
-        def step_aside(self) -> None:
+        def yield_cores(self) -> None:
             self.states.append("killed")
             os.kill(self.child.pid or 0, signal.SIGKILL)
 
     child.ensure()
-    with child.giving_way(Deadly(child, tmp_path / "note")), pytest.raises(ChildDied, match="SIGKILL"):
+    with child.preemptible_by(Deadly(child, tmp_path / "note")), pytest.raises(ChildDied, match="SIGKILL"):
         child.call("tick", 10, note=str(tmp_path / "note"), ticks=1000)

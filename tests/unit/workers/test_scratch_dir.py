@@ -56,14 +56,14 @@ def test_what_a_killed_worker_left_goes_and_a_living_ones_stays(parent: Path) ->
 
 
 def test_a_young_folder_may_not_be_locked_yet(parent: Path) -> None:
-    young = Path(tempfile.mkdtemp(prefix="fractune-scratch_dir-", dir=parent))
+    young = Path(tempfile.mkdtemp(prefix="fractune-scratch-", dir=parent))
     with open_scratch_dir():
         assert young.exists()
 
 
 def test_what_is_no_folder_is_left_alone(parent: Path) -> None:
-    (parent / "fractune-scratch_dir-file").write_text("")
-    (parent / "fractune-scratch_dir-link").symlink_to(parent)
+    (parent / "fractune-scratch-file").write_text("")
+    (parent / "fractune-scratch-link").symlink_to(parent)
     with open_scratch_dir():
-        assert (parent / "fractune-scratch_dir-file").exists()
-        assert (parent / "fractune-scratch_dir-link").is_symlink()
+        assert (parent / "fractune-scratch-file").exists()
+        assert (parent / "fractune-scratch-link").is_symlink()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.bundles import ALIGNMENT_BYTES, WEIGHTS, Bundle
-from fractune_core.cuda_toolkit import load_cudart
+from fractune_core.cuda.toolkit import load_cudart
 from fractune_core.errors import BadBundle, FractuneError
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")

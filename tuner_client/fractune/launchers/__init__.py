@@ -123,7 +123,7 @@ def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
     from fractune_workers.inventory import shares as inventory
 
     for device in inventory.machine_shares(prove=prove):
-        shares = [offer.to_json() for offer in device.offers]
+        shares = [share.to_json() for share in device.shares]
         yield {"kind": device.kind, "label": device.label, "uuid": device.uuid, "offers": shares}
 
 

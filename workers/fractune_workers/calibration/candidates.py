@@ -1,8 +1,7 @@
-"""Real candidates of one operator: proposed by the search's child, built by the builder's child."""
+"""Real candidates of one operator: proposed by the child of a search, built by the child of a builder."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import os
@@ -17,15 +16,13 @@ from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
+from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.calibration.child_thread import ChildThread
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.locks.core_locks import CoreLocks
 
 _OPERATOR_TIMEOUT_S = 600.0
 _SEARCH_TIMEOUT_S = 300.0
-_LEARN_TIMEOUT_S = 30.0
-_BUILD_TIMEOUT_S = 60.0
-"""For a child that is stuck: a build itself has a limit of CPU time, so that a busy machine costs no candidate"""
 _ROUNDS = 12
 """How often more candidates are asked for: some cannot be built, and for a GPU most samples are refused before that"""
 _THREADS_AT_MOST = 8
@@ -61,32 +58,32 @@ class Candidates:
 
 @dataclass(frozen=True)
 class BuildCores:
-    """The cores where candidates are made, and the gate before them."""
+    """The cores where candidates are made, and their locks."""
 
     core_locks: CoreLocks
     cores: Sequence[int]
 
     @contextlib.contextmanager
-    def busy(self, child: Child) -> Iterator[None]:
-        """`child` may work within the block; it stands still while somebody measures."""
-        with self.core_locks.working(self.cores) as hold, child.giving_way(hold):
+    def computing(self, child: Child) -> Iterator[None]:
+        """Within the block `child` may compute; it is stopped while a measurement needs the cores."""
+        with self.core_locks.working(self.cores) as hold, child.preemptible_by(hold):
             yield
 
 
 class OperatorBuilder:
-    """A builder's child that knows one operator, and the thread that owns it."""
+    """A builder's child that knows one operator, and the thread that it belongs to."""
 
     def __init__(self, operator: SampleOperator) -> None:
         self._operator = operator
-        self._taught = 0
-        self.child = Child("fractune_workers.children.building.child")
-        self.owner = ChildThread(self.child.stop)
+        self._process = BuilderProcess()
+        self.child = self._process.child
+        self.thread = ChildThread(self._process.stop)
         self.args_info: list[Any] = []
         """the operator's arguments, known once something was built"""
 
     def build(self, trace: str) -> Future[bytes]:
         """One candidate's code. The future raises CallFailed, ChildTimeout or ChildDied."""
-        return self.owner.submit(lambda: self._build(trace))
+        return self.thread.submit(lambda: self._build(trace))
 
     def build_until(
         self, ended: threading.Event, busy: threading.Event, traces: Sequence[str], cores: Sequence[int]
@@ -105,18 +102,15 @@ class OperatorBuilder:
             finally:
                 busy.set()
 
-        return self.owner.submit(build)
+        return self.thread.submit(build)
 
     def _build(self, trace: str) -> bytes:
-        known = {"workload_hash": self._operator.workload_hash}
-        if self.child.ensure() != self._taught:
-            workload = self._operator.workload
-            self.args_info = self.child.call("learn_workload", _LEARN_TIMEOUT_S, **known, workload=workload)
-            self._taught = self.child.generation
-        answer = self.child.call("build", _BUILD_TIMEOUT_S, **known, target=self._operator.target, trace=trace)
-        if answer["status"] != Status.OK:
-            raise CallFailed(answer["cause"])
-        return base64.b64decode(answer["object"])
+        operator = self._operator
+        self.args_info = self._process.learn(operator.workload_hash, lambda: operator.workload)
+        built = self._process.build(operator.workload_hash, operator.target, trace)
+        if built.status is not Status.OK:
+            raise CallFailed(built.cause)
+        return built.code
 
     def _move_to(self, cores: Sequence[int]) -> None:
         """The child compiles in the thread that bears its process id; a child to come inherits from this thread."""
@@ -125,44 +119,46 @@ class OperatorBuilder:
             os.sched_setaffinity(self.child.pid, cores)
 
 
-def builtin_operator(target: str, place: BuildCores) -> SampleOperator:
+def builtin_operator(target: str, build_cores: BuildCores) -> SampleOperator:
     """The convolution that is measured when no model is given, for `target` (TVM's JSON text; empty = this host)."""
-    with _running(Child("fractune_workers.children.importing.single_operator")) as child, place.busy(child):
+    with _started(Child("fractune_workers.children.importing.single_operator")) as child, build_cores.computing(child):
         return SampleOperator(**child.call("builtin", _OPERATOR_TIMEOUT_S, target=target))
 
 
 def heaviest_operator(
-    model: Path, inputs: Mapping[str, Sequence[int]], only: str, target: str, place: BuildCores
+    model: Path, inputs: Mapping[str, Sequence[int]], only: str, target: str, build_cores: BuildCores
 ) -> SampleOperator:
     """The model's operator that computes most, of those whose name contains `only`. Raises BadModel."""
     known = {"path": str(model.absolute()), "inputs": inputs, "only": only, "target": target}
-    with _running(Child("fractune_workers.children.importing.single_operator")) as child, place.busy(child):
+    with _started(Child("fractune_workers.children.importing.single_operator")) as child, build_cores.computing(child):
         try:
             return SampleOperator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, **known))
         except _CHILD_ERRORS as error:
             raise BadModel(f"{model.name} could not be read: {error}") from error
 
 
-def sample(operator: SampleOperator, count: int, seed: int, place: BuildCores, builder: OperatorBuilder) -> Candidates:
+def sample(
+    operator: SampleOperator, count: int, seed: int, build_cores: BuildCores, builder: OperatorBuilder
+) -> Candidates:
     """`count` random candidates, or as many as could be built: a search that knows no times yet samples.
 
     Raises FractuneError for fewer than FEWEST_CANDIDATES, or when the search fails.
     """
-    threads = str(min(len(place.cores), _THREADS_AT_MOST))
+    threads = str(min(len(build_cores.cores), _THREADS_AT_MOST))
     known = {"workload_hash": operator.workload_hash, "target_key": target_key(operator.target)}
     opened = {"workload": operator.workload, "target": operator.target, "seed": seed, "history": [], "transferred": []}
     traces: list[str] = []
     codes: dict[str, bytes] = {}
-    with _running(Child("fractune_workers.children.searching.child", [threads])) as search:
-        with place.busy(search):
+    with _started(Child("fractune_workers.children.searching.child", [threads])) as search:
+        with build_cores.computing(search):
             search.call("open", _SEARCH_TIMEOUT_S, **known, **opened)
         for _ in range(_ROUNDS):
             missing = count - len(codes)
-            with place.busy(search):
+            with build_cores.computing(search):
                 proposed = search.call("propose", _SEARCH_TIMEOUT_S, **known, count=missing)
             for item in proposed:
                 # What cannot be built is no candidate to time; the next round makes up for it.
-                with place.busy(builder.child), contextlib.suppress(*_CHILD_ERRORS):
+                with build_cores.computing(builder.child), contextlib.suppress(*_CHILD_ERRORS):
                     codes[item["candidate"]] = builder.build(item["trace"]).result()
                     traces.append(item["trace"])
             if len(codes) == count or not proposed:
@@ -176,7 +172,7 @@ def sample(operator: SampleOperator, count: int, seed: int, place: BuildCores, b
 
 
 @contextlib.contextmanager
-def _running(child: Child) -> Iterator[Child]:
+def _started(child: Child) -> Iterator[Child]:
     try:
         yield child
     finally:

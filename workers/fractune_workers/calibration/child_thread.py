@@ -1,4 +1,4 @@
-"""The thread that owns a child: it starts it, calls it, and lives as long."""
+"""The thread that a child belongs to: it starts the child, calls it, and lives as long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 class ChildThread:
     """Runs what it is given, one after the other, in a thread of its own.
 
-    A daemon: who stops the command does not wait for a child that is starting, and the child dies with the thread.
+    A daemon: a command that is stopped does not wait for a child that is starting, which dies with the thread.
     """
 
     def __init__(self, at_end: Callable[[], None]) -> None:
@@ -44,27 +44,27 @@ class ChildThread:
             self._at_end()
 
 
-class Owned(Protocol):
-    """What an owner's thread has in its care."""
+class HasChildThread(Protocol):
+    """Something with a child, and the thread that the child belongs to."""
 
-    owner: ChildThread
+    thread: ChildThread
 
 
-_Thing = TypeVar("_Thing", bound=Owned)
+_Thing = TypeVar("_Thing", bound=HasChildThread)
 
 
 @contextlib.contextmanager
-def owned(thing: _Thing) -> Iterator[_Thing]:
+def running(thing: _Thing) -> Iterator[_Thing]:
     """Ends the thing's child with the block; waits for it only when all went well."""
     try:
         yield thing
     finally:
-        ended = thing.owner.stop()
+        ended = thing.thread.stop()
     ended.result()
 
 
 def _fulfil(future: Future[_T], run: Callable[[], _T]) -> None:
     try:
         future.set_result(run())
-    except Exception as error:  # noqa: BLE001  whoever waits for it gets it
+    except Exception as error:  # noqa: BLE001  it is raised where the result is waited for
         future.set_exception(error)

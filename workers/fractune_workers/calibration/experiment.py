@@ -1,7 +1,7 @@
-"""What a measurement is worth on this machine: the same candidates, timed with more and less care and company.
+"""What a measurement is worth on this machine: the same candidates, timed with more and less care, alone or not.
 
-Every setting is passed twice, in turn with the others, so that all meet the same weather. The second pass goes through
-the candidates backwards and on another measurer: a machine that gets slower, or a core that is slower, shows as spread.
+Every setting is passed twice, in turn with the others, so that all meet the same conditions. The second pass takes the
+candidates backwards and on another measurer: a machine that gets slower, or a core that is slower, shows as spread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fractune_workers.calibration.candidates import (
     heaviest_operator,
     sample,
 )
-from fractune_workers.calibration.child_thread import owned
+from fractune_workers.calibration.child_thread import running
 from fractune_workers.calibration.measurer_pool import (
     BUILDERS_AT_MOST,
     MeasurerPool,
@@ -45,12 +45,12 @@ _PASSES = 2
 _BATCH = 8
 """candidates given to a measurer at once, about as many as a search gives"""
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class NoiseOptions:
-    """What to time, and in how much company."""
+    """What to time, and beside how much else."""
 
     share: Share
     measurers: tuple[int, ...] = (1, 2)
@@ -63,37 +63,37 @@ class NoiseOptions:
     only: str = ""
 
 
-def measure_noise(options: NoiseOptions, tell: Tell) -> dict[str, Any]:
+def measure_noise(options: NoiseOptions, progress: Progress) -> dict[str, Any]:
     """Measure and judge; the report as plain JSON values (see `noise_report`).
 
-    `tell` is given a line of progress now and then. Raises ShareUnavailable, BadModel, or FractuneError when too few
+    `progress` is given a line now and then. Raises ShareUnavailable, BadModel, or FractuneError when too few
     candidates can be built or timed.
     """
     start = time.perf_counter()
     cores = sorted(os.sched_getaffinity(0))
-    gate = CoreLocks(default_lock_dir())
+    core_locks = CoreLocks(default_lock_dir())
     measurers = sorted({1, *options.measurers})
     with contextlib.ExitStack() as held:
-        company = start_pool(options.share, measurers, cores, held)
-        tell(f"measurers at {options.share}: {len(company.lanes)}")
-        place = BuildCores(gate, cores)
-        operator = _operator(options, company, place)
-        tell(f"operator {operator.name}: building {options.candidates} candidates")
-        operator = operator.for_units(company.granted.units)
+        pool = start_pool(options.share, measurers, cores, held)
+        progress(f"measurers at {options.share}: {len(pool.measurers)}")
+        build_cores = BuildCores(core_locks, cores)
+        operator = _operator(options, pool, build_cores)
+        progress(f"operator {operator.name}: building {options.candidates} candidates")
+        operator = operator.for_units(pool.granted.units)
         # A builder's child starts with its first work: those that are never needed cost nothing.
-        builders = [held.enter_context(owned(OperatorBuilder(operator))) for _ in cores[:BUILDERS_AT_MOST]]
-        candidates = sample(operator, options.candidates, options.seed, place, builders[0])
-        experiment = Experiment(gate, cores, company.lanes, builders, candidates)
-        passes = experiment.run(settings(company.counts), tell)
-    own_cores = {count: experiment.are_apart(count) for count in company.counts}
+        builders = [held.enter_context(running(OperatorBuilder(operator))) for _ in cores[:BUILDERS_AT_MOST]]
+        candidates = sample(operator, options.candidates, options.seed, build_cores, builders[0])
+        experiment = Experiment(core_locks, cores, pool.measurers, builders, candidates)
+        passes = experiment.run(settings(pool.counts), progress)
+    own_cores = {count: experiment.are_apart(count) for count in pool.counts}
     return {
         "event": "noise",
         "share": str(options.share),
-        "granted": company.granted.to_json(),
-        "device": Device.from_json(company.device_info["device"]).key,
+        "granted": pool.granted.to_json(),
+        "device": Device.from_json(pool.device_info["device"]).key,
         "operator": candidates.operator.name,
         "seed": options.seed,
-        **report(passes, own_cores, company.notes),
+        **report(passes, own_cores, pool.notes),
         "wall_s": time.perf_counter() - start,
     }
 
@@ -111,29 +111,29 @@ class Experiment:
         self,
         core_locks: CoreLocks,
         cores: Sequence[int],
-        lanes: Sequence[PooledMeasurer],
+        measurers: Sequence[PooledMeasurer],
         builders: Sequence[OperatorBuilder],
         candidates: Candidates,
     ) -> None:
         self._locks = core_locks
         self._cores = cores
-        self._lanes = lanes
+        self._measurers = measurers
         self._builders = builders
         self._candidates = candidates
 
-    def run(self, wanted: Sequence[Setting], tell: Tell) -> dict[Setting, list[Pass]]:
+    def run(self, wanted: Sequence[Setting], progress: Progress) -> dict[Setting, list[Pass]]:
         passes: dict[Setting, list[Pass]] = {setting: [] for setting in wanted}
-        for turn, setting in itertools.product(range(_PASSES), wanted):
+        for pass_number, setting in itertools.product(range(_PASSES), wanted):
             with self._undisturbed():
-                timed = self._pass(setting, turn)
-            tell(f"pass {turn + 1} of {_PASSES}: {setting}: {timed.wall_s:.1f} s, {timed.failures} failed")
+                timed = self._pass(setting, pass_number)
+            progress(f"pass {pass_number + 1} of {_PASSES}: {setting}: {timed.wall_s:.1f} s, {timed.failures} failed")
             passes[setting].append(timed)
         return passes
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """No other measurement on the GPU, nor anything else on the cores."""
-        gpu = self._lanes[0].gpu_uuid
+        gpu = self._measurers[0].gpu_uuid
         with contextlib.ExitStack() as held:
             if gpu is not None:
                 held.enter_context(GpuSlots(self._locks.directory, gpu).holding(ALONE))
@@ -142,42 +142,45 @@ class Experiment:
 
     def are_apart(self, count: int) -> bool:
         """Whether the first `count` measurers have no core in common."""
-        taken = [core for lane in self._lanes[:count] for core in lane.cores]
+        taken = [core for measurer in self._measurers[:count] for core in measurer.cores]
         return len(set(taken)) == len(taken)
 
-    def _pass(self, setting: Setting, turn: int) -> Pass:
-        lanes = self._lanes[: setting.measurers]
-        with self._builds_beside(lanes) if setting.builds else contextlib.nullcontext():
+    def _pass(self, setting: Setting, pass_number: int) -> Pass:
+        measurers = self._measurers[: setting.measurers]
+        with self._builds_beside(measurers) if setting.builds else contextlib.nullcontext():
             start = time.perf_counter()
-            timings = [lane.time(batch, setting.policy) for lane, batch in self._dealt(lanes, setting, turn)]
+            timings = [
+                measurer.time(batch, setting.policy)
+                for measurer, batch in self._distributed(measurers, setting, pass_number)
+            ]
             outcomes = {name: outcome for timing in timings for name, outcome in timing.result().items()}
             return Pass(outcomes, time.perf_counter() - start)
 
-    def _builds_beside(self, lanes: Sequence[PooledMeasurer]) -> contextlib.AbstractContextManager[None]:
+    def _builds_beside(self, measurers: Sequence[PooledMeasurer]) -> contextlib.AbstractContextManager[None]:
         """As the one-machine stack has them: one a core that is not measured, or one a core if none is left."""
-        measured = {core for lane in lanes for core in lane.cores}
+        measured = {core for measurer in measurers for core in measurer.cores}
         rest = [core for core in self._cores if core not in measured] or self._cores
         return builds_beside(self._builders[: len(rest)], self._candidates.traces, rest)
 
-    def _dealt(
-        self, lanes: Sequence[PooledMeasurer], setting: Setting, turn: int
+    def _distributed(
+        self, measurers: Sequence[PooledMeasurer], setting: Setting, pass_number: int
     ) -> Iterator[tuple[PooledMeasurer, ArtifactBatch]]:
-        """Every candidate to one of the measurers, in batches; in the next turn backwards, and to the next one."""
+        """Every candidate to one of the measurers, in batches; in the next pass backwards, and to the next one."""
         names = list(self._candidates.codes)
-        for number, lane in enumerate(lanes):
-            own = names[(number + turn) % len(lanes) :: len(lanes)][:: -1 if turn else 1]
+        for number, measurer in enumerate(measurers):
+            own = names[(number + pass_number) % len(measurers) :: len(measurers)][:: -1 if pass_number else 1]
             # A race goes on from the fastest so far, which is known within a batch only.
             size = _BATCH if setting.policy else len(own)
             for first in range(0, len(own), size):
-                yield lane, self._batch(own[first : first + size])
+                yield measurer, self._batch(own[first : first + size])
 
     def _batch(self, names: Sequence[str]) -> ArtifactBatch:
         seed = zlib.crc32(self._candidates.operator.workload_hash.encode())
         return ArtifactBatch(self._candidates.args_info, seed, {name: self._candidates.codes[name] for name in names})
 
 
-def _operator(options: NoiseOptions, company: MeasurerPool, place: BuildCores) -> SampleOperator:
-    target = company.device_info["target"] if options.share.device_kind == "cuda" else ""
+def _operator(options: NoiseOptions, pool: MeasurerPool, build_cores: BuildCores) -> SampleOperator:
+    target = pool.device_info["target"] if options.share.device_kind == "cuda" else ""
     if options.model is None:
-        return builtin_operator(target, place)
-    return heaviest_operator(options.model, options.inputs, options.only, target, place)
+        return builtin_operator(target, build_cores)
+    return heaviest_operator(options.model, options.inputs, options.only, target, build_cores)

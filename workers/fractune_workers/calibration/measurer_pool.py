@@ -1,4 +1,4 @@
-"""Measurers side by side, and builds beside them: company that a measurement may have, on purpose."""
+"""Measurers side by side, and builds beside them: what a measurement may be disturbed by, on purpose."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from fractune_core.gpu_sharing import claim_of
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.calibration.candidates import OperatorBuilder
-from fractune_workers.calibration.child_thread import ChildThread, owned
+from fractune_workers.calibration.child_thread import ChildThread, running
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 
 BUILDERS_AT_MOST = 8
 
 
-def places(share: Share, count: int, available: Sequence[int]) -> list[list[int]]:
+def assign_cores(share: Share, count: int, available: Sequence[int]) -> list[list[int]]:
     """Cores for each of `count` measurers: apart while there are cores left, then from the first one on again.
 
     A GPU's measurer has one, from which it launches.
     """
-    turns = itertools.cycle(available)
-    return [list(itertools.islice(turns, min(share.host_cores, len(available)))) for _ in range(count)]
+    cycled = itertools.cycle(available)
+    return [list(itertools.islice(cycled, min(share.host_cores, len(available)))) for _ in range(count)]
 
 
 class PooledMeasurer:
-    """A measurer: a bench, and the thread that owns its child. Raises ShareUnavailable."""
+    """A measurement session, and the thread that its child belongs to. Raises ShareUnavailable."""
 
     def __init__(self, share: Share, cores: Sequence[int]) -> None:
         self.cores = list(cores)
-        self._bench = MeasurementSession(share, cores)
-        self.gpu_uuid = self._bench.gpu_uuid
-        self.owner = ChildThread(self._bench.stop)
+        self._session = MeasurementSession(share, cores)
+        self.gpu_uuid = self._session.gpu_uuid
+        self.thread = ChildThread(self._session.stop)
 
     def handshake(self) -> Future[dict[str, Any]]:
         """What the child says of its share. The future raises ShareUnavailable."""
 
         def device_info() -> dict[str, Any]:
-            self._bench.handshake()
-            return self._bench.device_info
+            self._session.handshake()
+            return self._session.device_info
 
-        return self.owner.submit(device_info)
+        return self.thread.submit(device_info)
 
     def time(self, batch: ArtifactBatch, policy: TimingPolicy | None) -> Future[dict[str, Outcome]]:
         """Time every candidate under `policy`, or race them when there is none."""
-        bench = self._bench
-        return self.owner.submit(lambda: bench.timed(batch, policy) if policy else bench.trials(batch))
+        session = self._session
+        return self.thread.submit(lambda: session.timed(batch, policy) if policy else session.trials(batch))
 
 
 @dataclass(frozen=True)
 class MeasurerPool:
     """Measurers at one share that are ready."""
 
-    lanes: list[PooledMeasurer]
+    measurers: list[PooledMeasurer]
     counts: list[int]
     """how many of them may measure at the same time, of the numbers asked for"""
     device_info: dict[str, Any]
@@ -78,36 +78,36 @@ def start_pool(
 
     Raises ShareUnavailable when not even one can be had.
     """
-    first, *others = places(share, counts[-1], available)
-    lanes = [held.enter_context(owned(PooledMeasurer(share, first)))]
-    device_info = lanes[0].handshake().result()
+    first, *others = assign_cores(share, counts[-1], available)
+    measurers = [held.enter_context(running(PooledMeasurer(share, first)))]
+    device_info = measurers[0].handshake().result()
     fitting, notes = _fitting(GrantedShare.from_json(device_info["granted"]), counts)
     for cores in others[: fitting[-1] - 1]:
         try:
-            lanes.append(held.enter_context(owned(PooledMeasurer(share, cores))))
+            measurers.append(held.enter_context(running(PooledMeasurer(share, cores))))
         except ShareUnavailable as refusal:
-            notes += [f"{count} measurers were not tried: {refusal}" for count in fitting if count > len(lanes)]
+            notes += [f"{count} measurers were not tried: {refusal}" for count in fitting if count > len(measurers)]
             break
-    for greeting in [lane.handshake() for lane in lanes[1:]]:
-        greeting.result()
-    return MeasurerPool(lanes, [count for count in fitting if count <= len(lanes)], device_info, notes)
+    for handshake in [measurer.handshake() for measurer in measurers[1:]]:
+        handshake.result()
+    return MeasurerPool(measurers, [count for count in fitting if count <= len(measurers)], device_info, notes)
 
 
 def _fitting(granted: GrantedShare, counts: Sequence[int]) -> tuple[list[int], list[str]]:
-    """The numbers of measurers that the gate lets in at the same time, and for each other one why it does not."""
+    """The numbers of measurers that may measure at the same time, and why each other number may not."""
     if granted.unit == "core":
         return list(counts), []
     claim = claim_of(granted)
     fitting = [count for count in counts if claim.fits([claim] * (count - 1))]
     why = f"{granted.units} of {units_text(granted.units_total, granted.unit)} each are too many"
-    if not claim.company:
-        why = f"at {granted.share} they take turns, and do not run side by side"
+    if not claim.exclusion_group:
+        why = f"at {granted.share} measurements do not run side by side"
     return fitting, [f"{count} measurers were not tried: {why}" for count in counts if count not in fitting]
 
 
 @contextlib.contextmanager
 def builds_beside(builders: Sequence[OperatorBuilder], traces: Sequence[str], cores: Sequence[int]) -> Iterator[None]:
-    """`builders` at work on `cores` until the block ends. They do not pass the gate: the disturbance is the purpose."""
+    """`builders` at work on `cores` until the block ends. They take no core locks: the disturbance is the purpose."""
     ended = threading.Event()
     busy = [threading.Event() for _ in builders]
     under_way = [builder.build_until(ended, each, traces, cores) for builder, each in zip(builders, busy, strict=True)]

@@ -1,4 +1,4 @@
-"""What was timed, and what it tells: every setting's score, and the advice, as plain JSON values."""
+"""What was timed, and what follows from it: the score of every setting, and the advice, as plain JSON values."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Setting:
         return self.policy.name if self.policy else "race"
 
     def __str__(self) -> str:
-        company = "alone" if self.measurers == 1 else f"{self.measurers} measurers"
-        return f"{self.policy_name}, {company}{', builds beside' if self.builds else ''}"
+        beside = "alone" if self.measurers == 1 else f"{self.measurers} measurers"
+        return f"{self.policy_name}, {beside}{', builds beside' if self.builds else ''}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def report(passes: Passes, own_cores: Mapping[int, bool], notes: Sequence[str] =
     return {
         "candidates": len(passes[REFERENCE][0].outcomes),
         "tie_width": tie,
-        "settings": [_told(setting, passes[setting], scores[setting], own_cores) for setting in passes],
+        "settings": [_scored(setting, passes[setting], scores[setting], own_cores) for setting in passes],
         "advice": asdict(_advice(reference, passes, scores)),
         "race_margin": DEFAULT_MARGIN,
         "race_keeps_winner": is_negligible(scores[RACE].regret),
@@ -112,7 +112,7 @@ def _advice(reference: Mapping[str, float], passes: Passes, scores: Mapping[Sett
     )
 
 
-def _told(setting: Setting, timed: Sequence[Pass], judged: Score, own_cores: Mapping[int, bool]) -> dict[str, Any]:
+def _scored(setting: Setting, timed: Sequence[Pass], judged: Score, own_cores: Mapping[int, bool]) -> dict[str, Any]:
     candidates = timed[0].outcomes
     return {
         "name": str(setting),

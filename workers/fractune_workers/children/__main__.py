@@ -24,7 +24,7 @@ Methods = Mapping[str, Callable[..., Any]]
 
 
 def serve(link: Connection, methods: Methods) -> None:
-    """Answer calls until the parent closes the connection, or an answer says that this process is good for nothing."""
+    """Answer calls until the parent closes the connection, or an answer says that this process is of no more use."""
     answer: dict[str, Any] = {}
     while answer.get("error") != ChildDied.__name__:
         try:
@@ -39,11 +39,11 @@ def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"value": methods[request["method"]](**request["payload"])}
     except Exception as error:  # noqa: BLE001  TVM raises any type; the call failed, the child lives on
-        return _told(error)
+        return _error_json(error)
 
 
-def _told(error: Exception) -> dict[str, Any]:
-    """An error as the parent is told of it: ours by name and text, any other as a failed call."""
+def _error_json(error: Exception) -> dict[str, Any]:
+    """An error as it is sent to the parent: ours by name and text, any other as a failed call."""
     if isinstance(error, FractuneError):
         return {"error": type(error).__name__, "message": str(error)}
     return {"error": "CallFailed", "message": f"{type(error).__name__}: {first_line(error)}"}
@@ -52,8 +52,8 @@ def _told(error: Exception) -> dict[str, Any]:
 def _open_and_serve(link: Connection) -> None:
     try:
         methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])
-    except Exception as error:  # noqa: BLE001  whatever it is, the parent must hear of it
-        link.send_bytes(json.dumps(_told(error)).encode())
+    except Exception as error:  # noqa: BLE001  whatever it is, the parent must be told
+        link.send_bytes(json.dumps(_error_json(error)).encode())
         return
     link.send_bytes(b"{}")
     serve(link, methods)
@@ -63,7 +63,7 @@ def main() -> None:
     link = Connection(int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody listens any more
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has closed it
         _open_and_serve(link)
     # TVM takes its time to tidy up, and there is nothing to tidy: what a child made, it has sent.
     sys.stdout.flush()

@@ -52,7 +52,7 @@ class Confinement(Protocol):
 
     @property
     def fault_domain(self) -> str | None:
-        """Identity of the device whose clients a fault under this share takes along; None when it takes nobody along.
+        """Identity of the device whose other clients a fault under this share affects; None when it affects none.
 
         The same text in every process of the host, and in all its containers: a GPU's UUID.
         """
@@ -67,8 +67,8 @@ class Confinement(Protocol):
         """Whether the device takes clients, now. Takes seconds at most."""
         ...
 
-    def revive(self) -> None:
-        """Bring back what serves the device, where it is ours and has died. Called once every client has left."""
+    def restart_service(self) -> None:
+        """Start what serves the device again, where it is ours and has died. Called once every client has left."""
         ...
 
     def before_kill(self, pid: int) -> bool:

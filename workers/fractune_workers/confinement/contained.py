@@ -1,4 +1,4 @@
-"""What a mechanism answers under which a fault stays with its process."""
+"""The answers of a mechanism under which a fault stays with its process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Contained:
     def is_active(self) -> bool:
         return True
 
-    def revive(self) -> None:
+    def restart_service(self) -> None:
         """Nothing here serves the device."""
 
-    def before_kill(self, pid: int) -> bool:  # noqa: ARG002  what others need to know
+    def before_kill(self, pid: int) -> bool:  # noqa: ARG002  other mechanisms need it
         return True

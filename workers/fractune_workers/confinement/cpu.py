@@ -6,18 +6,21 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fractune_core.cgroups import ROOT, cpu_quota
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.contained import Contained
 
-_CGROUP_QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
-
 
 class CpuConfinement(Contained):
-    """A `cpu:N` share on the cores `units`, or on the first N that this process may use."""
+    """A `cpu:N` share on the cores `units`, or on the first N that this process may use.
 
-    def __init__(self, share: Share, units: Sequence[int] = ()) -> None:
+    `root` is the folder below which `/proc` and `/sys` tell of this process's cgroups.
+    """
+
+    def __init__(self, share: Share, units: Sequence[int] = (), root: Path = ROOT) -> None:
         self.share = share
+        self._root = root
         self._allowed = sorted(os.sched_getaffinity(0))
         self.cores: list[int] = list(units) or self._allowed[: share.cores]
 
@@ -37,12 +40,7 @@ class CpuConfinement(Contained):
                 f"share '{self.share}': cores {self.cores} are not {wanted} of the cores that may be used here "
                 f"({self._allowed})"
             )
-        quota = cgroup_cores()
-        if quota is not None and quota < wanted:
-            raise ShareUnavailable(
-                f"share '{self.share}' cannot be verified: a cgroup caps this process at {quota:g} core(s); "
-                "raise the container's CPU limit or ask for a smaller share"
-            )
+        self._check_quota()
 
     def environment(self) -> dict[str, str]:
         # TVM would bind its threads to cores 0..N-1 whatever the affinity says; OpenMP libraries would start a
@@ -76,6 +74,14 @@ class CpuConfinement(Contained):
     def leave(self) -> None:
         os.sched_setaffinity(0, self._allowed)
 
+    def _check_quota(self) -> None:
+        quota = cpu_quota(self._root)
+        if quota is not None and quota < self.share.cores:
+            raise ShareUnavailable(
+                f"share '{self.share}' cannot be verified: the quota of a cgroup caps this process at {quota:g} "
+                "core(s); raise the limit of its container or slice, or ask for a smaller share"
+            )
+
 
 def thread_affinities() -> dict[int, set[int]]:
     """Cores that each thread of this process may use, by thread id."""
@@ -86,19 +92,3 @@ def thread_affinities() -> dict[int, set[int]]:
         except ProcessLookupError:
             continue
     return affinities
-
-
-def cgroup_cores() -> float | None:
-    """Cores that a cgroup's quota allows this process, None when there is no quota (version 2, then 1)."""
-    modern, legacy = _CGROUP_QUOTAS
-    try:
-        if modern.exists():
-            quota, period = modern.read_text().split()
-            return None if quota == "max" else int(quota) / int(period)
-        if legacy.exists():
-            micros = int(legacy.read_text())
-            period_us = int(legacy.with_name("cpu.cfs_period_us").read_text())
-            return None if micros < 0 else micros / period_us
-    except (OSError, ValueError):
-        return None
-    return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.beside_mps import BesideMps
 from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.nvml import Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
-from fractune_workers.gpu.visible import VISIBLE
 
 
 class FullConfinement(BesideMps):
@@ -29,7 +29,7 @@ class FullConfinement(BesideMps):
         self._process.refuse_mps_share()
 
     def environment(self) -> dict[str, str]:
-        return {VISIBLE: self._process.gpu.uuid}
+        return {VISIBLE_DEVICES: self._process.gpu.uuid}
 
     def enter(self) -> None:
         self.probe()

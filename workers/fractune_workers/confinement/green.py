@@ -1,14 +1,15 @@
 """`green:N`: N SMs by a green context, rounded up as CUDA does. No daemon, no root, one process.
 
 A cap and no reservation: CUDA keeps the green contexts of one process apart, and this one shares the GPU with those
-of other processes, in turns, or side by side under an MPS daemon. Inside a percentage of MPS a green context may grow
-to the whole percentage, so it is refused there.
+of other processes, one after the other, or side by side under an MPS daemon. Inside a percentage of MPS a green context
+may grow to the whole percentage, so it is refused there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.beside_mps import BesideMps
@@ -16,7 +17,6 @@ from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.cuda.green_context import GreenContext
 from fractune_workers.gpu.nvml import Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
-from fractune_workers.gpu.visible import VISIBLE
 
 
 class GreenConfinement(BesideMps):
@@ -45,7 +45,7 @@ class GreenConfinement(BesideMps):
             )
 
     def environment(self) -> dict[str, str]:
-        return {VISIBLE: self._process.gpu.uuid}
+        return {VISIBLE_DEVICES: self._process.gpu.uuid}
 
     def enter(self) -> None:
         self.probe()

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.contained import Contained
 from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.nvml import MigInstance, Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
-from fractune_workers.gpu.visible import VISIBLE
 from fractune_workers.locks.core_locks import default_lock_dir
 from fractune_workers.locks.folder_locks import FolderLocks, Held
 
@@ -25,7 +25,7 @@ class MigConfinement(Contained):
     """An instance of the GPU that this process sees first.
 
     `environment` claims one that no other worker of this user holds, until `leave` or the end of the process; the
-    confined process finds its own in CUDA_VISIBLE_DEVICES. `claims`: folder of the lock files; None = the gate's.
+    confined process finds its own in CUDA_VISIBLE_DEVICES. `claims`: folder of the lock files; None = the default.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class MigConfinement(Contained):
                 f"share '{self.share}': other workers hold every instance of that kind ({count}); stop one of them, or "
                 "create more instances (`fractune shares --layout 3g+4g` tells how)"
             )
-        return {VISIBLE: self._claimed[0].uuid}
+        return {VISIBLE_DEVICES: self._claimed[0].uuid}
 
     def enter(self) -> None:
-        self._process.check_start({VISIBLE: self._own().uuid})
+        self._process.check_start({VISIBLE_DEVICES: self._own().uuid})
 
     def verify(self) -> GrantedShare:
         """The instance's SMs, once CUDA has shown just this instance and a kernel has run on all of it."""
@@ -79,24 +79,24 @@ class MigConfinement(Contained):
     @cached_property
     def _fitting(self) -> list[MigInstance]:
         """Instances that the share may mean: of those that CUDA_VISIBLE_DEVICES names, or of all."""
-        named = os.environ.get(VISIBLE, "").split(",")
+        named = os.environ.get(VISIBLE_DEVICES, "").split(",")
         instances = self._process.gpu.instances
         instances = tuple(found for found in instances if found.uuid in named) or instances
         return [found for found in instances if self.share.size in {found.profile, found.uuid}]
 
     def _own(self) -> MigInstance:
         """The instance that this process was started for."""
-        visible = os.environ.get(VISIBLE, "")
+        visible = os.environ.get(VISIBLE_DEVICES, "")
         for instance in self._fitting:
             if instance.uuid == visible:
                 return instance
         raise ShareUnavailable(
-            f"share '{self.share}': this process has {VISIBLE}='{visible}', which is no such instance; start it with "
-            "the environment of its confinement"
+            f"share '{self.share}': this process has {VISIBLE_DEVICES}='{visible}', which is no such instance; "
+            "start it with the environment of its confinement"
         )
 
     def _claim(self) -> tuple[MigInstance, Held] | None:
-        """An instance that nobody else holds, and the lock that makes it this worker's; None when there is none."""
+        """An instance that no other worker holds, and the lock that makes it this worker's; None when there is none."""
         self._claims.mkdir(parents=True, exist_ok=True)
         locks = FolderLocks(self._claims)
         for instance in self._fitting:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from fractune_core.cuda.environment import MPS_PERCENTAGE
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.under_mps import UnderMps
 
-_PERCENT_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _STEP_SMS = 2
 """MPS grants SMs in steps of so many"""
 
@@ -17,10 +17,10 @@ class MpsConfinement(UnderMps):
     """An `mps:P` share."""
 
     def probe(self) -> None:
-        allowed = os.environ.get(_PERCENT_VARIABLE, "100")
+        allowed = os.environ.get(MPS_PERCENTAGE, "100")
         if not _is_at_least(allowed, self._percent):
             raise ShareUnavailable(
-                f"share '{self.share}': the environment has {_PERCENT_VARIABLE}='{allowed}'; unset it, or ask for a "
+                f"share '{self.share}': the environment has {MPS_PERCENTAGE}='{allowed}'; unset it, or ask for a "
                 "share that is no larger"
             )
         super().probe()
@@ -41,7 +41,7 @@ class MpsConfinement(UnderMps):
         return int(self.share.size)
 
     def _share_needs(self) -> dict[str, str]:
-        return {_PERCENT_VARIABLE: str(self._percent)}
+        return {MPS_PERCENTAGE: str(self._percent)}
 
     def _agree(self, shown: int) -> None:
         """Raise ShareUnavailable unless the grant is the request, rounded by one step at most."""
@@ -49,7 +49,7 @@ class MpsConfinement(UnderMps):
         if self._percent < 100 and shown >= total:
             raise ShareUnavailable(
                 f"share '{self.share}' is not in force: all {total} SMs can be used; see that nothing changes "
-                f"{_PERCENT_VARIABLE} in the worker's environment"
+                f"{MPS_PERCENTAGE} in the worker's environment"
             )
         asked = total * self._percent / 100
         if abs(shown - asked) > _STEP_SMS:

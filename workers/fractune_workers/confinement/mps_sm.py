@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from typing import ClassVar
 
+from fractune_core.cuda.environment import MPS_PARTITION
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.under_mps import UnderMps
 from fractune_workers.gpu.mps_control import Partition
-from fractune_workers.gpu.mps_daemon import PARTITION_VARIABLE
 
 
 class MpsSmConfinement(UnderMps):
@@ -33,11 +33,11 @@ class MpsSmConfinement(UnderMps):
         return self._granted(shown, reserved=True)
 
     def _share_needs(self) -> dict[str, str]:
-        return {PARTITION_VARIABLE: self.daemon.take_partition(int(self.share.size))}
+        return {MPS_PARTITION: self.daemon.take_partition(int(self.share.size))}
 
     def _partition(self) -> Partition:
         """The one that this process was put in."""
-        named = os.environ.get(PARTITION_VARIABLE, "")
+        named = os.environ.get(MPS_PARTITION, "")
         for partition in self.daemon.control.partitions():
             if partition.is_called(named):
                 return partition

@@ -1,6 +1,6 @@
 """`none`: a GPU as it is found. Nothing is checked and nothing is proved; its records say so and match no other share.
 
-For a place that confines in a way that fractune does not know. Nobody gets it who does not ask for it by name.
+For a machine that confines in a way that fractune does not know. It is never chosen by default.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NoConfinement(BesideMps):
         """The process stays as it was started."""
 
     def verify(self) -> GrantedShare:
-        """What CUDA shows. Nobody has proved that a kernel keeps to it, nor that no other process does the same."""
+        """What CUDA shows. It is not proved that a kernel keeps to it, nor that no other process uses the same."""
         driver = self._process.driver
         shown = driver.sm_count()
         return GrantedShare(

@@ -8,16 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
+from fractune_core.cuda.environment import MPS_MEMORY_LIMIT, MPS_PIPE_DIRECTORY, VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.cuda.driver import Driver, open_driver
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE
 from fractune_workers.gpu.mps_daemon import MpsDaemon, mps_daemon
 from fractune_workers.gpu.nvml import Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
-from fractune_workers.gpu.visible import VISIBLE
 
-_MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _MIB = 1 << 20
 _UNITS = {"G": 1 << 30, "M": _MIB}
 # Limits are told for each device that a client sees; it sees one, number 0.
@@ -64,8 +62,8 @@ class UnderMps(ABC):
         """Whether the MPS server takes clients, now. Raises MpsFailed when its daemon does not say."""
         return self.daemon.is_active()
 
-    def revive(self) -> None:
-        self.daemon.revive()
+    def restart_service(self) -> None:
+        self.daemon.restart_service()
 
     def before_kill(self, pid: int) -> bool:
         """True once the MPS server has let go of the client `pid`. Raises MpsFailed: a kill may harm others then."""
@@ -100,9 +98,9 @@ class UnderMps(ABC):
         """Environment variables that make the client one of this share; in a confined process it changes nothing."""
 
     def _client_needs(self) -> dict[str, str]:
-        needs = {PIPE_VARIABLE: str(self.daemon.pipe_dir), VISIBLE: self.gpu.uuid}
+        needs = {MPS_PIPE_DIRECTORY: str(self.daemon.pipe_dir), VISIBLE_DEVICES: self.gpu.uuid}
         if self._memory_limit_bytes is not None:
-            needs[_MEMORY_VARIABLE] = f"0={max(1, self._memory_limit_bytes // _MIB)}M"
+            needs[MPS_MEMORY_LIMIT] = f"0={max(1, self._memory_limit_bytes // _MIB)}M"
         return needs
 
     def _seen_sms(self) -> tuple[int, int]:
@@ -115,8 +113,8 @@ class UnderMps(ABC):
             )
         if driver.device_uuid() != self.gpu.uuid:
             raise ShareUnavailable(
-                f"share '{self.share}': CUDA uses {driver.device_uuid()}, not {self.gpu.uuid}; {PIPE_VARIABLE} names "
-                "the MPS daemon of another GPU"
+                f"share '{self.share}': CUDA uses {driver.device_uuid()}, not {self.gpu.uuid}; {MPS_PIPE_DIRECTORY} "
+                "names the MPS daemon of another GPU"
             )
         return driver.sm_count(), self._process.met_sms()
 
@@ -135,10 +133,10 @@ class UnderMps(ABC):
     def _memory_limit_bytes(self) -> int | None:
         """The smaller of the option and the environment's limit; None when there is neither."""
         limits = [self._memory_option_bytes] if self._memory_option_bytes is not None else []
-        text = os.environ.get(_MEMORY_VARIABLE, "")
+        text = os.environ.get(MPS_MEMORY_LIMIT, "")
         if text:
             match = _MEMORY_LIMIT.search(text)
             if match is None:
-                raise ShareUnavailable(f"{_MEMORY_VARIABLE}='{text}' sets no limit for device 0; write 0=8G or 0=512M")
+                raise ShareUnavailable(f"{MPS_MEMORY_LIMIT}='{text}' sets no limit for device 0; write 0=8G or 0=512M")
             limits.append(int(match[1]) * _UNITS[match[2]])
         return min(limits, default=None)

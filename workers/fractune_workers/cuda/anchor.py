@@ -1,6 +1,6 @@
 """The anchor of a GPU: one fixed kernel, timed beside the candidates by events on the stream that is confined.
 
-As PTX, which the driver compiles for what it finds: a process that measures has no CUDA compiler, and whoever builds
+As PTX, which the driver compiles for what it finds: a process that measures has no CUDA compiler, and builders
 need not know of it. It keeps both the arithmetic and the memory busy: each thread reads 16 bytes of a buffer that no
 cache holds, works on them, and writes them back.
 """
@@ -41,7 +41,7 @@ PTX = b"""
 .visible .entry anchor(.param .u64 buffer)
 {
     .reg .pred %more;
-    .reg .b32 %block, %threads, %thread, %turns;
+    .reg .b32 %block, %threads, %thread, %rounds;
     .reg .b64 %slot, %offset;
     .reg .f32 %a, %b, %c, %d;
 
@@ -54,14 +54,14 @@ PTX = b"""
     mul.wide.u32 %offset, %thread, 16;
     add.s64 %slot, %slot, %offset;
     ld.global.v4.f32 {%a, %b, %c, %d}, [%slot];
-    mov.u32 %turns, 40;
+    mov.u32 %rounds, 40;
 AGAIN:
     fma.rn.f32 %a, %a, 0f3F000000, 0f3F000000;
     fma.rn.f32 %b, %b, 0f3F000000, 0f3F000000;
     fma.rn.f32 %c, %c, 0f3F000000, 0f3F000000;
     fma.rn.f32 %d, %d, 0f3F000000, 0f3F000000;
-    sub.u32 %turns, %turns, 1;
-    setp.ne.u32 %more, %turns, 0;
+    sub.u32 %rounds, %rounds, 1;
+    setp.ne.u32 %more, %rounds, 0;
     @%more bra AGAIN;
     st.global.v4.f32 [%slot], {%a, %b, %c, %d};
     ret;

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from fractune_core.cuda_toolkit import Toolkit, find_toolkits
+from fractune_core.cuda.toolkit import Toolkit, find_toolkits
 from fractune_core.errors import FractuneError
 from fractune_workers.cuda.nvrtc_headers import small_headers
 

@@ -11,6 +11,7 @@ import uuid
 from functools import cached_property
 from typing import Any, Protocol
 
+from fractune_core.cuda.errors import what_to_do
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.cuda.smid import KERNEL, PTX
 
@@ -18,32 +19,6 @@ _BLOCKS_PER_SM = 32
 """blocks of one thread that the smallest SM has room for at the same time"""
 _SPIN_CYCLES = 100_000
 """some 60 us: longer than it takes to start the blocks of one wave"""
-
-_RESTART = "the process is lost to CUDA: start the worker again"
-_WHAT_TO_DO = {
-    2: "no device memory is left: end other processes on this GPU, or raise the memory limit",
-    46: "another process has the GPU to itself: end it, or set the compute mode to DEFAULT",
-    100: "CUDA sees no GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
-    101: "CUDA sees no such GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
-    218: "the driver is too old: install 580 or newer",
-    222: "the driver is too old: install 580 or newer",
-    700: _RESTART,
-    719: _RESTART,
-    801: "this driver or device cannot do it: install driver 580 or newer",
-    802: "the machine's GPUs are not ready: see that nvidia-fabricmanager runs",
-    803: "the driver was upgraded under the running kernel: reboot",
-    805: "no MPS server answers: see that the control daemon runs as this user, with this CUDA_MPS_PIPE_DIRECTORY",
-    806: "the MPS server went away: " + _RESTART,
-    807: "the MPS server is not ready: after a fault it waits until every affected client has ended; try again then",
-    808: "the MPS server has as many clients as it takes: end some",
-    809: "the MPS server has no connection left: lower CUDA_DEVICE_MAX_CONNECTIONS, or end some clients",
-    810: "MPS ended this client: start the worker again",
-    914: "the device has no such resource: install driver 580 or newer",
-    915: "the device cannot be divided like that: ask for fewer SMs; where an MPS daemon has static partitions, "
-    "CUDA_MPS_SM_PARTITION has to name one",
-    999: "look for a line with Xid in `dmesg`, and start the worker again",
-}
-_ELSE = "`nvidia-smi` and `dmesg` may tell more"
 
 
 class DriverFailed(ShareUnavailable):
@@ -54,7 +29,7 @@ class DriverFailed(ShareUnavailable):
 
     @classmethod
     def of(cls, call: str, code: int, name: str) -> DriverFailed:
-        error = cls(f"{call}: CUDA error {code} ({name}); {_WHAT_TO_DO.get(code, _ELSE)}")
+        error = cls(f"{call}: CUDA error {code} ({name}); {what_to_do(code)}")
         error.code = code
         return error
 

@@ -1,1 +1,1 @@
-"""What becomes of the measurements on a device when one of them goes wrong."""
+"""Faults of a device: which measurements they void, and which artifact is to blame."""

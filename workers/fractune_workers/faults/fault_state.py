@@ -1,14 +1,14 @@
-"""Fault epochs: who may run what on a device whose clients fall together, who has to leave it, and who is to blame.
+"""The fault state of a device: what may run on it now, which clients have to leave it, and which artifact is to blame.
 
-Under MPS the fault of one client is reported to all, its culprit unnamed, and nobody is let in until all have left.
-An state is the time between two such faults. The members are measurers; a member is a client while its process is on
-the device, and in flight while that process runs something. The rules:
+Under MPS the fault of one client is reported to all, without naming the culprit, and no new client is accepted until
+all have left. A fault state has a number, which counts such faults. Its members are measurers; a member is a client
+while its process is on the device, and has an attempt while that process runs something. The rules:
 
-1. A fault voids every flight: the state has failed, and whatever was in flight is a suspect.
+1. A fault voids every attempt: the state has failed, and every artifact that was running is a suspect.
 2. Then every client leaves. When the last one has, and the device is active again, the next state opens.
-3. A suspect flies alone. When that goes well it is measured; when it fails, the failure is its own.
-4. What took the device down alone is verdicts, and never flies again.
-5. What fails in company without taking anybody along is a suspect too: a neighbour may have been the reason.
+3. A suspect runs alone. When that goes well it is measured; when it fails, the failure is its own.
+4. An artifact that took the device down alone has a verdict, and never runs again.
+5. An artifact that fails beside others, without affecting them, is a suspect too: a neighbour may have been the reason.
 
 Nothing here reads a clock or a file: every method gives the state that follows.
 `fractune_workers.faults.fault_state_file` keeps it.
@@ -22,38 +22,38 @@ from enum import StrEnum
 from typing import Any
 
 REMEMBERED = 256
-"""suspects, and verdicts ones, of which no more are kept: the oldest are forgotten, at the price of one more fault"""
+"""suspects, and verdicts, of which no more are kept: the oldest are forgotten, at the price of one more fault"""
 
 
 class Step(StrEnum):
-    """What a member that wants to fly has to do next."""
+    """What a member that wants to run something has to do next."""
 
     GO = "go"
-    """the flight has begun"""
+    """the attempt has begun"""
     GO_ALONE = "go_alone"
-    """it has begun, and nobody else flies until it has ended"""
+    """it has begun, and no other one begins until it has ended"""
     WAIT = "wait"
     """ask again"""
     REFUSED = "refused"
     """an artifact is known to have failed the device"""
     LEAVE = "leave"
-    """the state has failed: end your process on the device"""
+    """the state has failed: end the process on the device"""
     AWAY = "away"
-    """you have left, others have not: ask again"""
+    """this member has left, others have not: ask again"""
     REOPEN = "reopen"
-    """everybody has left: look whether the device is active, and open the next state"""
+    """every client has left: look whether the device is active, and open the next state"""
 
 
 class Ending(StrEnum):
-    """What the end of a flight means."""
+    """What the end of an attempt means."""
 
     VALID = "valid"
     VOID = "void"
     """the state has failed meanwhile: whatever came out does not count"""
-    BESIDE_OTHERS = "in_company"
-    """it failed beside others: nobody is blamed"""
+    BESIDE_OTHERS = "beside_others"
+    """it failed beside others: no artifact is blamed"""
     OWN_FAULT = "own_fault"
-    """it failed while nobody else was in flight"""
+    """it failed while nothing else ran on the device"""
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class FaultState:
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
     """by member, all of them clients"""
     waiting: frozenset[str] = frozenset()
-    """members that wait to fly alone: nobody takes off before them"""
+    """members that wait to run alone: no other attempt begins before theirs"""
     suspects: tuple[str, ...] = ()
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     """by artifact: those that took the device down alone"""
 
     def begin(self, member: str, artifacts: tuple[str, ...], *, alone: bool = False) -> tuple[FaultState, Step]:
-        """Begin a flight of `artifacts`, if it may begin now. It is one alone if asked for, or if one is a suspect."""
+        """Begin an attempt at `artifacts`, if it may begin now. It runs alone if asked for, or if one is a suspect."""
         if any(each in self.verdicts for each in artifacts):
             return self._not_waiting(member), Step.REFUSED
         if self.failure:
@@ -96,47 +96,49 @@ class FaultState:
         if alone or not set(self.suspects).isdisjoint(artifacts):
             if self.attempts:
                 return replace(self, waiting=self.waiting | {member}), Step.WAIT
-            return self._flying(member, Attempt(artifacts, alone=True)), Step.GO_ALONE
-        if self.waiting - {member} or any(flight.alone for flight in self.attempts.values()):
+            return self._running(member, Attempt(artifacts, alone=True)), Step.GO_ALONE
+        if self.waiting - {member} or any(attempt.alone for attempt in self.attempts.values()):
             return self._not_waiting(member), Step.WAIT
-        return self._flying(member, Attempt(artifacts)), Step.GO
+        return self._running(member, Attempt(artifacts)), Step.GO
 
     def finish(self, member: str) -> tuple[FaultState, Ending]:
-        """End a flight that went well."""
-        flight, ended = self._ended(member)
+        """End an attempt that went well."""
+        attempt, ended = self._ended(member)
         if self.failure:
             return ended, Ending.VOID
-        return (_cleared(ended, flight.artifacts) if flight.alone else ended), Ending.VALID
+        return (_cleared(ended, attempt.artifacts) if attempt.alone else ended), Ending.VALID
 
     def fail(self, member: str, verdict: Verdict, *, spreads: bool) -> tuple[FaultState, Ending]:
-        """End a flight that failed; `spreads`: the other clients of the device are, or may be, affected.
+        """End an attempt that failed; `spreads`: the other clients of the device are, or may be, affected.
 
-        Of several artifacts that failed together, alone, none can be named: they are suspects, for a flight each.
+        Of several artifacts that failed together, alone, none can be named: they are suspects, each to run alone.
         """
-        flight, ended = self._ended(member)
+        attempt, ended = self._ended(member)
         if self.failure:
             return ended, Ending.VOID
-        named = flight.alone and len(flight.artifacts) == 1
-        ended = (_cleared if named else _suspecting)(ended, flight.artifacts)
+        named = attempt.alone and len(attempt.artifacts) == 1
+        ended = (_cleared if named else _suspecting)(ended, attempt.artifacts)
         if spreads:
             if named:
-                ended = replace(ended, verdicts=_newest({**ended.verdicts, flight.artifacts[0]: verdict}))
+                ended = replace(ended, verdicts=_newest({**ended.verdicts, attempt.artifacts[0]: verdict}))
             ended = _down(ended, verdict.cause)
-        return ended, Ending.OWN_FAULT if flight.alone else Ending.BESIDE_OTHERS
+        return ended, Ending.OWN_FAULT if attempt.alone else Ending.BESIDE_OTHERS
 
     def withdraw(self, member: str) -> FaultState:
-        """End a flight that has run nothing."""
+        """End an attempt that has run nothing."""
         return self._ended(member)[1]
 
     def abandon(self, member: str, cause: str) -> FaultState:
-        """A member has stopped in mid-flight, for a reason of its own: the device may be down, and nobody is blamed."""
+        """A member has stopped in the middle of an attempt, for a reason of its own: no artifact is blamed, and the
+        device may be down.
+        """
         if member not in self.attempts:
             return self
-        flight, ended = self._ended(member)
-        return ended if self.failure else _down(_suspecting(ended, flight.artifacts), cause)
+        attempt, ended = self._ended(member)
+        return ended if self.failure else _down(_suspecting(ended, attempt.artifacts), cause)
 
     def leave(self, member: str) -> FaultState:
-        """The member's process has ended, and the member is not in flight."""
+        """The member's process has ended, and the member has no attempt."""
         return replace(self._not_waiting(member), clients=self.clients - {member})
 
     def remove_dead(self, members: Iterable[str]) -> FaultState:
@@ -147,14 +149,14 @@ class FaultState:
         return state
 
     def reopen(self, number: int) -> FaultState:
-        """The device was seen active after state `number` had failed and everybody had left."""
+        """The device was seen active after state `number` had failed and every client had left."""
         if number != self.number or not self.is_deserted:
             return self
         return replace(self, number=number + 1, failure="")
 
     @property
     def is_deserted(self) -> bool:
-        """The state has failed, and everybody has left."""
+        """The state has failed, and every client has left."""
         return bool(self.failure) and not self.clients
 
     def must_leave(self, member: str) -> bool:
@@ -166,7 +168,7 @@ class FaultState:
 
     @property
     def members(self) -> frozenset[str]:
-        """Everybody whose death would matter."""
+        """Those whose death would matter."""
         return self.clients | self.waiting
 
     def _way_out(self, member: str) -> Step:
@@ -177,13 +179,13 @@ class FaultState:
     def _not_waiting(self, member: str) -> FaultState:
         return replace(self, waiting=self.waiting - {member})
 
-    def _flying(self, member: str, flight: Attempt) -> FaultState:
+    def _running(self, member: str, attempt: Attempt) -> FaultState:
         return replace(
-            self._not_waiting(member), clients=self.clients | {member}, attempts={**self.attempts, member: flight}
+            self._not_waiting(member), clients=self.clients | {member}, attempts={**self.attempts, member: attempt}
         )
 
     def _ended(self, member: str) -> tuple[Attempt, FaultState]:
-        others = {name: flight for name, flight in self.attempts.items() if name != member}
+        others = {name: attempt for name, attempt in self.attempts.items() if name != member}
         return self.attempts[member], replace(self, attempts=others)
 
     def to_json(self) -> dict[str, Any]:
@@ -193,8 +195,8 @@ class FaultState:
     def from_json(cls, data: Mapping[str, Any]) -> FaultState:
         """The state that `to_json` wrote. Raises KeyError or TypeError for anything else."""
         attempts = {
-            name: Attempt(tuple(flight["artifacts"]), alone=flight["alone"])
-            for name, flight in data["attempts"].items()
+            name: Attempt(tuple(attempt["artifacts"]), alone=attempt["alone"])
+            for name, attempt in data["attempts"].items()
         }
         return cls(
             number=data["number"],
@@ -216,9 +218,9 @@ def _suspecting(state: FaultState, artifacts: tuple[str, ...]) -> FaultState:
 
 
 def _down(state: FaultState, cause: str) -> FaultState:
-    """Failed, with everything that was in flight as suspects."""
-    flying = tuple(artifact for flight in state.attempts.values() for artifact in flight.artifacts)
-    return replace(_suspecting(state, flying), failure=cause or "a fault", waiting=frozenset())
+    """Failed, with every artifact that was running as a suspect."""
+    running = tuple(artifact for attempt in state.attempts.values() for artifact in attempt.artifacts)
+    return replace(_suspecting(state, running), failure=cause or "a fault", waiting=frozenset())
 
 
 def _newest(verdicts: dict[str, Verdict]) -> dict[str, Verdict]:

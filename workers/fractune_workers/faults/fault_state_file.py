@@ -1,14 +1,13 @@
-"""A device that several measurers of this host share: the present state in a file, and who of them is alive.
+"""The fault state of a device that several measurers of this host share, in a file, and which of them are alive.
 
-A folder for each device. Whoever changes the state holds the folder's lock; a member holds a lock of its own for as
-long as it lives. The kernel frees the locks of a process that dies, so that the next one to come buries it: nothing
-has to be renewed, and no process ids are compared, which mean nothing between containers.
+A folder for each device. The folder's lock is held for a change of the state; a member holds a lock of its own for as
+long as it lives. The kernel frees the locks of a process that dies, so that the next change removes the dead member:
+nothing has to be renewed, and no process ids are compared, which mean nothing between containers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import re
 import uuid
@@ -18,13 +17,13 @@ from typing import TypeVar
 
 from fractune_core.errors import StateUnusable
 from fractune_workers.faults.fault_state import FaultState
-from fractune_workers.locks.flock import is_locked
+from fractune_workers.locks.flock import is_locked, lock, locked
 
 _T = TypeVar("_T")
 
 
 class FaultStateFile:
-    """The epochs of the device `identity`, in a folder below `directory`. May be used by several threads.
+    """The fault state of the device `identity`, in a folder below `directory`. May be used by several threads.
 
     Every method raises StateUnusable when the folder cannot be read or written.
     """
@@ -32,23 +31,22 @@ class FaultStateFile:
     def __init__(self, directory: Path, identity: str) -> None:
         self.identity = identity
         self._directory = directory / f"device-{re.sub(r'[^A-Za-z0-9._-]', '_', identity)}"
-        with self._told():
+        with self._reporting():
             self._directory.mkdir(parents=True, exist_ok=True)
 
     def join(self) -> Membership:
         """Take part, until the membership is ended or this process dies."""
-        with self._told():
+        with self._reporting():
             return Membership(self._directory)
 
     def look(self) -> FaultState:
         """The state as it is. Its dead members are still in it."""
-        with self._told():
+        with self._reporting():
             return self._read()
 
     def change(self, transition: Callable[[FaultState], tuple[FaultState, _T]]) -> _T:
-        """Bury the dead, put what `transition` makes of the state in its place, and give its other answer."""
-        with self._told(), (self._directory / "lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        """Remove dead members, replace the state by what `transition` makes of it, and give its other answer."""
+        with self._reporting(), locked(self._directory / "lock"):
             before = self._read()
             dead = [member for member in before.members if not is_locked(_presence(self._directory, member))]
             after, answer = transition(before.remove_dead(dead))
@@ -71,33 +69,33 @@ class FaultStateFile:
             ) from error
 
     def _write(self, state: FaultState) -> None:
-        """Whole or not at all: who looks holds no lock."""
+        """Whole or not at all: readers hold no lock."""
         draft = self._directory / "state.json.new"
         draft.write_text(json.dumps(state.to_json()))
         draft.replace(self._directory / "state.json")
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reporting(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise StateUnusable(
-                f"the folder {self._directory}, where the measurers of one device meet, cannot be used ({error}); "
-                "mend it, or name another one by --gate"
+                f"the folder {self._directory}, which the measurers of one device share, cannot be used ({error}); "
+                "repair it, or name another one by --gate"
             ) from error
 
 
 class Membership:
-    """A name, and the lock that says that its bearer is alive."""
+    """A member's name, and the lock that shows that it is alive."""
 
     def __init__(self, directory: Path) -> None:
         self.name = uuid.uuid4().hex
         self._path = _presence(directory, self.name)
         self._file = self._path.open("ab")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        lock(self._file)
 
     def end(self) -> None:
-        """Once the member is no client any more. Twice is as good as once."""
+        """Once the member is no client any more. May be called twice."""
         self._path.unlink(missing_ok=True)
         self._file.close()
 

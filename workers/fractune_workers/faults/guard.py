@@ -1,8 +1,7 @@
-"""What becomes of the measurements on a device when one of them goes wrong: each has its own fate, or all share one.
+"""The guard of a device on which the fault of one client affects the others.
 
-A bench runs everything that touches its child through `fly`. Where a fault stays with its process, that is a plain
-call. Where the clients of a device fall together, every flight follows the rules of
-`fractune_workers.faults.fault_state`.
+A measurement session runs everything that touches its child through `Guard.run`, which follows the rules of
+`fractune_workers.faults.fault_state`. Where a fault stays with its process, there is no guard.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import NoReturn, TypeVar
 
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import Status
@@ -26,7 +25,7 @@ from fractune_workers.faults.fault_state_file import FaultStateFile
 _LOOK_EVERY_S = 0.02
 _WATCH_EVERY_S = 0.1
 _REOPEN_TIMEOUT_S = 120.0
-"""How long a device may take, after a fault, to be left by everybody and be active again"""
+"""How long a device may take, after a fault, until every client has left and it is active again"""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -41,66 +40,31 @@ class Quarantined(FractuneError):
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What the child has to be told before something can run in it."""
+class Preparation:
+    """What a child needs before something can run in it."""
 
     is_done: Callable[[], bool]
     """of the present child; starts none"""
     do: Callable[[], None]
 
-
-class Guard(Protocol):
-    """Owned by one thread, the child's."""
-
-    def get_ready(self, setup: Setup) -> None:
-        """Start the child where none lives, and do its setup. Raises what that raises."""
-        ...
-
-    def run(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:
-        """What `run` gives, once the setup is done; `alone`: while nobody else runs anything on the device.
-
-        `artifacts` are the names of what is run: the same name for the same bytes, wherever they run. An error that
-        `run` raises is the artifacts' own. Where fates are shared, `run` is called again when it was void, and
-        Quarantined is raised for an artifact that took the device down.
-        """
-        ...
-
-    def stop(self) -> None:
-        """End the child."""
-        ...
+    def ensure(self) -> None:
+        if not self.is_done():
+            self.do()
 
 
-def guard_for(child: Child, confinement: Confinement, meeting_place: Path) -> Guard:
-    """`meeting_place` is the folder that all measurers of this host share."""
+def guard_for(child: Child, confinement: Confinement, lock_dir: Path) -> Guard | None:
+    """The guard of a child under a share whose faults spread to other clients of the device; None where a fault stays
+    with its process. `lock_dir` is the folder that all measurers of this host share.
+    """
     identity = confinement.fault_domain
-    if identity is None:
-        return IsolatedGuard(child)
-    return SharedGuard(child, confinement, FaultStateFile(meeting_place, identity))
+    return None if identity is None else Guard(child, confinement, FaultStateFile(lock_dir, identity))
 
 
-class IsolatedGuard:
-    """A fault stays with the process that had it."""
+class Guard:
+    """A member of a shared device, and its process there. Belongs to one thread, that of the child.
 
-    def __init__(self, child: Child) -> None:
-        self._child = child
-
-    def get_ready(self, setup: Setup) -> None:
-        if not setup.is_done():
-            setup.do()
-
-    def run(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:  # noqa: ARG002  it meets nobody
-        self.get_ready(setup)
-        return run()
-
-    def stop(self) -> None:
-        self._child.stop()
-
-
-class SharedGuard:
-    """A member of a shared device, and its process there.
-
-    A thread watches the state, because who waits for work has to leave a failed one too. It and the owner change who
-    is on the device under one lock.
+    A second thread watches the fault state, because an idle member has to leave a failed device too. The two start and
+    end the process on the device under one lock.
     """
 
     def __init__(self, child: Child, confinement: Confinement, device: FaultStateFile) -> None:
@@ -109,17 +73,20 @@ class SharedGuard:
         self._device = device
         self._membership = device.join()
         self._member = self._membership.name
-        self._guard = threading.Lock()
+        self._process_lock = threading.Lock()
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="fault-state", daemon=True)
         self._watcher.start()
 
-    def get_ready(self, setup: Setup) -> None:
-        """First beside others; when that fails, once more while nobody else flies: then it is no neighbour's doing."""
+    def get_ready(self, preparation: Preparation) -> None:
+        """Prepare the child, started where none lives. Raises ShareUnavailable when it cannot be.
+
+        First beside others; when that fails, once more while nothing else runs: then no neighbour is the reason.
+        """
         alone = False
-        while not setup.is_done():
+        while not preparation.is_done():
             try:
-                self._attempt((), setup.do, alone=alone)
+                self._attempt((), preparation.do, alone=alone)
             except _Void as void:
                 alone = alone or void.failed
             except (ChildDied, ChildTimeout) as error:
@@ -128,29 +95,38 @@ class SharedGuard:
                     f"nothing else runs on it: {error}; see this worker's log, and start it again"
                 ) from error
 
-    def run(self, artifacts: Sequence[str], setup: Setup, run: Callable[[], _T], *, alone: bool = False) -> _T:
+    def run(
+        self, artifacts: Sequence[str], preparation: Preparation, run: Callable[[], _T], *, alone: bool = False
+    ) -> _T:
+        """What `run` gives in a prepared child; `alone`: while nothing else runs on the device.
+
+        `artifacts` are the names of what is run: the same name for the same bytes, wherever they run. `run` is called
+        again when it was void. An error that it raises is the artifacts' own, and Quarantined is raised for an
+        artifact that took the device down.
+        """
         while True:
-            self.get_ready(setup)
+            self.get_ready(preparation)
             try:
-                return self._attempt(tuple(artifacts), run, alone=alone, setup=setup)
+                return self._attempt(tuple(artifacts), run, alone=alone, preparation=preparation)
             except _Void as void:
                 alone = alone or void.failed
 
     def stop(self) -> None:
+        """End the child, and leave the device."""
         self._ended.set()
         self._watcher.join()
-        with self._guard:
+        with self._process_lock:
             self._vacate()
         self._membership.end()
 
     def _attempt(
-        self, artifacts: tuple[str, ...], run: Callable[[], _T], *, alone: bool, setup: Setup | None = None
+        self, artifacts: tuple[str, ...], run: Callable[[], _T], *, alone: bool, preparation: Preparation | None = None
     ) -> _T:
-        """One flight. Raises _Void when nothing came of it and nobody is to blame; the error when that is its own."""
-        with self._whatever_happens():
+        """One attempt. Raises _Void when it came to nothing without blame; the error when that is its own."""
+        with self._abandoned_when_stopped():
             is_alone = self._begin(artifacts, alone=alone)
-            if setup is not None and not setup.is_done():
-                self._withdraw()  # the child had to leave while we waited
+            if preparation is not None and not preparation.is_done():
+                self._withdraw()  # the child had to leave while this waited
                 raise _Void
             if is_alone and not self._is_active():
                 self._give_up("the device was not active")
@@ -166,8 +142,8 @@ class SharedGuard:
             return answer
 
     def _begin(self, artifacts: tuple[str, ...], *, alone: bool) -> bool:
-        """Wait until the flight may begin; whether it is one alone."""
-        patience = _Patience(_REOPEN_TIMEOUT_S)
+        """Wait until the attempt may begin; whether it runs alone."""
+        timer = _Timer(_REOPEN_TIMEOUT_S)
         while True:
             step = self._device.change(lambda state: state.begin(self._member, artifacts, alone=alone))
             if step in {Step.GO, Step.GO_ALONE}:
@@ -175,21 +151,21 @@ class SharedGuard:
             if step is Step.REFUSED:
                 raise _quarantined(self._device.look().verdict_of(artifacts))
             if step is Step.LEAVE:
-                with self._guard:
+                with self._process_lock:
                     self._vacate()
                 continue
             if step is Step.REOPEN and self._reopened():
                 continue
             if step is Step.WAIT:
-                patience.renew()
-            elif patience.is_over:
+                timer.restart()
+            elif timer.is_over:
                 raise ShareUnavailable(self._refusal(self._device.look()))
             self._ended.wait(_LOOK_EVERY_S)
 
     def _reopened(self) -> bool:
         number = self._device.look().number
         if not self._is_active():
-            self._confinement.revive()
+            self._confinement.restart_service()
             return False
         self._device.change(lambda state: (state.reopen(number), None))
         return True
@@ -201,14 +177,14 @@ class SharedGuard:
         self._device.change(lambda state: (state.withdraw(self._member), None))
 
     def _end_failed(self, artifacts: tuple[str, ...], error: FractuneError) -> NoReturn:
-        """End the flight, and the process too: errors stick to it. Raises what the failure means."""
+        """End the attempt, and the process too: it keeps errors. Raises what the failure means."""
         status = Status.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Status.CRASHED
         verdict = Verdict(status.value, str(error))
         spreads = _may_spread(error) or not self._is_active()
-        with self._guard:
+        with self._process_lock:
             ending = self._device.change(lambda state: state.fail(self._member, verdict, spreads=spreads))
             self._vacate()
-        _log.info("flight of %d artifact(s): %s: %s%s", len(artifacts), ending, error, " (spreads)" if spreads else "")
+        _log.info("attempt at %d artifact(s): %s: %s%s", len(artifacts), ending, error, " (spreads)" if spreads else "")
         if ending is not Ending.OWN_FAULT:
             raise _Void(failed=ending is Ending.BESIDE_OTHERS) from error
         if spreads and len(artifacts) == 1:
@@ -223,20 +199,20 @@ class SharedGuard:
             return False
 
     def _give_up(self, cause: str) -> None:
-        """Leave in mid-flight."""
-        with self._guard:
+        """Leave in the middle of an attempt."""
+        with self._process_lock:
             self._device.change(lambda state: (state.abandon(self._member, cause), None))
             self._child.kill()
             self._vacate()
 
     def _vacate(self) -> None:
-        """End the process, then say so; the caller holds the guard."""
+        """End the process, then say so; the caller holds the lock."""
         self._child.stop()
         self._device.change(lambda state: (state.leave(self._member), None))
 
     @contextlib.contextmanager
-    def _whatever_happens(self) -> Iterator[None]:
-        """No flight is left behind, not even by a worker that is told to stop at once."""
+    def _abandoned_when_stopped(self) -> Iterator[None]:
+        """No attempt stays in the state, not even that of a worker that is told to stop at once."""
         try:
             yield
         except FractuneError:
@@ -249,14 +225,14 @@ class SharedGuard:
         while not self._ended.wait(_WATCH_EVERY_S):
             try:
                 if self._device.look().must_leave(self._member):
-                    self._make_way()
+                    self._leave_failed()
             except FractuneError:
                 _log.exception("the state of device %s cannot be followed", self._device.identity)
 
-    def _make_way(self) -> None:
-        """The state has failed: a flight under way is void, so end it; the owner notices, and leaves."""
-        with self._guard:
-            state = self._device.look()  # once more: the owner may have left, and come back, since
+    def _leave_failed(self) -> None:
+        """The state has failed: an attempt in progress is void, so end it; the other thread notices, and leaves."""
+        with self._process_lock:
+            state = self._device.look()  # once more: the other thread may have left, and come back, since
             if not state.must_leave(self._member):
                 return
             if self._member in state.attempts:
@@ -273,7 +249,7 @@ class SharedGuard:
 
 
 class _Void(FractuneError):
-    """Nothing came of a flight, and nobody is to blame; `failed`: it failed beside others, by itself or by them."""
+    """An attempt came to nothing without blame; `failed`: it failed beside others, by itself or by them."""
 
     def __init__(self, message: str = "void", *, failed: bool = False) -> None:
         super().__init__(message)
@@ -281,16 +257,16 @@ class _Void(FractuneError):
 
 
 def _may_spread(error: FractuneError) -> bool:
-    """A process that ended by itself, or was killed with its work on the device, may have taken others along."""
+    """A process that ended by itself, or was killed with its work on the device, may have affected others."""
     return isinstance(error, ChildDied) or (isinstance(error, ChildTimeout) and not error.released)
 
 
-class _Patience:
+class _Timer:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self.renew()
+        self.restart()
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         self._since = time.monotonic()
 
     @property

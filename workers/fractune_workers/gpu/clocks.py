@@ -1,4 +1,4 @@
-"""The clock of the GPU that this process works on, for who supervises measurements: NVML is asked, CUDA is not."""
+"""The clock of the GPU that this process works on, for the supervisor of measurements: NVML is asked, CUDA is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.nvml import Clocks, Nvml, open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 
-NOT_TOLD = Clocks(sm_mhz=0, throttled_ns={})
+UNKNOWN_CLOCKS = Clocks(sm_mhz=0, throttled_ns={})
 
 _log = logging.getLogger(__name__)
 
@@ -21,14 +21,14 @@ class GpuClock:
         self._has_complained = False
 
     def read(self) -> Clocks:
-        """Of the whole GPU; NOT_TOLD where NVML cannot be asked, for a measurement is no worse for that."""
+        """Of the whole GPU; UNKNOWN_CLOCKS where NVML cannot be asked, for a measurement is no worse for that."""
         try:
             return self._nvml.clocks(self._uuid)
         except ShareUnavailable as error:
             if not self._has_complained:
                 _log.warning("records will not tell the clock of the GPU: %s", error)
             self._has_complained = True
-            return NOT_TOLD
+            return UNKNOWN_CLOCKS
 
     @cached_property
     def _nvml(self) -> Nvml:

@@ -16,10 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
+from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
 
 PROGRAM = "nvidia-cuda-mps-control"
-PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _ANSWER_TIMEOUT_S = 10.0
 _NO_DAEMON = "Cannot find MPS control daemon process"
 _CREATED = re.compile(r"(?:Partition )?(\S+/\S+)(?: created)?")
@@ -159,7 +159,7 @@ class MpsControl:
 
     def ask(self, command: str) -> str:
         """The daemon's answer to `command`, without the white space around it."""
-        env = {**os.environ, PIPE_VARIABLE: str(self.pipe_dir)}
+        env = {**os.environ, MPS_PIPE_DIRECTORY: str(self.pipe_dir)}
         pipe = subprocess.PIPE
         try:
             with subprocess.Popen(
@@ -180,7 +180,7 @@ class MpsControl:
             ) from error
         if _NO_DAEMON in answer + complaint:
             raise MpsUnreachable(
-                f"MPS: no control daemon answers at {self.pipe_dir}; start one there, or unset {PIPE_VARIABLE} to "
+                f"MPS: no control daemon answers at {self.pipe_dir}; start one there, or unset {MPS_PIPE_DIRECTORY} to "
                 "have one started"
             )
         if process.returncode != 0:

@@ -16,25 +16,30 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fractune_core.cuda.environment import (
+    MPS_LOG_DIRECTORY,
+    MPS_PARTITION,
+    MPS_PIPE_DIRECTORY,
+    MPS_PREFIX,
+    VISIBLE_DEVICES,
+)
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl, MpsFailed, MpsUnreachable, ServerState
+from fractune_workers.gpu.mps_control import PROGRAM, MpsControl, MpsFailed, MpsUnreachable, ServerState
 from fractune_workers.gpu.mps_partitions import PartitionPool
 from fractune_workers.locks.folder_locks import FolderLocks, Held
 
-PARTITION_VARIABLE = "CUDA_MPS_SM_PARTITION"
-_LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 _ACTIVE_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 20.0
 _QUIT_TIMEOUT_S = 20.0
 _LOOK_EVERY_S = 0.1
 _LONGEST_SOCKET_PATH = 107
-"""bytes of a Unix socket's path on Linux; beyond it the daemon starts, and nobody can reach it"""
+"""bytes of a Unix socket's path on Linux; beyond it the daemon starts, and cannot be reached"""
 
 _log = logging.getLogger(__name__)
 
 
 class MpsDaemon:
-    """The daemon behind `pipe_dir`, which somebody else runs."""
+    """The daemon behind `pipe_dir`, started by others."""
 
     def __init__(self, pipe_dir: Path, program: str = PROGRAM) -> None:
         self.pipe_dir = pipe_dir
@@ -56,26 +61,26 @@ class MpsDaemon:
 
         Raises ShareUnavailable when it names none, or one of another size.
         """
-        named = os.environ.get(PARTITION_VARIABLE, "")
+        named = os.environ.get(MPS_PARTITION, "")
         partition = next((partition for partition in self.control.partitions() if partition.is_called(named)), None)
         if partition is None:
             raise ShareUnavailable(
-                f"{PARTITION_VARIABLE}='{named}' is no partition of the MPS daemon at {self.pipe_dir}; set it to one "
-                f"that `echo lspart | {PROGRAM}` lists, or unset {PIPE_VARIABLE} to have a daemon started"
+                f"{MPS_PARTITION}='{named}' is no partition of the MPS daemon at {self.pipe_dir}; set it to one "
+                f"that `echo lspart | {PROGRAM}` lists, or unset {MPS_PIPE_DIRECTORY} to have a daemon started"
             )
         if partition.chunks != chunks:
             raise ShareUnavailable(
-                f"{PARTITION_VARIABLE} names a partition of {partition.chunks} chunks, and mps-sm:{chunks} was asked "
+                f"{MPS_PARTITION} names a partition of {partition.chunks} chunks, and mps-sm:{chunks} was asked "
                 f"for; ask for mps-sm:{partition.chunks}, or name another partition"
             )
         return named
 
     def is_active(self) -> bool:
-        """Whether a new client would be let in: every server is ACTIVE, or none has been started yet."""
+        """Whether a new client would be accepted: every server is ACTIVE, or none has been started yet."""
         return all(self.control.server_state(server) is ServerState.ACTIVE for server in self.control.servers())
 
     def wait_until_active(self, timeout_s: float = _ACTIVE_TIMEOUT_S) -> None:
-        """Return once a new client will be let in: after a fault, when every client of that time has left.
+        """Return once a new client will be accepted: after a fault, when every client of that time has left.
 
         Raises MpsFailed after `timeout_s`.
         """
@@ -88,14 +93,14 @@ class MpsDaemon:
                 f"left, and there are still: {', '.join(left) or 'none'}"
             )
 
-    def revive(self) -> None:
+    def restart_service(self) -> None:
         """Start the daemon again if it has died and is ours; called once every client has left. Raises MpsFailed."""
 
     def end_client(self, pid: int) -> bool:
         """End the contexts of the client process `pid`, so that it can be killed: killing a busy client leaves its
         server in an undefined state. False when `pid` is no client, or none any more; it can be killed at once.
 
-        Raises MpsFailed when it could not be ended: who kills it all the same has to take the server for faulted.
+        Raises MpsFailed when it could not be ended: after a kill the server has to be taken for faulted.
         """
         # The same number in another PID namespace is another process.
         namespace = Path("/proc/self/ns/pid").stat().st_ino
@@ -115,7 +120,7 @@ class MpsDaemon:
 class OwnMpsDaemon(MpsDaemon):
     """The daemon of one GPU: started by the first worker that holds it, ended by the last.
 
-    `folder` has the daemon's pipes and logs, and the locks of those who hold it. A daemon that killed workers left
+    `folder` has the daemon's pipes and logs, and the locks of its holders. A daemon that killed workers left
     behind is taken over by the next worker.
     """
 
@@ -150,7 +155,7 @@ class OwnMpsDaemon(MpsDaemon):
             return
         self.probe()
         self._own_folder()
-        with self._locks.door():
+        with self._locks.changing():
             if self._is_running() and self._is_static() != self._static:
                 self._end_other_mode()
             if not self._is_running():
@@ -160,7 +165,7 @@ class OwnMpsDaemon(MpsDaemon):
     def release(self) -> None:
         if self._user is None:
             return
-        with self._locks.door():
+        with self._locks.changing():
             if self._partition is not None:
                 self._partition[1].close()
             self._user.close()
@@ -168,8 +173,8 @@ class OwnMpsDaemon(MpsDaemon):
             if self._locks.is_free("users"):
                 self._end()
 
-    def revive(self) -> None:
-        with self._locks.door():
+    def restart_service(self) -> None:
+        with self._locks.changing():
             if self._user is None or self._is_running():
                 return
             if self._static:
@@ -184,7 +189,7 @@ class OwnMpsDaemon(MpsDaemon):
         """A partition that no other worker has. Raises ShareUnavailable."""
         self.hold()
         if self._partition is None:
-            with self._locks.door():
+            with self._locks.changing():
                 self._partition = self._pool.take(chunks)
         return self._partition[0]
 
@@ -213,7 +218,7 @@ class OwnMpsDaemon(MpsDaemon):
         return self._folder / "static"
 
     def _end_other_mode(self) -> None:
-        """A daemon has one mode for its life: end one that nobody uses."""
+        """A daemon has one mode for its life: end an unused one."""
         if not self._locks.is_free("users"):
             serves, wanted = ("mps-sm", "mps") if self._is_static() else ("mps", "mps-sm")
             raise ShareUnavailable(
@@ -252,8 +257,8 @@ class OwnMpsDaemon(MpsDaemon):
         """Without MPS's own variables, whose limits would hold for every client; and with the GPU by its UUID, because
         the daemon renumbers devices.
         """
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
-        own = {PIPE_VARIABLE: str(self.pipe_dir), _LOG_VARIABLE: str(logs), "CUDA_VISIBLE_DEVICES": self._gpu_uuid}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(MPS_PREFIX)}
+        own = {MPS_PIPE_DIRECTORY: str(self.pipe_dir), MPS_LOG_DIRECTORY: str(logs), VISIBLE_DEVICES: self._gpu_uuid}
         return environment | own
 
     def _end(self) -> None:
@@ -270,7 +275,7 @@ def default_folder(gpu_uuid: str) -> Path:
 
 def mps_daemon(gpu_uuid: str, *, static: bool = False) -> MpsDaemon:
     """The daemon that CUDA_MPS_PIPE_DIRECTORY names, or one of our own for this GPU."""
-    pipe_dir = os.environ.get(PIPE_VARIABLE)
+    pipe_dir = os.environ.get(MPS_PIPE_DIRECTORY)
     return MpsDaemon(Path(pipe_dir)) if pipe_dir else OwnMpsDaemon(gpu_uuid, static=static)
 
 

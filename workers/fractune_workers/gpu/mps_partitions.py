@@ -1,7 +1,7 @@
 """Static SM partitions of a daemon of our own: each belongs to one worker at a time.
 
-A daemon makes no partition once its GPU has clients. So the first worker makes as many of its size as fit, and those
-who come later take one of these.
+A daemon makes no partition once its GPU has clients. So the first worker makes as many of its size as fit, and
+later ones take one of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What NVML tells of the machine's GPUs. Asking it makes no process a client of a GPU, nor of MPS."""
+"""What NVML says of the machine's GPUs. Asking it makes no process a client of a GPU, nor of MPS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLOCK_SM = 1
 _SEVEN_SLICES = 4
 """NVML's number for the profile of an instance that is the whole GPU"""
 _NOT_FOUND = 6
-_NOT_TOLD = (3, 13)
+_UNSUPPORTED = (3, 13)
 """NVML's numbers for: this device cannot tell; this library is too old to tell"""
 _UNINITIALISED = (9, 12)
 """NVML's numbers for: no driver is loaded; there is no library"""
@@ -66,8 +66,6 @@ class Gpu:
     exclusive: bool
     """only one process (which may be an MPS server) can use it at a time"""
     mig: bool
-    mig_pending: bool
-    """what `mig` will be after the next reset"""
     mig_instances_at_most: int
     """7 on the GPUs that divide in sevenths; 0 while MIG is off"""
     instances: tuple[MigInstance, ...] = ()
@@ -126,7 +124,7 @@ class NvidiaMl:
         fields = self._ask("nvmlDeviceGetFieldValues", handle, list(_THROTTLE_FIELDS.values()))
         told = zip(_THROTTLE_FIELDS, fields, strict=True)
         return Clocks(
-            sm_mhz=self._ask_if_told("nvmlDeviceGetClockInfo", handle, _CLOCK_SM, otherwise=0),
+            sm_mhz=self._ask_optional("nvmlDeviceGetClockInfo", handle, _CLOCK_SM, otherwise=0),
             throttled_ns={name: int(field.value.ullVal) for name, field in told if field.nvmlReturn == 0},
         )
 
@@ -134,9 +132,9 @@ class NvidiaMl:
         handle = self._ask("nvmlDeviceGetHandleByIndex", index)
         capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
         cuda = self._ask("nvmlSystemGetCudaDriverVersion_v2")
-        mig, mig_pending = self._ask_if_told("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
-        mode = self._ask_if_told("nvmlDeviceGetComputeMode", handle, otherwise=0)
-        at_most = self._ask_if_told("nvmlDeviceGetMaxMigDeviceCount", handle, otherwise=0) if mig == _ON else 0
+        mig, _pending = self._ask_optional("nvmlDeviceGetMigMode", handle, otherwise=(0, 0))
+        mode = self._ask_optional("nvmlDeviceGetComputeMode", handle, otherwise=0)
+        at_most = self._ask_optional("nvmlDeviceGetMaxMigDeviceCount", handle, otherwise=0) if mig == _ON else 0
         return Gpu(
             index=index,
             uuid=self._ask("nvmlDeviceGetUUID", handle),
@@ -148,17 +146,16 @@ class NvidiaMl:
             cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
             exclusive=mode == _EXCLUSIVE_PROCESS,
             mig=mig == _ON,
-            mig_pending=mig_pending == _ON,
             mig_instances_at_most=at_most,
             instances=tuple(found for number in range(at_most) if (found := self._instance(handle, number))),
         )
 
     def _sms(self, gpu: Any, capability: tuple[int, int], *, mig: bool) -> int:
-        cores: int = self._ask_if_told("nvmlDeviceGetNumGpuCores", gpu, otherwise=0)
+        cores: int = self._ask_optional("nvmlDeviceGetNumGpuCores", gpu, otherwise=0)
         if cores or not mig:
             return cores // _cores_per_sm(capability)
         # All that instances can have, which on some GPUs is less than the whole.
-        widest = self._ask_if_told("nvmlDeviceGetGpuInstanceProfileInfo", gpu, _SEVEN_SLICES, otherwise=None)
+        widest = self._ask_optional("nvmlDeviceGetGpuInstanceProfileInfo", gpu, _SEVEN_SLICES, otherwise=None)
         return widest.multiprocessorCount if widest else 0
 
     def _instance(self, gpu: Any, number: int) -> MigInstance | None:
@@ -184,12 +181,12 @@ class NvidiaMl:
         except self._library.NVMLError as error:
             raise _failed(call, error) from error
 
-    def _ask_if_told(self, call: str, *args: Any, otherwise: Any) -> Any:
+    def _ask_optional(self, call: str, *args: Any, otherwise: Any) -> Any:
         """As `_ask`; `otherwise` for what this device or this library cannot tell."""
         try:
             return getattr(self._library, call)(*args)
         except self._library.NVMLError as error:
-            if error.value in _NOT_TOLD:
+            if error.value in _UNSUPPORTED:
                 return otherwise
             raise _failed(call, error) from error
 

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Generic, TypeVar
 
+from fractune_core.cuda.environment import MPS_PARTITION, MPS_PERCENTAGE, VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.cuda.driver import Driver
 from fractune_workers.gpu.nvml import Gpu, Nvml
-from fractune_workers.gpu.visible import VISIBLE, visible_gpu
+from fractune_workers.gpu.visible import visible_gpu
 
 _COUNTS = 3
 """runs of the counting kernel: beside busy neighbours one run may miss an SM"""
-_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_PARTITION = "CUDA_MPS_SM_PARTITION"
 
 _Driver = TypeVar("_Driver", bound=Driver)
 
@@ -50,7 +49,7 @@ class GpuProcess(Generic[_Driver]):
 
     def refuse_mps_share(self) -> None:
         """A share of MPS around this one would be the smaller of the two, or let it leak."""
-        for name, harmless in ((_PERCENTAGE, {"", "100"}), (_PARTITION, {""})):
+        for name, harmless in ((MPS_PERCENTAGE, {"", "100"}), (MPS_PARTITION, {""})):
             value = os.environ.get(name, "")
             if value not in harmless:
                 raise self._refusal(
@@ -72,7 +71,7 @@ class GpuProcess(Generic[_Driver]):
         found = self.driver.device_uuid()
         if _bare(found) != _bare(uuid):
             raise self._refusal(
-                f"CUDA uses {found}, not {uuid}; see that nothing changes {VISIBLE} in the worker's environment"
+                f"CUDA uses {found}, not {uuid}; see that nothing changes {VISIBLE_DEVICES} in the worker's environment"
             )
 
     def check_shown(self, sms: int) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.nvml import Gpu
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpu(gpus: Sequence[Gpu]) -> Gpu:
@@ -18,7 +17,7 @@ def visible_gpu(gpus: Sequence[Gpu]) -> Gpu:
     """
     if not gpus:
         raise ShareUnavailable("the NVIDIA driver sees no GPU; see what `nvidia-smi -L` says")
-    named = os.environ.get(VISIBLE)
+    named = os.environ.get(VISIBLE_DEVICES)
     if named is None:
         return gpus[0]
     first = named.partition(",")[0].strip()
@@ -26,7 +25,8 @@ def visible_gpu(gpus: Sequence[Gpu]) -> Gpu:
     if len(found) != 1:
         there = ", ".join(gpu.uuid for gpu in gpus)
         raise ShareUnavailable(
-            f"{VISIBLE}='{named}' names no one GPU; name it by its number or its UUID, of which there are: {there}"
+            f"{VISIBLE_DEVICES}='{named}' names no one GPU; name it by its number or its UUID, of which there "
+            f"are: {there}"
         )
     return found[0]
 

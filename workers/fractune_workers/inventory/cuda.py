@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.cuda_toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
+from fractune_core.cuda.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from fractune_core.errors import FractuneError
 from fractune_workers.cuda.compilers import Nvcc, compilers
 from fractune_workers.inventory.packages import LibraryHere, libraries

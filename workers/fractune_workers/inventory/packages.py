@@ -26,7 +26,7 @@ class LibraryHere:
 
 
 def libraries() -> list[LibraryHere]:
-    """All of them, imported in a process of its own each: whoever only looks must not have CUDA's driver in it."""
+    """All of them, imported in a process of its own each: the process that looks must not load CUDA's driver."""
     return [_look(package, module, oldest) for package, (module, oldest) in LIBRARIES.items()]
 
 

@@ -1,7 +1,7 @@
-"""What this machine can offer: its devices, the shares of each, and the proof of each one.
+"""What this machine has: its devices, the shares of each, and the proof of each one.
 
 Whether a share can be had is asked of its own confinement. Where CUDA or MPS rounds, the units are known only once
-somebody has entered the share; until then they are what is expected, or not said at all.
+a process has entered the share; until then they are what is expected, or not said at all.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
 from fractune_workers.gpu.nvml import Gpu, open_nvml
-from fractune_workers.gpu.visible import VISIBLE
 
 NOT_PROVED = "not proved"
 PROOF_FAILED = "proof failed"
@@ -74,7 +74,7 @@ class DeviceShares:
     label: str
     """the product's name, with what tells it apart"""
     uuid: str
-    offers: tuple[ShareInfo, ...]
+    shares: tuple[ShareInfo, ...]
 
 
 def machine_shares(*, prove: bool) -> Iterator[DeviceShares]:
@@ -82,24 +82,24 @@ def machine_shares(*, prove: bool) -> Iterator[DeviceShares]:
 
     Raises NvmlFailed after the host CPU when GPUs cannot be asked for.
     """
-    yield _cpu_offers(prove=prove)
+    yield _cpu_shares(prove=prove)
     for gpu in open_nvml().gpus():
         with _working_on(gpu):
-            found = _gpu_offers(gpu, prove=prove)
+            found = _gpu_shares(gpu, prove=prove)
         yield found
 
 
-def _cpu_offers(*, prove: bool) -> DeviceShares:
+def _cpu_shares(*, prove: bool) -> DeviceShares:
     cores, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     blank = ShareInfo("", None, total, "core", memory_bytes, reserved=False, proof="")
-    offers = [
-        _offer(Share("cpu", str(count)), replace(blank, units=count), prove=prove) for count in _doubling(1, cores)
+    shares = [
+        _share_info(Share("cpu", str(count)), replace(blank, units=count), prove=prove) for count in _doubling(1, cores)
     ]
-    return DeviceShares("cpu", f"{_cpu_name()} ({cores} of {total} cores may be used here)", "", tuple(offers))
+    return DeviceShares("cpu", f"{_cpu_name()} ({cores} of {total} cores may be used here)", "", tuple(shares))
 
 
-def _gpu_offers(gpu: Gpu, *, prove: bool) -> DeviceShares:
+def _gpu_shares(gpu: Gpu, *, prove: bool) -> DeviceShares:
     memory_gib = round(gpu.memory_bytes / 2**30)
     mode = ", MIG mode" if gpu.mig else ""
     label = f"{gpu.name} ({gpu.arch}, {gpu.sms} SMs, {memory_gib} GiB, driver {gpu.driver}{mode})"
@@ -110,7 +110,7 @@ def _gpu_offers(gpu: Gpu, *, prove: bool) -> DeviceShares:
     shares += [(Share("mps-sm", str(chunks)), replace(blank, reserved=True)) for chunks in _CHUNKS]
     shares += list(_mig_shares(gpu, blank))
     return DeviceShares(
-        "cuda", label, gpu.uuid, tuple(_offer(share, expected, prove=prove) for share, expected in shares)
+        "cuda", label, gpu.uuid, tuple(_share_info(share, expected, prove=prove) for share, expected in shares)
     )
 
 
@@ -141,7 +141,7 @@ def _is_share(text: str) -> bool:
     return True
 
 
-def _offer(share: Share, expected: ShareInfo, *, prove: bool) -> ShareInfo:
+def _share_info(share: Share, expected: ShareInfo, *, prove: bool) -> ShareInfo:
     """The share as its confinement sees it, proved if wanted and possible."""
     named = replace(expected, share=str(share), proof=NOT_PROVED)
     try:
@@ -183,15 +183,15 @@ def _enter(share: Share, environment: dict[str, str]) -> tuple[GrantedShare, str
 @contextlib.contextmanager
 def _working_on(gpu: Gpu) -> Iterator[None]:
     """Within the block this process and its children work on `gpu`."""
-    before = os.environ.get(VISIBLE)
-    os.environ[VISIBLE] = gpu.uuid
+    before = os.environ.get(VISIBLE_DEVICES)
+    os.environ[VISIBLE_DEVICES] = gpu.uuid
     try:
         yield
     finally:
         if before is None:
-            del os.environ[VISIBLE]
+            del os.environ[VISIBLE_DEVICES]
         else:
-            os.environ[VISIBLE] = before
+            os.environ[VISIBLE_DEVICES] = before
 
 
 def _doubling(least: int, most: int) -> list[int]:

@@ -1,13 +1,14 @@
-"""Lock files in one folder, that tell which process holds what. The kernel frees those of a process that dies."""
+"""Lock files by name in one folder, that tell which process uses what."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
+
+from fractune_workers.locks.flock import lock, locked, try_lock
 
 Held = IO[str]
 """A lock that this process holds; closing it frees it"""
@@ -20,27 +21,24 @@ class FolderLocks:
         self._folder = folder
 
     @contextlib.contextmanager
-    def door(self) -> Iterator[None]:
-        """Waits until nobody else is changing what the folder stands for."""
-        with self._file("door") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+    def changing(self) -> Iterator[None]:
+        """Until the block ends, no other process changes what the folder stands for."""
+        with locked(self._path("door")):
             yield
 
     def share(self, name: str) -> Held:
-        """One of many holders; waits while `name` is held alone."""
-        file = self._file(name)
-        fcntl.flock(file, fcntl.LOCK_SH)
+        """Become one of the shared holders of `name`; waits while it is held exclusively."""
+        file = self._path(name).open("a")
+        lock(file, shared=True)
         return file
 
     def take(self, name: str) -> Held | None:
-        """The only holder, or None while somebody holds `name`."""
-        file = self._file(name)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+        """Become the only holder of `name`; None when it has a holder."""
+        file = self._path(name).open("a")
+        if try_lock(file):
+            return file
+        file.close()
+        return None
 
     def is_free(self, name: str) -> bool:
         held = self.take(name)
@@ -48,5 +46,5 @@ class FolderLocks:
             held.close()
         return held is not None
 
-    def _file(self, name: str) -> Held:
-        return (self._folder / f"{quote(name, safe='')}.lock").open("a")
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{quote(name, safe='')}.lock"

@@ -1,14 +1,13 @@
-"""The gate of a GPU: measurements run side by side as long as their claims fit, or alone; first come, first served.
+"""Slots on a GPU: measurements run side by side as long as their claims fit, or alone; first come, first served.
 
 A folder for each GPU, with a file for each claim. Its holder locks it; the kernel frees the claims of a process that
-dies. Who comes stands at the turnstile until its claim fits, and whoever comes later stands behind: a final that wants
-the GPU to itself is not passed by trials that would still fit.
+dies. A claim waits in the turnstile until it fits, and later ones wait behind it: a validation that wants the GPU to
+itself is not overtaken by trials that would still fit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import time
 import uuid
@@ -17,23 +16,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from fractune_core.gpu_sharing import Claim
-from fractune_workers.locks.flock import is_locked
+from fractune_core.gpu_sharing import ALONE, Claim
+from fractune_workers.locks.flock import is_locked, lock, locked
 
 _LOOK_EVERY_S = 0.005
-"""how soon the first in the queue sees that a claim has ended; those behind it sleep in the kernel"""
+"""how soon the first that waits sees that a claim has ended; those behind it sleep in the kernel"""
 
 
 @dataclass
 class MeasurementSlot:
-    """A measurement's turn."""
+    """The time in which a measurement may run."""
 
     neighbours: int
     """other measurements beside it when it began; on a GPU, once it is over, the most that there were at one time"""
 
 
 class GpuSlots:
-    """The claims on the GPU `identity` (its UUID), in a folder below `directory`, where all workers of a host meet."""
+    """The claims on the GPU `identity` (its UUID), in a folder below `directory`, which all workers of a host share."""
 
     def __init__(self, directory: Path, identity: str) -> None:
         self._folder = directory / f"gpu-{quote(identity, safe='')}"
@@ -43,26 +42,25 @@ class GpuSlots:
     def holding(self, claim: Claim) -> Iterator[MeasurementSlot]:
         """Wait until `claim` fits beside those that are held, and hold it until the block ends or this process does."""
         with contextlib.ExitStack() as held:
-            with (self._folder / "turnstile").open("a") as turnstile:
-                fcntl.flock(turnstile, fcntl.LOCK_EX)
+            with locked(self._folder / "turnstile"):
                 self._remove_dead()
                 while not claim.fits((others := self._claims()).values()):
                     time.sleep(_LOOK_EVERY_S)
-                own = self._put_down(claim, held)
+                own = self._place(claim, held)
                 _note_neighbours([own, *others], len(others))
-            turn = MeasurementSlot(len(others))
+            slot = MeasurementSlot(len(others))
             try:
-                yield turn
+                yield slot
             finally:
-                turn.neighbours = _most_neighbours(own)
+                slot.neighbours = _most_neighbours(own)
 
-    # Only who is in the turnstile puts down a claim, removes one that is not his, or writes into one.
+    # Only the process in the turnstile places a claim, removes one of another process, or writes into one.
 
-    def _put_down(self, claim: Claim, held: contextlib.ExitStack) -> Path:
+    def _place(self, claim: Claim, held: contextlib.ExitStack) -> Path:
         path = self._folder / f"claim-{uuid.uuid4().hex}"
         file = held.enter_context(path.open("x"))
         held.callback(path.unlink, missing_ok=True)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file)
         file.write(json.dumps(asdict(claim)))
         file.flush()
         return path
@@ -72,7 +70,7 @@ class GpuSlots:
         claims = {}
         for path in filter(is_locked, self._files()):
             with contextlib.suppress(FileNotFoundError):  # it has just ended
-                claims[path] = Claim(**json.loads(path.read_text().partition("\n")[0]))
+                claims[path] = _read(path)
         return claims
 
     def _remove_dead(self) -> None:
@@ -84,8 +82,15 @@ class GpuSlots:
         return self._folder.glob("claim-*")
 
 
+def _read(path: Path) -> Claim:
+    try:
+        return Claim(**json.loads(path.read_text().partition("\n")[0]))
+    except (ValueError, TypeError):  # a measurer of another version holds it: nothing is known to fit beside it
+        return ALONE
+
+
 def _note_neighbours(paths: Iterable[Path], others: int) -> None:
-    """Tell those who hold the claims that each has so many beside it now: a line at the end of its file."""
+    """Note in each claim that it has so many beside it now: a line at the end of its file."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
             file.seek(0, 2)

@@ -1,21 +1,23 @@
-"""The bench: a confined child, and how one batch of artifacts is measured on it.
+"""A measurement session: a confined child, the batches that are measured on it, and whether they count.
 
-A trial is timed shortly, and once more for longer when it can win, one candidate after the other. A final first
-checks every finalist's output against the untuned default's, then times all that were right in turn.
+A trial is timed shortly, and once more for longer when it can win, one candidate after the other. Finalists are
+validated (`fractune_workers.measuring.validation`). A batch is void when the anchor kernel after it differs from the
+anchor before it, or when the GPU was slowed down meanwhile to be saved from heat or from its power supply: the machine
+changed under it. It is measured again, a few times at most; the records then say how far the anchor was off, and what
+held the clock down.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import logging
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
@@ -23,24 +25,27 @@ from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY,
 from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.confinement import confinement_for
-from fractune_workers.faults.guard import Quarantined, Setup, guard_for
+from fractune_workers.faults.guard import Preparation, Quarantined, guard_for
+from fractune_workers.gpu.nvml import Clocks
 from fractune_workers.locks.core_locks import default_lock_dir
 
+CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout, Quarantined)
+"""what a call raises when the artifact is to blame"""
+LOAD_TIMEOUT_S = 30.0
+ATTEMPTS = 3
+DRIFT_ALLOWED = 0.15
+"""fraction by which the anchor after a batch may differ from the anchor before it"""
+VOIDING = frozenset({"sw_thermal", "hw_thermal", "hw_power_brake"})
+"""Reasons to slow down that come and go. The cap on power is no such reason: a kernel that draws more than a GPU may
+have runs into it every time, here and where it will run."""
 _CHILD = "fractune_workers.children.measuring.child"
-_HELLO_TIMEOUT_S = 60.0
-_LOAD_TIMEOUT_S = 30.0
+_HANDSHAKE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 30.0
-_CHECK_TIMEOUT_S = 60.0
-_CONTEST_TIMEOUT_S = 900.0
 _MODEL_TIMEOUT_S = 900.0
 _MODEL_REPEATS = 7
-_TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e-6}
-"""Largest difference to the untuned output, relative to its largest value, by type: a schedule may add up in
-another order. Other types must agree exactly."""
 _RUNGS = (FIRST_POLICY, TRIAL_POLICY)
-_CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout, Quarantined)
 
-_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,14 @@ class Outcome:
         """Infinite for a failure."""
         return statistics.median(self.run_secs) if self.run_secs else math.inf
 
+    @classmethod
+    def of(cls, error: FractuneError) -> Outcome:
+        """What one of CHILD_ERRORS means for the artifact that ran."""
+        if isinstance(error, Quarantined):
+            return cls(error.status, str(error))
+        status = {ChildTimeout: Status.RUN_TIMEOUT, ChildDied: Status.CRASHED}.get(type(error), Status.RUN_FAILED)
+        return cls(status, str(error))
+
 
 @dataclass(frozen=True, eq=False)
 class ArtifactBatch:
@@ -73,10 +86,9 @@ class ArtifactBatch:
 class MeasurementSession:
     """One share of this machine. A child that dies is replaced, and its share verified anew.
 
-    Whatever touches the child is a flight of `fractune_workers.faults.guard`, so that benches whose shares fall
-    together keep
-    to its rules. They find each other in `meeting_place`, a folder; None = where the gate of this user's workers is.
-    `cache`: WARM or COLD, of a GPU.
+    Where faults spread to the other clients of a device, everything that touches the child goes through
+    `fractune_workers.faults.guard`. The sessions of one device find each other in `lock_dir`, a folder; None = that of
+    the core locks of this user's workers. `cache`: WARM or COLD, of a GPU.
     """
 
     def __init__(
@@ -84,12 +96,13 @@ class MeasurementSession:
         share: Share,
         cores: Sequence[int],
         margin: float = DEFAULT_MARGIN,
-        meeting_place: Path | None = None,
+        lock_dir: Path | None = None,
         cache: str = WARM,
     ) -> None:
         self._margin = margin
         self._rungs = [with_cache(policy, cache) for policy in _RUNGS]
-        self._final_policy = with_cache(VALIDATION_POLICY, cache)
+        self.validation_policy = with_cache(VALIDATION_POLICY, cache)
+        """how finalists are timed"""
         self._confinement = confinement_for(share, cores)
         self._confinement.probe()
         units = ",".join(str(core) for core in cores)
@@ -102,24 +115,27 @@ class MeasurementSession:
             cores=cores if share.device_kind == "cuda" else (),
         )
         try:
-            self._guard = guard_for(self._child, self._confinement, meeting_place or default_lock_dir())
+            self._guard = guard_for(self._child, self._confinement, lock_dir or default_lock_dir())
         except FractuneError:
-            self._confinement.leave()  # nobody else will: a daemon that it started would stay
+            self._confinement.leave()  # else a daemon that it started would stay
             raise
-        self._greeted = 0
+        self._verified = 0
         self._prepared: tuple[int, ArtifactBatch | None] = (0, None)
-        self._checked: set[str] = set()
-        """finalists of the prepared batch that the present child holds, compared with the first of them"""
+        self.preparation = 0
+        """how often a child was given a batch's arguments: kernels that it held before are gone"""
         self.device_info: dict[str, Any] = {}
         """what the child said of its device, granted share, target and versions (`MeasurerChild.device_info`)"""
 
     def handshake(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
-        self._guard.get_ready(self._setup())
+        if self._guard is None:
+            self._preparation().ensure()
+        else:
+            self._guard.get_ready(self._preparation())
 
     def stop(self) -> None:
         try:
-            self._guard.stop()
+            (self._child if self._guard is None else self._guard).stop()
         finally:
             self._confinement.leave()
 
@@ -135,10 +151,9 @@ class MeasurementSession:
 
     def anchor(self) -> float:
         """Time of the anchor kernel over its first time in this child; 0 when it could not be timed."""
-        run = partial(self._child.call, "anchor", _TRIAL_TIMEOUT_S)
         try:
-            return float(self._guard.run((), self._setup(), run))
-        except _CHILD_ERRORS:
+            return float(self.run((), None, partial(self.call, "anchor", _TRIAL_TIMEOUT_S)))
+        except CHILD_ERRORS:
             return 0.0
 
     def trials(self, batch: ArtifactBatch, best_s: float = math.inf) -> dict[str, Outcome]:
@@ -157,170 +172,109 @@ class MeasurementSession:
         """Time every candidate under `policy`, each on its own."""
         return {name: self._race(batch, name, [policy], math.inf) for name in batch.codes}
 
-    def final(self, batch: ArtifactBatch, untuned: str) -> dict[str, Outcome]:
-        """Check every finalist's output against that of `untuned`, then time those that were right in turn.
-
-        All must be in one child: whenever that is another one, those that were right are checked in it again.
-        """
-        names = sorted(batch.codes, key=lambda name: name != untuned)
-        right: dict[str, float] = {}
-        failed: dict[str, Outcome] = {}
-        if untuned not in batch.codes:
-            return _without_reference(names)
-        self._checked = set()  # a batch that was void comes again, to the same child
-        while True:
-            self._check_all(batch, names, right, failed)
-            if untuned in failed:
-                return _without_reference(names) | failed
-            timed = self._time_in_turn(batch, right)
-            if timed is not None:
-                return timed | failed
-
     def time_model(self, path: Path) -> dict[str, Any]:
         """Time every variant of the bundle at `path`: `run_secs` and `max_error` by variant."""
-        run = partial(self._child.call, "time_model", _MODEL_TIMEOUT_S, path=str(path), repeats=_MODEL_REPEATS)
-        timed: dict[str, Any] = self._guard.run([_named(path.read_bytes())], self._setup(), run, alone=True)
-        return timed
+        timed = partial(self.call, "time_model", _MODEL_TIMEOUT_S, path=str(path), repeats=_MODEL_REPEATS)
+        answer: dict[str, Any] = self.run([path.read_bytes()], None, timed, alone=True)
+        return answer
+
+    def run(
+        self, codes: Sequence[bytes], batch: ArtifactBatch | None, run: Callable[[], _T], *, alone: bool = False
+    ) -> _T:
+        """What `run` gives in a child that is prepared for `batch`; `codes` is what it runs there.
+
+        `alone`: while nothing else runs on the device, as far as faults spread there. Raises one of CHILD_ERRORS.
+        """
+        preparation = self._preparation(batch)
+        if self._guard is not None:
+            return self._guard.run([artifact_name(code) for code in codes], preparation, run, alone=alone)
+        preparation.ensure()
+        return run()
+
+    def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
+        """Call the child, within `run`."""
+        return self._child.call(method, timeout_s, **payload)
+
+    def is_prepared(self, batch: ArtifactBatch | None) -> bool:
+        """Whether the present child's share is verified, and it has the arguments of `batch`; starts none."""
+        present = self._child.generation
+        if self._child.pid is None or self._verified != present:
+            return False
+        return batch is None or self._prepared == (present, batch)
+
+    def forget_batch(self) -> None:
+        """Have the child prepared anew before it runs anything of a batch."""
+        self._prepared = (0, None)
 
     def _race(self, batch: ArtifactBatch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
         code = batch.codes[name]
         text, policies = base64.b64encode(code).decode(), [policy.to_json() for policy in rungs]
-        run = partial(self._child.call, "race", _TRIAL_TIMEOUT_S, code=text, policies=policies, bar_s=bar_s)
+        raced = partial(self.call, "race", _TRIAL_TIMEOUT_S, code=text, policies=policies, bar_s=bar_s)
         try:
-            answer = self._guard.run([_named(code)], self._setup(batch), run)
-        except _CHILD_ERRORS as error:
-            return _failure(error)
+            answer = self.run([code], batch, raced)
+        except CHILD_ERRORS as error:
+            return Outcome.of(error)
         return Outcome(Status.OK, run_secs=tuple(answer["run_secs"]), policy=TimingPolicy.from_json(answer["policy"]))
 
-    def _setup(self, batch: ArtifactBatch | None = None) -> Setup:
-        """What the present child must know: that its share is verified, and the arguments of `batch`."""
-        return Setup(partial(self._is_prepared, batch), partial(self._prepare, batch))
-
-    def _is_prepared(self, batch: ArtifactBatch | None) -> bool:
-        present = self._child.generation
-        if self._child.pid is None or self._greeted != present:
-            return False
-        return batch is None or self._prepared == (present, batch)
+    def _preparation(self, batch: ArtifactBatch | None = None) -> Preparation:
+        return Preparation(partial(self.is_prepared, batch), partial(self._prepare, batch))
 
     def _prepare(self, batch: ArtifactBatch | None) -> None:
-        if self._child.ensure() != self._greeted:
-            self.device_info = self._child.call("device_info", _HELLO_TIMEOUT_S)
-            self._greeted = self._child.generation
-        if batch is not None and not self._is_prepared(batch):
-            self._child.call("begin", _LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
-            self._prepared, self._checked = (self._child.generation, batch), set()
-
-    def _held(self, batch: ArtifactBatch) -> set[str]:
-        return self._checked if self._is_prepared(batch) else set()
-
-    def _load(self, batch: ArtifactBatch, name: str) -> None:
-        """Load a kernel into the present child."""
-        code = base64.b64encode(batch.codes[name]).decode()
-        self._child.call("load", _LOAD_TIMEOUT_S, name=name, code=code)
-
-    def _check_all(
-        self, batch: ArtifactBatch, names: Sequence[str], right: dict[str, float], failed: dict[str, Outcome]
-    ) -> None:
-        """Check finalists, the reference first, until the present child holds all that are `right` (with their
-        differences) and the others have `failed`; or until the reference itself has failed.
-        """
-        reference, tried = names[0], set[str]()
-        while missing := [name for name in names if name not in failed and name not in self._held(batch)]:
-            name = missing[0]
-            right.pop(name, None)
-            try:
-                error = self._check(batch, name, reference, alone=name in tried)
-            except _CHILD_ERRORS as failure:
-                failed[name] = _failure(failure)
-            else:
-                if error is None:
-                    tried.add(name)
-                elif error > _tolerance(batch):
-                    failed[name] = _wrong(error, _tolerance(batch))
-                else:
-                    right[name] = error
-            if reference in failed:
-                return
-
-    def _check(self, batch: ArtifactBatch, name: str, reference: str, *, alone: bool) -> float | None:
-        """The finalist's difference to `reference`, relative; None when it ran in a child that does not hold that."""
-
-        def run() -> float | None:
-            is_comparable = name == reference or reference in self._held(batch)
-            self._load(batch, name)
-            error = float(self._child.call("check", _CHECK_TIMEOUT_S, name=name))
-            return error if is_comparable else None
-
-        error = self._guard.run([_named(batch.codes[name])], self._setup(batch), run, alone=alone)
-        if error is None:
-            self._prepared = (0, None)  # it was compared with itself: the child has to begin again
-        else:
-            self._checked.add(name)
-        return error
-
-    def _time_in_turn(self, batch: ArtifactBatch, right: Mapping[str, float]) -> dict[str, Outcome] | None:
-        """Time those that were right; None when the child does not hold them any more.
-
-        When it fails, each is timed by itself: one of them has spoilt it for the others, and only that tells which.
-        """
-
-        def run() -> dict[str, Any] | None:
-            return self._contest(list(right)) if self._held(batch) >= set(right) else None
-
-        artifacts = [_named(batch.codes[name]) for name in right]
-        try:
-            answer = self._guard.run(artifacts, self._setup(batch), run, alone=True)
-        except _CHILD_ERRORS as error:
-            _log.warning("a contest of %d failed, each is timed by itself: %s", len(right), error)
-            return {name: self._time_by_itself(batch, name, right[name]) for name in right}
-        return None if answer is None else {name: _timed(answer, name, error) for name, error in right.items()}
-
-    def _time_by_itself(self, batch: ArtifactBatch, name: str, max_error: float) -> Outcome:
-        def run() -> dict[str, Any]:
-            self._load(batch, name)
-            return self._contest([name])
-
-        try:
-            answer = self._guard.run([_named(batch.codes[name])], self._setup(batch), run, alone=True)
-        except _CHILD_ERRORS as error:
-            return _failure(error)
-        return _timed(answer, name, max_error)
-
-    def _contest(self, names: Sequence[str]) -> dict[str, Any]:
-        answer: dict[str, Any] = self._child.call(
-            "contest", _CONTEST_TIMEOUT_S, names=names, policy=self._final_policy.to_json()
-        )
-        return answer
+        if self._child.ensure() != self._verified:
+            self.device_info = self._child.call("device_info", _HANDSHAKE_TIMEOUT_S)
+            self._verified = self._child.generation
+        if batch is not None and not self.is_prepared(batch):
+            self._child.call("begin", LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
+            self._prepared = (self._child.generation, batch)
+            self.preparation += 1
 
 
-def _named(code: bytes) -> str:
-    """The name of an artifact: whoever runs the same bytes shares its verdict."""
+def artifact_name(code: bytes) -> str:
+    """The name of an artifact: the same bytes share a verdict, wherever they run."""
     return hashlib.sha256(code).hexdigest()[:32]
 
 
-def _timed(answer: Mapping[str, Any], name: str, max_error: float) -> Outcome:
-    """A finalist's part of what a contest answered."""
-    policy = TimingPolicy.from_json(answer["policy"][name])
-    return Outcome(Status.OK, run_secs=tuple(answer["run_secs"][name]), policy=policy, max_error=max_error)
+class AnchoredSession(Protocol):
+    """A session, as far as it tells whether the machine is still what it was."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def anchor(self) -> float:
+        """0 when it could not be timed."""
+        ...
 
 
-def _tolerance(batch: ArtifactBatch) -> float:
-    """By the type of the last argument, which is an output."""
-    return _TOLERANCES.get(batch.args_info[-1][1], 0.0)
+@dataclass(frozen=True)
+class Conditions:
+    """What a batch was measured under."""
+
+    anchor_ratio: float
+    clock_mhz: int = 0
+    throttled_ns: Mapping[str, int] = field(default_factory=dict)
 
 
-def _failure(error: FractuneError) -> Outcome:
-    if isinstance(error, Quarantined):
-        return Outcome(error.status, str(error))
-    status = {ChildTimeout: Status.RUN_TIMEOUT, ChildDied: Status.CRASHED}.get(type(error), Status.RUN_FAILED)
-    return Outcome(status, str(error))
+def measure_stable(
+    session: AnchoredSession, clocks: Callable[[], Clocks], measure: Callable[[], _T]
+) -> tuple[_T, Conditions]:
+    """What `measure` gives while nothing changed, or at the last attempt; and under which conditions.
 
-
-def _wrong(error: float, allowed: float) -> Outcome:
-    cause = f"output differs from the untuned one by {error:.2g} of its largest value; {allowed:g} is allowed"
-    return Outcome(Status.WRONG_OUTPUT, cause, policy=VALIDATION_POLICY, max_error=error)
-
-
-def _without_reference(names: Iterable[str]) -> dict[str, Outcome]:
-    cause = "the untuned operator itself could not be built or run here: nothing to compare with"
-    return {name: Outcome(Status.RUN_FAILED, cause, policy=VALIDATION_POLICY) for name in names}
+    1. Time the anchor, then read the clock: an idle GPU has slowed down, and is awake after the anchor.
+    2. Measure, time the anchor again, and read the clock again.
+    3. Accept, unless the anchor drifted or the clock was held down for one of the reasons that void.
+    """
+    for _ in range(ATTEMPTS):
+        before, child = session.anchor(), session.generation
+        clock_before = clocks()
+        outcome = measure()
+        after = session.anchor()
+        clock_after = clocks()
+        conditions = Conditions(
+            after, min(clock_before.sm_mhz, clock_after.sm_mhz), clock_after.throttled_since(clock_before)
+        )
+        # Each ratio is over the first time in its own child: those of two children say nothing of a drift.
+        comparable = before and after and session.generation == child
+        drifted = bool(comparable) and abs(after / before - 1.0) > DRIFT_ALLOWED
+        if not drifted and not VOIDING & conditions.throttled_ns.keys():
+            break
+    return outcome, conditions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import statistics
 import uuid
@@ -23,17 +22,15 @@ from fractune_core.messages import (
     workload_blob,
 )
 from fractune_core.records import Kind, Status
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess
+from fractune_workers.child import CallFailed, ChildDied, ChildTimeout
 from fractune_workers.context import WorkerContext
 
-_LONGEST_S, _LONGEST_VALIDATED_S = 10, 60
+_LONGEST_S, _LONGEST_VALIDATED_S = LIMIT_CPU_S, 60
 _TIMES_ANY, _SHORTEST_ANY_S = 8, 2
 _TIMES_OWN, _SHORTEST_OWN_S = 4, 1
 _KNOWN = 4
 _WINDOW = 64
-_STUCK_S = 120.0
-"""the child's own deadline, by the clock: far beyond what the limit on CPU time allows"""
-_LEARN_TIMEOUT_S = 30.0
 
 
 class Deadline:
@@ -66,11 +63,7 @@ class Builder:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._deadline = Deadline()
-        # One thread: a fork takes only the calling one along.
-        self._child = Child(
-            "fractune_workers.children.building.child", env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        )
-        self._args_info: dict[tuple[int, str], list[Any]] = {}
+        self._process = BuilderProcess()
 
     def start(self) -> None:
         pass  # the child starts with the first work: a command that has none should not wait for TVM
@@ -82,7 +75,7 @@ class Builder:
         pass
 
     def stop(self) -> None:
-        self._child.stop()
+        self._process.stop()
 
     def handle(self, work: BuildWork) -> None:
         if self._context.is_moot(work):
@@ -90,12 +83,12 @@ class Builder:
         transaction = self._context.transaction(work)
         artifacts: list[ArtifactItem] = []
         for item in work["candidates"]:
-            with self._context.core_locks.working(self._context.cores) as hold, self._child.giving_way(hold):
+            with self._context.computing(self._process.child):
                 artifact, code = self._build(work, item)
             artifacts.append(artifact)
             if code:
                 transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
-        args_info = self._workload(work["operator"]["workload_hash"])
+        args_info = self._learn(work["operator"]["workload_hash"])
         for share in work["shares"]:
             transaction.enqueue(
                 measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts)
@@ -105,14 +98,10 @@ class Builder:
     def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
         """One candidate; how it failed, when it does, is part of the item."""
         try:
-            self._workload(work["operator"]["workload_hash"])
-            answer = self._child.call(
-                "build",
-                _STUCK_S,
-                workload_hash=work["operator"]["workload_hash"],
-                target=work["operator"]["target"],
-                trace=item["trace"],
-                limit_cpu_s=self._limit_cpu_s(work),
+            operator = work["operator"]
+            self._learn(operator["workload_hash"])
+            built = self._process.build(
+                operator["workload_hash"], operator["target"], item["trace"], self._limit_cpu_s(work)
             )
         except CallFailed as error:
             return _artifact(item, Status.BUILD_FAILED, str(error)), b""
@@ -120,10 +109,9 @@ class Builder:
             return _artifact(item, Status.BUILD_TIMEOUT, str(error)), b""
         except ChildDied as error:
             return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
-        if answer["status"] == Status.OK:
-            self._deadline.note(work["operator"]["workload_hash"], answer["build_secs"])
-        artifact = _artifact(item, Status(answer["status"]), answer["cause"], answer["build_secs"], answer["versions"])
-        return artifact, base64.b64decode(answer["object"])
+        if built.status is Status.OK:
+            self._deadline.note(operator["workload_hash"], built.build_secs)
+        return _artifact(item, built.status, built.cause, built.build_secs, built.versions), built.code
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
         # A finalist was built in time before: what is usual by now must not cost a winner its place. The untuned
@@ -132,15 +120,10 @@ class Builder:
             return _LONGEST_VALIDATED_S
         return self._deadline.limit_cpu_s(work["operator"]["workload_hash"])
 
-    def _workload(self, workload_hash: str) -> list[Any]:
-        """Make sure that the present child knows the workload; its argument descriptions."""
-        key = (self._child.ensure(), workload_hash)
-        if key not in self._args_info:
-            text = get_blob(self._context.redis, workload_blob(workload_hash)).decode()
-            self._args_info[key] = self._child.call(
-                "learn_workload", _LEARN_TIMEOUT_S, workload_hash=workload_hash, workload=text
-            )
-        return self._args_info[key]
+    def _learn(self, workload_hash: str) -> list[Any]:
+        """The workload's argument descriptions, once the present child knows it."""
+        name = workload_blob(workload_hash)
+        return self._process.learn(workload_hash, lambda: get_blob(self._context.redis, name).decode())
 
 
 def _artifact(

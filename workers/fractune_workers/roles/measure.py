@@ -1,7 +1,7 @@
 """Measure: run artifacts under this worker's share and write the records, failed builds included.
 
 A batch is delivered whole, and measured again when the machine changed under it
-(`fractune_workers.measuring.stability`).
+(`measure_stable`).
 """
 
 from __future__ import annotations
@@ -31,36 +31,42 @@ from fractune_core.messages import (
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import WorkerContext
-from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import MeasurementSlot
-from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
-from fractune_workers.measuring.stability import Conditions, measure_stable
+from fractune_workers.measuring.session import (
+    ArtifactBatch,
+    Conditions,
+    MeasurementSession,
+    Outcome,
+    measure_stable,
+)
+from fractune_workers.measuring.validation import validate
 
 
 class Measurer:
     def __init__(self, context: WorkerContext, share: Share, margin: float = DEFAULT_MARGIN, cache: str = WARM) -> None:
         self._context = context
         self._share = share
-        self._bench = MeasurementSession(share, context.cores, margin, context.core_locks.directory, cache)
-        self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: NOT_TOLD
+        self._session = MeasurementSession(share, context.cores, margin, context.core_locks.directory, cache)
+        self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
 
     def start(self) -> None:
-        self._bench.handshake()
+        self._session.handshake()
 
     def queues(self) -> list[str]:
-        return [measure_queue(Device.from_json(self._bench.device_info["device"]).key, str(self._share))]
+        return [measure_queue(Device.from_json(self._session.device_info["device"]).key, str(self._share))]
 
     def describe(self, info: WorkerInfo) -> None:
-        info["device"] = self._bench.device_info["device"]
-        info["granted"] = self._bench.device_info["granted"]
-        info["target"] = self._bench.device_info["target"]
-        info["versions"] = self._bench.device_info["versions"]
+        info["device"] = self._session.device_info["device"]
+        info["granted"] = self._session.device_info["granted"]
+        info["target"] = self._session.device_info["target"]
+        info["versions"] = self._session.device_info["versions"]
         info["share"] = str(self._share)
 
     def stop(self) -> None:
-        self._bench.stop()
+        self._session.stop()
 
     def handle(self, work: MeasureWork | TimeModelWork) -> None:
         if self._context.is_moot(work):
@@ -73,19 +79,20 @@ class Measurer:
     def _measure(self, work: MeasureWork) -> None:
         batch = self._batch(work)
         operator = (work["operator"]["workload_hash"], work["operator"]["target_key"])
-        untuned = candidate_id(*operator, UNTUNED)
-        final = partial(self._bench.final, untuned=untuned)
-        trials = partial(self._bench.trials, best_s=self._best_s.get(operator, math.inf))
-        run = final if work["kind"] == Kind.VALIDATION else trials
-        with self._turn(alone=work["kind"] == Kind.VALIDATION) as turn:
-            outcomes, conditions = measure_stable(self._bench, self._clocks, partial(run, batch))
+        is_validation = work["kind"] == Kind.VALIDATION
+        if is_validation:
+            measure = partial(validate, self._session, batch, candidate_id(*operator, UNTUNED))
+        else:
+            measure = partial(self._session.trials, batch, self._best_s.get(operator, math.inf))
+        with self._slot(alone=is_validation) as slot:
+            outcomes, conditions = measure_stable(self._session, self._clocks, measure)
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
         transaction = self._context.transaction(work)
         for item in work["artifacts"]:
             outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])
-            record = self._record(work, item, outcome, conditions, turn.neighbours)
+            record = self._record(work, item, outcome, conditions, slot.neighbours)
             event: Measured = {
                 "event": "measured",
                 "job": work["job"],
@@ -95,12 +102,12 @@ class Measurer:
             transaction.event(work["reply"], event)
         transaction.send()
 
-    def _turn(self, *, alone: bool) -> AbstractContextManager[MeasurementSlot]:
-        """Wait for this measurement's turn; `alone`: with nobody beside it on the GPU. Cores are always its own."""
-        locks, cores, gpu = self._context.core_locks, self._context.cores, self._bench.gpu_uuid
+    def _slot(self, *, alone: bool) -> AbstractContextManager[MeasurementSlot]:
+        """Wait until this measurement may run; `alone`: with no other on the GPU. Its cores are always its own."""
+        locks, cores, gpu = self._context.core_locks, self._context.cores, self._session.gpu_uuid
         if gpu is None:
             return locks.measuring(cores)
-        granted = GrantedShare.from_json(self._bench.device_info["granted"])
+        granted = GrantedShare.from_json(self._session.device_info["granted"])
         return locks.measuring_on(gpu, ALONE if alone else claim_of(granted), cores)
 
     def _batch(self, work: MeasureWork) -> ArtifactBatch:
@@ -117,8 +124,8 @@ class Measurer:
         path = self._context.scratch_dir / "timed.fractune"
         try:
             path.write_bytes(self._context.signed_blob(work["bundle"]))
-            with self._turn(alone=True):
-                answer = self._bench.time_model(path)
+            with self._slot(alone=True):
+                answer = self._session.time_model(path)
         except FractuneError as error:
             transaction.event(SERVER_STREAM, _model_failed(work, error))
         else:
@@ -126,7 +133,7 @@ class Measurer:
                 "event": "model_timed",
                 "job": work["job"],
                 "share": str(self._share),
-                "granted": self._bench.device_info["granted"],
+                "granted": self._session.device_info["granted"],
                 "run_secs": answer["run_secs"],
                 "max_error": answer["max_error"],
             }
@@ -138,8 +145,8 @@ class Measurer:
     def _record(
         self, work: MeasureWork, item: ArtifactItem, outcome: Outcome, conditions: Conditions, neighbours: int
     ) -> TuningRecord:
-        device = Device.from_json(self._bench.device_info["device"])
-        granted = GrantedShare.from_json(self._bench.device_info["granted"])
+        device = Device.from_json(self._session.device_info["device"])
+        granted = GrantedShare.from_json(self._session.device_info["granted"])
         return replace(
             work_record(work, item, device, granted, outcome.status, outcome.cause, outcome.policy),
             run_secs=outcome.run_secs,
@@ -150,7 +157,7 @@ class Measurer:
             max_error=outcome.max_error,
             clock_mhz=conditions.clock_mhz,
             throttled_ns=dict(conditions.throttled_ns),
-            versions={**self._bench.device_info["versions"], **item.get("versions", {})},
+            versions={**self._session.device_info["versions"], **item.get("versions", {})},
         )
 
 

@@ -88,7 +88,7 @@ class Tuner:
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
         searched = work["operator"]
         operator: dict[str, Any] = {"workload_hash": searched["workload_hash"], "target_key": searched["target_key"]}
-        with self._context.core_locks.working(self._context.cores) as hold, self._child.giving_way(hold):
+        with self._context.computing(self._child):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
                 self._child.call(
                     "open",

@@ -10,9 +10,10 @@ import pytest
 from fractune.inference.choosing import choose_variant
 from fractune.inference.gpu import driver
 from fractune.inference.gpu.driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
-from fractune.inference.gpu.share import PERCENTAGE, VISIBLE, check_gpu, check_held, confine_gpu, gpu_share_here
+from fractune.inference.gpu.share import check_gpu, check_held, confine_gpu, gpu_share_here
 from fractune_core.analysis.match import How, Policy
 from fractune_core.bundles import Bundle
+from fractune_core.cuda.environment import MPS_PERCENTAGE, VISIBLE_DEVICES
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
 from fractune_core.shares import Device, GrantedShare, Share
 from tests.support.client_samples import bundle_bytes
@@ -29,7 +30,7 @@ UNITS = {"mps:25": 32, "mps:50": 66, "full": 132, "mig:1g.18gb": 16}
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (VISIBLE, PERCENTAGE, "CUDA_MPS_SM_PARTITION"):
+    for name in (VISIBLE_DEVICES, MPS_PERCENTAGE, "CUDA_MPS_SM_PARTITION"):
         monkeypatch.setenv(name, "")  # so that it is restored where a test has it set
         monkeypatch.delenv(name)
 
@@ -63,7 +64,7 @@ def test_a_whole_gpu() -> None:
 
 
 def test_a_client_of_mps_has_what_cuda_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PERCENTAGE, "25")
+    monkeypatch.setenv(MPS_PERCENTAGE, "25")
     gpu = seen(staged=MPS)
     check_gpu(gpu_bundle("mps:25"), gpu)
     here = gpu_share_here(gpu, WHOLE, (0,))
@@ -165,7 +166,7 @@ def test_an_old_driver_and_none_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "says"), [(100, "CUDA sees no GPU"), (807, "is not ready"), (999, "`dmesg` may tell")]
+    ("code", "says"), [(100, "CUDA sees no GPU"), (807, "is not ready"), (999, "Xid"), (1, "`dmesg` may tell")]
 )
 def test_a_cuda_that_does_not_start_says_what_to_do(code: int, says: str) -> None:
     with pytest.raises(ShareUnavailable, match=f"cuInit: CUDA error {code}; .*{says}"):

@@ -16,10 +16,10 @@ from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Status, TimingPolicy
 from fractune_core.shares import Share
-from fractune_workers.calibration import measurer_pool as company_module
+from fractune_workers.calibration import measurer_pool as pool_module
 from fractune_workers.calibration.candidates import Candidates, SampleOperator
 from fractune_workers.calibration.experiment import Experiment, settings
-from fractune_workers.calibration.measurer_pool import places, start_pool
+from fractune_workers.calibration.measurer_pool import assign_cores, start_pool
 from fractune_workers.calibration.report import Pass, Setting, report
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring.session import Outcome
@@ -40,7 +40,7 @@ from tests.support.simulated_bench import TARGET, SimulatedGpuMachine
 def test_measurers_have_cores_of_their_own_while_there_are_any(
     share: str, count: int, available: list[int], where: list[list[int]]
 ) -> None:
-    assert places(Share.parse(share), count, available) == where
+    assert assign_cores(Share.parse(share), count, available) == where
 
 
 def test_every_number_of_measurers_is_timed_without_and_with_builds() -> None:
@@ -146,7 +146,7 @@ def test_the_largest_number_that_ranks_well_is_advised() -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpuMachine:
     machine = SimulatedGpuMachine()
-    monkeypatch.setattr(company_module, "MeasurementSession", machine.bench)
+    monkeypatch.setattr(pool_module, "MeasurementSession", machine.bench)
     return machine
 
 
@@ -155,24 +155,29 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpuMachine:
     [
         ("mps:25", 0, [1, 2, 4], ["8 measurers were not tried: 32 of 132 SMs each are too many"]),
         ("mps:34", 0, [1, 2], ["4 measurers were not tried: 44 of", "8 measurers were not tried: 44 of"]),
-        ("green:32", 0, [1], [f"{count} measurers were not tried: at green:32 they take turns" for count in (2, 4, 8)]),
-        ("full", 0, [1], [f"{count} measurers were not tried: at full they take turns" for count in (2, 4, 8)]),
+        (
+            "green:32",
+            0,
+            [1],
+            [f"{count} measurers were not tried: at green:32 measurements do not run" for count in (2, 4, 8)],
+        ),
+        ("full", 0, [1], [f"{count} measurers were not tried: at full measurements do not run" for count in (2, 4, 8)]),
         ("mig:1g.10gb", 7, [1, 2, 4], ["8 measurers were not tried: share 'mig:1g.10gb': other workers hold every"]),
         ("mig:1g.10gb", 3, [1, 2], ["4 measurers were not tried: share", "8 measurers were not tried: share"]),
     ],
 )
-def test_only_numbers_that_the_gate_lets_in_are_tried(
+def test_only_numbers_that_may_measure_at_the_same_time_are_tried(
     machine: SimulatedGpuMachine, share: str, instances: int, counts: list[int], says: list[str]
 ) -> None:
     machine.instances = instances
     with contextlib.ExitStack() as held:
-        company = start_pool(Share.parse(share), [1, 2, 4, 8], range(16), held)
-        assert company.counts == counts
-        assert len(company.notes) == len(says)
-        assert all(note.startswith(start) for note, start in zip(company.notes, says, strict=True))
-        assert [lane.cores for lane in company.lanes] == [[core] for core in range(len(company.lanes))]
-        assert len(company.lanes) >= counts[-1]
-        assert company.device_info["target"] == TARGET
+        pool = start_pool(Share.parse(share), [1, 2, 4, 8], range(16), held)
+        assert pool.counts == counts
+        assert len(pool.notes) == len(says)
+        assert all(note.startswith(start) for note, start in zip(pool.notes, says, strict=True))
+        assert [each.cores for each in pool.measurers] == [[core] for core in range(len(pool.measurers))]
+        assert len(pool.measurers) >= counts[-1]
+        assert pool.device_info["target"] == TARGET
     assert machine.stopped == machine.benches
 
 
@@ -182,7 +187,7 @@ def test_where_not_even_one_can_be_had_it_is_a_refusal(machine: SimulatedGpuMach
     assert machine.stopped == machine.benches == 0
 
 
-def test_lanes_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(
+def test_measurers_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(
     machine: SimulatedGpuMachine, tmp_path: Path
 ) -> None:
     machine.core_locks = tmp_path
@@ -190,8 +195,8 @@ def test_lanes_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(
     candidates = Candidates(SampleOperator("conv2d", "0" * 16, "{}", TARGET), [], [], codes)
     wanted = [each for each in settings([1, 2, 4]) if not each.builds]
     with contextlib.ExitStack() as held:
-        lanes = start_pool(Share.parse("mps:25"), [1, 2, 4], range(8), held).lanes
-        passes = Experiment(CoreLocks(tmp_path, 8), range(8), lanes, [], candidates).run(wanted, lambda _: None)
+        measurers = start_pool(Share.parse("mps:25"), [1, 2, 4], range(8), held).measurers
+        passes = Experiment(CoreLocks(tmp_path, 8), range(8), measurers, [], candidates).run(wanted, lambda _: None)
     assert list(passes) == wanted
     assert all(each.outcomes.keys() == codes.keys() for timed in passes.values() for each in timed)
     assert Counter(name for _, name in machine.timed) == dict.fromkeys(codes, 2 * len(wanted))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement.beside_mps import BesideMps
 from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.none import NoConfinement
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE
 from fractune_workers.gpu.nvml import NoNvidiaDriver, Nvml
 from tests.support.confinement_cases import full_confinement, green_confinement
 from tests.support.simulated_gpu import MODELS, SimulatedGpu
@@ -25,15 +25,15 @@ def no_nvml() -> Nvml:
 def test_faults_are_shared_where_a_daemon_may_be(
     confinement: BesideMps, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path / "none"))
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, str(tmp_path / "none"))
     assert (confinement.fault_domain, confinement.is_active(), confinement.before_kill(1)) == (None, True, True)
-    monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, str(tmp_path))
     uuid = SimulatedGpu(MODELS["H200"]).uuid
     assert (confinement.fault_domain, confinement.is_active(), confinement.before_kill(1)) == (uuid, True, False)
 
 
 def test_what_is_taken_as_it_is_found_needs_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, str(tmp_path))
     confinement = NoConfinement(Share("none"), nvml=no_nvml)
     assert confinement.fault_domain == confinement.gpu_uuid == "gpu"
     with pytest.raises(ShareUnavailable):

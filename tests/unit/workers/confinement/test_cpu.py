@@ -12,8 +12,9 @@ import pytest
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.child import open_child
-from fractune_workers.confinement import cpu as cpu_module
-from fractune_workers.confinement.cpu import CpuConfinement, cgroup_cores
+from fractune_workers.confinement.cpu import CpuConfinement
+from tests.support.cgroup_tree import a_host
+from tests.support.real_cgroup import capped_cgroup
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 
@@ -77,25 +78,35 @@ def test_a_cpu_is_never_measured_as_a_share_of_a_gpu(share: str) -> None:
         open_child([share, str(ALLOWED[0])])
 
 
-@pytest.mark.parametrize(("text", "cores"), [("max 100000", None), ("150000 100000", 1.5), ("50000 100000", 0.5)])
-def test_a_cgroup_quota_is_seen(
-    text: str, cores: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    quota = tmp_path / "cpu.max"
-    quota.write_text(text)
-    monkeypatch.setattr(cpu_module, "_CGROUP_QUOTAS", (quota, tmp_path / "none"))
-    assert cgroup_cores() == cores
-    confinement = CpuConfinement(Share.parse("cpu:1"))
-    if cores is not None and cores < 1:
-        with pytest.raises(ShareUnavailable, match=r"a cgroup caps this process at 0\.5"):
-            confinement.probe()
-    else:
-        confinement.probe()
+def test_a_quota_on_the_slice_around_a_measurer_is_seen(tmp_path: Path) -> None:
+    root = a_host(
+        tmp_path,
+        cgroup="0::/slice/worker",
+        slice__cpu_max="150000 100000",
+        slice__worker__cpu_max="max 100000",
+    )
+    CpuConfinement(Share.parse("cpu:1"), root=root).probe()
+    two = CpuConfinement(Share.parse("cpu:2"), root=root)
+    with pytest.raises(ShareUnavailable, match=r"larger than this machine|caps this process at 1\.5 core"):
+        two.probe()
 
 
-def test_an_old_cgroup_quota_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cpu.cfs_quota_us").write_text("200000")
-    (tmp_path / "cpu.cfs_period_us").write_text("100000")
-    quotas = (tmp_path / "none", tmp_path / "cpu.cfs_quota_us")
-    monkeypatch.setattr(cpu_module, "_CGROUP_QUOTAS", quotas)
-    assert cgroup_cores() == 2.0
+@pytest.mark.parametrize("quota", ["50000 100000", "90000 100000"])
+def test_less_than_one_core_is_no_share(tmp_path: Path, quota: str) -> None:
+    root = a_host(tmp_path, cgroup="0::/slice/worker", slice__cpu_max=quota)
+    with pytest.raises(ShareUnavailable, match=r"caps this process at 0\.[59] core"):
+        CpuConfinement(Share.parse("cpu:1"), root=root).probe()
+
+
+def test_in_a_real_cgroup_with_half_a_core_no_share_is_proved() -> None:
+    code = """
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+from fractune_workers.confinement.cpu import CpuConfinement
+try:
+    CpuConfinement(Share.parse("cpu:1")).enter()
+except ShareUnavailable as error:
+    print(error)
+"""
+    with capped_cgroup(cores=0.5) as cgroup:
+        assert "caps this process at 0.5 core(s)" in cgroup.run(code)

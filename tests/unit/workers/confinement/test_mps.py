@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.cuda.environment import MPS_PARTITION, MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.mps import MpsConfinement
 from fractune_workers.confinement.mps_sm import MpsSmConfinement
 from fractune_workers.cuda.driver import Driver, DriverFailed
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE, MpsFailed, MpsUnreachable
-from fractune_workers.gpu.mps_daemon import PARTITION_VARIABLE, MpsDaemon
+from fractune_workers.gpu.mps_control import MpsFailed, MpsUnreachable
+from fractune_workers.gpu.mps_daemon import MpsDaemon
 from tests.support.redis_process import wait_until
 from tests.support.simulated_mps import (
     H200,
@@ -73,7 +74,7 @@ def become(monkeypatch: pytest.MonkeyPatch) -> Iterator[Become]:
         environment = supervisor.environment()
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        return Path(environment[PIPE_VARIABLE])
+        return Path(environment[MPS_PIPE_DIRECTORY])
 
     yield become_client_of
     for supervisor in supervisors:
@@ -110,7 +111,7 @@ def test_percentages_that_grant_the_same_have_the_same_key() -> None:
 
 
 def test_without_a_daemon_nothing_is_entered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PIPE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, str(tmp_path))
     monkeypatch.setenv(PERCENT_VARIABLE, "25")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", H200.uuid)
     for step in (mps().probe, mps().environment, mps().enter):
@@ -141,7 +142,7 @@ def test_a_process_with_another_environment_is_not_entered(become: Become, monke
 
 def test_a_process_that_nobody_prepared_starts_nothing() -> None:
     for confinement in (mps(), mps_sm()):
-        with pytest.raises(ShareUnavailable, match=f"this process has {PIPE_VARIABLE}=''"):
+        with pytest.raises(ShareUnavailable, match=f"this process has {MPS_PIPE_DIRECTORY}=''"):
             confinement.enter()
         assert not confinement.daemon.pipe_dir.exists()
 
@@ -162,9 +163,9 @@ def test_a_daemon_with_a_lower_limit_of_its_own_is_found_out(monkeypatch: pytest
     with installed_program() as folder:
         pipe_dir = folder / "pipe"
         pipe_dir.mkdir()
-        environment = {PIPE_VARIABLE: str(pipe_dir), PERCENT_VARIABLE: "10", "CUDA_VISIBLE_DEVICES": H200.uuid}
+        environment = {MPS_PIPE_DIRECTORY: str(pipe_dir), PERCENT_VARIABLE: "10", "CUDA_VISIBLE_DEVICES": H200.uuid}
         subprocess.run(["nvidia-cuda-mps-control", "-d"], env=os.environ | environment, check=True)
-        monkeypatch.setenv(PIPE_VARIABLE, str(pipe_dir))
+        monkeypatch.setenv(MPS_PIPE_DIRECTORY, str(pipe_dir))
         wait_until(pipe_dir.joinpath("nvidia-cuda-mps-control.pid").exists)
         for name, value in mps("mps:50").environment().items():
             monkeypatch.setenv(name, value)
@@ -288,7 +289,7 @@ def test_a_partition_is_refused_unless_daemon_cuda_and_kernel_agree(
     shown: int, met: int, listed: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = mps_sm(driver=shows(shown, met))
-    monkeypatch.setenv(PARTITION_VARIABLE, f"{H200.uuid}/D/79e")
+    monkeypatch.setenv(MPS_PARTITION, f"{H200.uuid}/D/79e")
     monkeypatch.setattr(client.daemon, "control", Scripted(f"GPU-74 11 4 100 32\nGPU-74 D/79e 4 {listed}"))
     with pytest.raises(ShareUnavailable, match=f"'mps-sm:4' cannot be verified: .*{why}"):
         client.verify()
@@ -296,7 +297,7 @@ def test_a_partition_is_refused_unless_daemon_cuda_and_kernel_agree(
 
 def test_without_a_partition_a_static_daemon_lets_nobody_in(become: Become, monkeypatch: pytest.MonkeyPatch) -> None:
     become(mps_sm())
-    monkeypatch.delenv(PARTITION_VARIABLE)
+    monkeypatch.delenv(MPS_PARTITION)
     with pytest.raises(ShareUnavailable, match="is no partition"):
         mps_sm().enter()
     with pytest.raises(DriverFailed, match="915"):
@@ -321,7 +322,7 @@ def test_clients_of_the_same_gpu_share_its_fate() -> None:
 
 def test_the_last_supervisor_that_leaves_ends_the_daemon() -> None:
     supervisors = [mps("mps:25"), mps("mps:50")]
-    pipe_dirs = {supervisor.environment()[PIPE_VARIABLE] for supervisor in supervisors}
+    pipe_dirs = {supervisor.environment()[MPS_PIPE_DIRECTORY] for supervisor in supervisors}
     assert len(pipe_dirs) == 1
     daemon = MpsDaemon(Path(pipe_dirs.pop()))
     supervisors[0].leave()

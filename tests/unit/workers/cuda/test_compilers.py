@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cuda_toolkit import Toolkit, find_toolkits
+from fractune_core.cuda.toolkit import Toolkit, find_toolkits
 from fractune_core.errors import FractuneError
 from fractune_workers.cuda.compilers import CompileFailed, CudaCompiler, Nvcc, Nvrtc, compilers
 from fractune_workers.cuda.nvrtc_headers import small_headers
@@ -125,14 +125,14 @@ def test_it_knows_its_version_and_its_architectures(compiler: CudaCompiler) -> N
 
 
 def test_nvrtc_comes_before_nvcc(tmp_path: Path) -> None:
-    kits = [Toolkit(tmp_path, nvcc=tmp_path / "nvcc"), *(kit for kit in find_toolkits() if kit.nvrtc and kit.include)]
+    kits = [Toolkit(nvcc=tmp_path / "nvcc"), *(kit for kit in find_toolkits() if kit.nvrtc and kit.include)]
     if len(kits) == 1:
         pytest.skip("no NVRTC on this machine; pip install 'fractune[cuda]' has it")
     assert isinstance(next(compilers(kits)), Nvrtc)
 
 
 def test_nvrtc_without_its_headers_is_no_compiler(tmp_path: Path) -> None:
-    assert [*compilers([Toolkit(tmp_path, nvrtc=tmp_path / "libnvrtc.so.13")])] == []
+    assert [*compilers([Toolkit(nvrtc=tmp_path / "libnvrtc.so.13")])] == []
 
 
 def test_a_torn_library_is_refused_by_its_path(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Fault epochs, rule by rule, and under every interleaving of faults, deaths and arrivals."""
+"""The fault state, rule by rule, and under every interleaving of faults, deaths and arrivals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def asked(state: FaultState, member: str, *artifacts: str) -> Step:
     return state.begin(member, artifacts)[1]
 
 
-def test_flights_side_by_side_disturb_nobody() -> None:
+def test_attempts_side_by_side_do_not_disturb_each_other() -> None:
     state = flying(flying(FaultState(), "a", "x"), "b", "y")
     state, ending = state.finish("a")
     assert ending is Ending.VALID
@@ -34,7 +34,7 @@ def test_flights_side_by_side_disturb_nobody() -> None:
     assert state.finish("b")[1] is Ending.VALID
 
 
-def test_a_fault_voids_every_flight_and_nobody_flies_until_all_have_left() -> None:
+def test_a_fault_voids_every_attempt_and_none_begins_until_all_have_left() -> None:
     state = flying(flying(FaultState(), "a", "x"), "b", "y")
     state, ending = state.fail("a", CRASH, spreads=True)
     assert ending is Ending.BESIDE_OTHERS
@@ -87,7 +87,7 @@ def test_what_takes_the_device_down_alone_is_guilty_and_never_flies_again() -> N
     assert state.verdict_of(["y", "x"]) == CRASH
 
 
-def test_a_failure_that_spreads_to_nobody_leaves_the_epoch_open() -> None:
+def test_a_failure_that_does_not_spread_leaves_the_state_open() -> None:
     state = flying(flying(FaultState(), "a", "x"), "b", "y")
     state, ending = state.fail("a", CRASH, spreads=False)
     assert (ending, state.suspects, state.failure) == (Ending.BESIDE_OTHERS, ("x",), "")
@@ -108,7 +108,7 @@ def test_a_process_that_only_gets_ready_is_nobodys_guilt() -> None:
     assert (ending, state.suspects, state.verdicts) == (Ending.OWN_FAULT, (), {})
 
 
-def test_who_dies_in_flight_takes_the_epoch_along_and_who_dies_idle_does_not() -> None:
+def test_a_death_during_an_attempt_fails_the_state_and_an_idle_death_does_not() -> None:
     state = flying(flying(FaultState(), "a", "x"), "b", "y")
     down = state.remove_dead(["a"])
     assert (set(down.suspects), down.clients) == ({"x", "y"}, {"b"})
@@ -162,7 +162,7 @@ class Worker:
     name: str
     candidate: str = ""
     alone: bool = False
-    in_flight: bool = False
+    is_running: bool = False
     ran: bool = False
 
 
@@ -189,11 +189,11 @@ class World:
         self.workers.remove(worker)
         if worker.candidate:
             self.queue.append(worker.candidate)
-        self.down = self.down or (worker.in_flight and harmful)
+        self.down = self.down or (worker.is_running and harmful)
         self.change(self.state.remove_dead([worker.name]))
 
     def step(self, worker: Worker) -> None:
-        if worker.in_flight:
+        if worker.is_running:
             self.fly_on(worker)
         elif worker.candidate or self.queue:
             worker.candidate = worker.candidate or self.queue.popleft()
@@ -212,9 +212,9 @@ class World:
         elif step is Step.REOPEN:
             self.reopen()
         elif step in {Step.GO, Step.GO_ALONE}:
-            worker.in_flight, worker.ran = True, False
+            worker.is_running, worker.ran = True, False
             if step is Step.GO_ALONE and self.down:  # it looks before it starts
-                worker.in_flight = False
+                worker.is_running = False
                 self.change(self.state.abandon(worker.name, "not active").leave(worker.name))
 
     def fly_on(self, worker: Worker) -> None:
@@ -226,8 +226,10 @@ class World:
             return
         alone = self.state.attempts[worker.name].alone
         fails = nature in {Nature.POISON, Nature.FAILING} or (nature is Nature.MOODY and not alone)
-        fails = fails or (self.down and (nature is not Nature.SNEAK or alone))  # a flight alone looks after it, too
-        worker.in_flight = False
+        fails = fails or (
+            self.down and (nature is not Nature.SNEAK or alone)
+        )  # alone, the device is looked at afterwards
+        worker.is_running = False
         if fails:
             state, ending = self.state.fail(worker.name, CRASH, spreads=self.down)
             state = state.leave(worker.name)
@@ -254,7 +256,7 @@ class World:
         """As it goes through the file; and what must hold of every state."""
         assert FaultState.from_json(json.loads(json.dumps(state.to_json()))) == state
         assert set(state.attempts) <= state.clients
-        assert not any(flight.alone for flight in state.attempts.values()) or len(state.attempts) == 1
+        assert not any(attempt.alone for attempt in state.attempts.values()) or len(state.attempts) == 1
         assert not set(state.verdicts) & set(state.suspects)
         if self.state.failure and state.failure:
             assert set(state.attempts) <= set(self.state.attempts), "nobody takes off in a failed state"
@@ -291,8 +293,8 @@ def test_every_candidate_ends_measured_or_quarantined_once_and_nobody_is_blamed_
             world.die(world.workers[number % len(world.workers)], harmful=event == "die_harmfully")
     if not world.workers:
         world.arrive()
-    # From here on nobody dies. Then it ends: each candidate costs at most a flight in company and one alone, each of
-    # which may end an state, which everybody has to leave.
+    # From here on no measurer dies. Then it ends: each candidate costs at most an attempt beside others and one alone,
+    # each of which may fail a state, which every client has to leave.
     turns = 40 * (len(named) + 2) * (len(world.workers) + 1)
     while not world.is_settled and turns:
         turns -= 1
@@ -305,7 +307,7 @@ def test_every_candidate_ends_measured_or_quarantined_once_and_nobody_is_blamed_
 
 
 @pytest.mark.parametrize("nature", list(Nature))
-def test_a_single_measurer_needs_two_flights_for_a_verdict_at_most(nature: Nature) -> None:
+def test_a_single_measurer_needs_two_attempts_for_a_verdict_at_most(nature: Nature) -> None:
     world = World({"c": nature}, deque(["c"]))
     world.arrive()
     for _ in range(12):

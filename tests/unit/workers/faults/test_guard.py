@@ -1,4 +1,4 @@
-"""Benches that share a poisonous device: real children that crash, hang and poison; only the device is simulated."""
+"""Measurers that share a poisonous device: real children that crash, hang and poison; only the device is simulated."""
 
 from __future__ import annotations
 
@@ -15,45 +15,46 @@ import pytest
 from fractune_core.errors import ShareUnavailable, StateUnusable
 from fractune_core.records import Status
 from fractune_core.shares import Share
-from fractune_workers.calibration.child_thread import owned
+from fractune_workers.calibration.child_thread import running
 from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
-from fractune_workers.faults import guard as fate_module
+from fractune_workers.faults import guard as guard_module
 from fractune_workers.faults.fault_state import FaultState, Verdict
 from fractune_workers.faults.fault_state_file import FaultStateFile
-from fractune_workers.faults.guard import IsolatedGuard, guard_for
-from fractune_workers.measuring import session as bench_module
-from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
+from fractune_workers.faults.guard import guard_for
+from fractune_workers.measuring import session as session_module
+from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome, artifact_name
+from fractune_workers.measuring.validation import validate
 from tests.support.poison import FOLDER, PoisonConfinement, PoisonDevice
 from tests.support.redis_process import wait_until
 from tests.support.worker_processes import alive
 
 
-class Benches:
-    """Some benches on one device, each in a thread of its own."""
+class Measurers:
+    """Some measurers on one device, each in a thread of its own."""
 
-    def __init__(self, lanes: list[PooledMeasurer], device: PoisonDevice, shared: FaultStateFile) -> None:
-        self.lanes, self.device, self.shared = lanes, device, shared
+    def __init__(self, measurers: list[PooledMeasurer], device: PoisonDevice, shared: FaultStateFile) -> None:
+        self.pooled, self.device, self.shared = measurers, device, shared
 
     def child(self, number: int) -> Child:
-        return self.lanes[number]._bench._child
+        return self.pooled[number]._session._child
 
     def trials(self, number: int, **kernels: str) -> Callable[[], dict[str, Outcome]]:
-        return self.lanes[number].time(batch(**kernels), None).result
+        return self.pooled[number].time(batch(**kernels), None).result
 
-    def final(self, number: int, **kernels: str) -> dict[str, Outcome]:
-        lane = self.lanes[number]
-        return lane.owner.submit(lambda: lane._bench.final(batch(**kernels), "untuned")).result()
+    def validate(self, number: int, **kernels: str) -> dict[str, Outcome]:
+        measurer = self.pooled[number]
+        return measurer.thread.submit(lambda: validate(measurer._session, batch(**kernels), "untuned")).result()
 
     def suspect(self, **kernels: str) -> None:
         """As if they had failed beside others."""
-        artifacts = tuple(bench_module._named(code) for code in batch(**kernels).codes.values())
+        artifacts = tuple(artifact_name(code) for code in batch(**kernels).codes.values())
 
         def fail(state: FaultState) -> tuple[FaultState, None]:
-            flying, _ = state.begin("somebody", artifacts)
-            failed, _ = flying.fail("somebody", Verdict("crashed", "beside others"), spreads=False)
-            return failed.leave("somebody"), None
+            running, _ = state.begin("another", artifacts)
+            failed, _ = running.fail("another", Verdict("crashed", "beside others"), spreads=False)
+            return failed.leave("another"), None
 
         self.shared.change(fail)
 
@@ -75,220 +76,231 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoisonDevice:
     folder = tmp_path / "device"
     folder.mkdir()
     monkeypatch.setenv(FOLDER, str(folder))
-    monkeypatch.setattr(bench_module, "confinement_for", PoisonConfinement)
-    monkeypatch.setattr(bench_module, "_CHILD", "tests.support.poison_child")
-    monkeypatch.setattr(bench_module, "_TRIAL_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(bench_module, "default_lock_dir", lambda: tmp_path / "gate")
+    monkeypatch.setattr(session_module, "confinement_for", PoisonConfinement)
+    monkeypatch.setattr(session_module, "_CHILD", "tests.support.poison_child")
+    monkeypatch.setattr(session_module, "_TRIAL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(session_module, "default_lock_dir", lambda: tmp_path / "gate")
     return PoisonDevice(folder)
 
 
 @pytest.fixture
-def benches(device: PoisonDevice, tmp_path: Path) -> Iterator[Benches]:
+def measurers(device: PoisonDevice, tmp_path: Path) -> Iterator[Measurers]:
     """Two of them, ready."""
     with contextlib.ExitStack() as held:
-        lanes = [held.enter_context(owned(PooledMeasurer(Share.parse("mps:25"), [number]))) for number in range(2)]
-        greetings = [lane.handshake() for lane in lanes]
-        for greeting in greetings:
-            greeting.result()
+        measurers = [
+            held.enter_context(running(PooledMeasurer(Share.parse("mps:25"), [number]))) for number in range(2)
+        ]
+        handshakes = [measurer.handshake() for measurer in measurers]
+        for handshake in handshakes:
+            handshake.result()
         shared = FaultStateFile(tmp_path / "gate", f"poison:{device.folder}")
-        yield Benches(lanes, device, shared)
+        yield Measurers(measurers, device, shared)
 
 
 @pytest.mark.parametrize(("does", "says"), [("crash", "SIGSEGV"), ("poison", "illegal memory access")])
-def test_a_fault_voids_what_ran_beside_it_and_only_the_guilty_is_blamed(benches: Benches, does: str, says: str) -> None:
-    beside = benches.trials(0, innocent="good 0.6", later="good")
-    wait_until(lambda: benches.runs("innocent") == 1)
-    guilty = benches.trials(1, guilty=does, after="good")()
+def test_a_fault_voids_what_ran_beside_it_and_only_the_guilty_is_blamed(
+    measurers: Measurers, does: str, says: str
+) -> None:
+    beside = measurers.trials(0, innocent="good 0.6", later="good")
+    wait_until(lambda: measurers.runs("innocent") == 1)
+    guilty = measurers.trials(1, guilty=does, after="good")()
     assert guilty["guilty"].status is Status.CRASHED
     assert says in guilty["guilty"].cause
     assert guilty["guilty"].cause.endswith("it was alone on the device")
     assert guilty["after"].status is Status.OK
     assert {name: outcome.status for name, outcome in beside().items()} == {"innocent": "ok", "later": "ok"}
-    assert benches.runs("guilty") == 2
-    assert benches.runs("innocent") >= 2
-    assert benches.runs("later") >= 1
+    assert measurers.runs("guilty") == 2
+    assert measurers.runs("innocent") >= 2
+    assert measurers.runs("later") >= 1
 
 
-def test_the_guilty_is_not_run_again_anywhere_on_the_device(benches: Benches) -> None:
-    assert benches.trials(0, guilty="crash")()["guilty"].status is Status.CRASHED
-    ran = benches.runs("guilty")
-    refused = benches.trials(1, guilty="crash")()["guilty"]
-    assert (refused.status, benches.runs("guilty")) == (Status.CRASHED, ran)
+def test_the_guilty_is_not_run_again_anywhere_on_the_device(measurers: Measurers) -> None:
+    assert measurers.trials(0, guilty="crash")()["guilty"].status is Status.CRASHED
+    ran = measurers.runs("guilty")
+    refused = measurers.trials(1, guilty="crash")()["guilty"]
+    assert (refused.status, measurers.runs("guilty")) == (Status.CRASHED, ran)
     assert "SIGSEGV" in refused.cause
 
 
-def test_who_sits_idle_leaves_too_and_comes_back(benches: Benches) -> None:
-    idle = benches.child(0).pid or 0
-    guilty = benches.trials(1, guilty="poison")
+def test_an_idle_measurer_leaves_too_and_comes_back(measurers: Measurers) -> None:
+    idle = measurers.child(0).pid or 0
+    guilty = measurers.trials(1, guilty="poison")
     wait_until(lambda: not alive(idle))
     assert guilty()["guilty"].status is Status.CRASHED
-    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
-    assert benches.child(0).generation >= 2
+    assert measurers.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert measurers.child(0).generation >= 2
 
 
-def test_a_hang_that_is_released_before_the_kill_disturbs_nobody(benches: Benches) -> None:
-    hanging = benches.child(1).pid
-    outcome = benches.trials(1, stuck="hang")()["stuck"]
+def test_a_hang_that_is_released_before_the_kill_disturbs_nobody(measurers: Measurers) -> None:
+    hanging = measurers.child(1).pid
+    outcome = measurers.trials(1, stuck="hang")()["stuck"]
     assert outcome.status is Status.RUN_TIMEOUT
-    assert (benches.device.folder / f"released-{hanging}").exists()
-    assert benches.child(0).generation == 1
-    assert benches.shared.look() == FaultState(clients=benches.shared.look().clients)
+    assert (measurers.device.folder / f"released-{hanging}").exists()
+    assert measurers.child(0).generation == 1
+    assert measurers.shared.look() == FaultState(clients=measurers.shared.look().clients)
 
 
-def test_a_hang_that_cannot_be_released_ends_the_epoch(benches: Benches) -> None:
-    benches.device.rough.touch()
-    beside = benches.trials(0, innocent="good 0.3")
-    outcome = benches.trials(1, stuck="hang")()["stuck"]
+def test_a_hang_that_cannot_be_released_fails_the_state(measurers: Measurers) -> None:
+    measurers.device.rough.touch()
+    beside = measurers.trials(0, innocent="good 0.3")
+    outcome = measurers.trials(1, stuck="hang")()["stuck"]
     assert outcome.status is Status.RUN_TIMEOUT
     assert beside()["innocent"].status is Status.OK
-    assert benches.shared.look().number >= 1
-    assert [verdict.status for verdict in benches.shared.look().verdicts.values()] == ["run_timeout"]
+    assert measurers.shared.look().number >= 1
+    assert [verdict.status for verdict in measurers.shared.look().verdicts.values()] == ["run_timeout"]
 
 
-def test_a_failure_that_harms_nobody_is_looked_at_alone_and_ends_no_epoch(benches: Benches) -> None:
-    outcomes = benches.trials(1, bad="fail", good="good")()
+def test_a_failure_that_harms_no_other_is_looked_at_alone_and_leaves_the_state_open(measurers: Measurers) -> None:
+    outcomes = measurers.trials(1, bad="fail", good="good")()
     assert (outcomes["bad"].status, outcomes["good"].status) == (Status.RUN_FAILED, Status.OK)
     assert "invalid launch" in outcomes["bad"].cause
-    assert benches.runs("bad") == 2
-    assert benches.child(0).generation == 1
-    assert benches.shared.look().failure == ""
+    assert measurers.runs("bad") == 2
+    assert measurers.child(0).generation == 1
+    assert measurers.shared.look().failure == ""
 
 
-def test_what_ends_well_and_leaves_the_device_down_is_found_out_when_it_is_alone(benches: Benches) -> None:
+def test_what_ends_well_and_leaves_the_device_down_is_found_out_when_it_is_alone(measurers: Measurers) -> None:
     # In company it gets away with it, and its neighbour is not blamed.
-    assert benches.trials(0, sneak="sneak")()["sneak"].status is Status.OK
-    assert benches.trials(1, victim="good")()["victim"].status is Status.OK
+    assert measurers.trials(0, sneak="sneak")()["sneak"].status is Status.OK
+    assert measurers.trials(1, victim="good")()["victim"].status is Status.OK
     # As a suspect it does not.
-    benches.suspect(sneak="sneak")
-    outcome = benches.trials(0, sneak="sneak")()["sneak"]
+    measurers.suspect(sneak="sneak")
+    outcome = measurers.trials(0, sneak="sneak")()["sneak"]
     assert outcome.status is Status.CRASHED
     assert "left the device unusable" in outcome.cause
 
 
-def test_waiting_for_a_turn_does_not_count_as_the_calls_time(benches: Benches) -> None:
-    benches.suspect(slow="good 0.8")
-    slow = benches.trials(1, slow="good 0.8")
-    wait_until(lambda: benches.runs("slow") == 1)
-    assert benches.trials(0, late="good 0.5")()["late"].status is Status.OK
+def test_waiting_for_a_turn_does_not_count_as_the_calls_time(measurers: Measurers) -> None:
+    measurers.suspect(slow="good 0.8")
+    slow = measurers.trials(1, slow="good 0.8")
+    wait_until(lambda: measurers.runs("slow") == 1)
+    assert measurers.trials(0, late="good 0.5")()["late"].status is Status.OK
     assert slow()["slow"].status is Status.OK
-    assert (benches.runs("late"), benches.shared.look().suspects) == (1, ())
+    assert (measurers.runs("late"), measurers.shared.look().suspects) == (1, ())
 
 
-def test_of_a_contest_that_fails_only_the_guilty_is_blamed(benches: Benches) -> None:
-    outcomes = benches.final(0, good="good", bad="crash_in_a_contest", untuned="good")
+def test_when_interleaved_timing_fails_only_the_guilty_is_blamed(measurers: Measurers) -> None:
+    outcomes = measurers.validate(0, good="good", bad="crash_while_interleaved", untuned="good")
     assert {name: outcome.status for name, outcome in outcomes.items()} == {
         "untuned": Status.OK,
         "good": Status.OK,
         "bad": Status.CRASHED,
     }
     assert [len(outcomes[name].run_secs) for name in ("untuned", "good")] == [7, 7]
-    assert benches.device.notes("contests")[0] == "bad good untuned"
+    assert measurers.device.notes("interleaved")[0] == "bad good untuned"
 
 
-def test_a_contestant_that_crashes_in_its_check_leaves_the_others_a_contest(benches: Benches) -> None:
-    outcomes = benches.final(0, first="good", bad="crash", last="good", untuned="good")
+def test_a_finalist_that_crashes_in_its_check_leaves_the_others_to_be_timed(measurers: Measurers) -> None:
+    outcomes = measurers.validate(0, first="good", bad="crash", last="good", untuned="good")
     assert {name for name, outcome in outcomes.items() if outcome.status is Status.OK} == {"untuned", "first", "last"}
     assert (outcomes["untuned"].max_error, outcomes["first"].max_error) == (0.0, 1e-6)
-    assert benches.device.notes("contests") == ["first last untuned"]
+    assert measurers.device.notes("interleaved") == ["first last untuned"]
 
 
-def test_a_final_that_was_void_is_measured_again_as_a_whole(benches: Benches) -> None:
+def test_a_validation_that_was_void_is_measured_again_as_a_whole(measurers: Measurers) -> None:
     """When the anchor has drifted, the same batch comes to the same child once more."""
-    lane, same = benches.lanes[0], batch(untuned="good", other="good")
-    first, second = (lane.owner.submit(lambda: lane._bench.final(same, "untuned")).result() for _ in range(2))
+    measurer, same = measurers.pooled[0], batch(untuned="good", other="good")
+    first, second = (
+        measurer.thread.submit(lambda: validate(measurer._session, same, "untuned")).result() for _ in range(2)
+    )
     assert {name: len(outcome.run_secs) for name, outcome in first.items()} == {"untuned": 7, "other": 7}
     assert {name: (outcome.max_error, len(outcome.run_secs)) for name, outcome in second.items()} == {
         "untuned": (0.0, 7),
         "other": (1e-6, 7),
     }
-    assert benches.child(0).generation == 1
+    assert measurers.child(0).generation == 1
 
 
-def test_without_the_untuned_default_there_is_no_final(benches: Benches) -> None:
-    outcomes = benches.final(0, untuned="crash", other="good")
+def test_without_the_untuned_default_there_is_no_validation(measurers: Measurers) -> None:
+    outcomes = measurers.validate(0, untuned="crash", other="good")
     assert (outcomes["untuned"].status, outcomes["other"].status) == (Status.CRASHED, Status.RUN_FAILED)
     assert "nothing to compare with" in outcomes["other"].cause
     assert "SIGSEGV" in outcomes["untuned"].cause
-    assert benches.final(0, other="good")["other"].status is Status.RUN_FAILED
-    assert benches.final(0) == {}
+    assert measurers.validate(0, other="good")["other"].status is Status.RUN_FAILED
+    assert measurers.validate(0) == {}
 
 
-def test_a_neighbours_fault_in_the_middle_of_a_final_changes_nothing_but_time(benches: Benches) -> None:
-    lane = benches.lanes[0]
-    final = lane.owner.submit(
-        lambda: lane._bench.final(batch(untuned="good 0.1", one="good 0.2", two="good 0.1"), "untuned")
+def test_a_neighbours_fault_in_the_middle_of_a_validation_changes_nothing_but_time(measurers: Measurers) -> None:
+    measurer = measurers.pooled[0]
+    final = measurer.thread.submit(
+        lambda: validate(measurer._session, batch(untuned="good 0.1", one="good 0.2", two="good 0.1"), "untuned")
     )
-    wait_until(lambda: benches.runs("one") >= 1)
-    assert benches.trials(1, guilty="poison")()["guilty"].status is Status.CRASHED
+    wait_until(lambda: measurers.runs("one") >= 1)
+    assert measurers.trials(1, guilty="poison")()["guilty"].status is Status.CRASHED
     outcomes = final.result()
     assert {outcome.status for outcome in outcomes.values()} == {Status.OK}
     assert {name: outcome.max_error for name, outcome in outcomes.items()} == {"untuned": 0.0, "one": 1e-6, "two": 1e-6}
 
 
-def test_a_device_that_does_not_come_back_is_told_of(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fate_module, "_REOPEN_TIMEOUT_S", 0.5)
-    benches.device.broken.touch()
+def test_a_device_that_does_not_come_back_is_told_of(measurers: Measurers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "_REOPEN_TIMEOUT_S", 0.5)
+    measurers.device.broken.touch()
     with pytest.raises(ShareUnavailable, match=r"down for 0\.5 s after a fault .*SIGSEGV.*: it is not active again"):
-        benches.trials(0, guilty="crash")()
+        measurers.trials(0, guilty="crash")()
 
 
-def test_what_serves_the_device_is_brought_back_once_everybody_has_left(benches: Benches) -> None:
-    idle = benches.child(0).pid or 0
-    benches.device.dead.touch()
-    outcomes = benches.trials(1, bad="fail", good="good")()
+def test_what_serves_the_device_is_started_again_once_every_client_has_left(measurers: Measurers) -> None:
+    idle = measurers.child(0).pid or 0
+    measurers.device.dead.touch()
+    outcomes = measurers.trials(1, bad="fail", good="good")()
     assert (outcomes["bad"].status, outcomes["good"].status) == (Status.RUN_FAILED, Status.OK)
-    assert len(benches.device.notes("revivals")) == 1
+    assert len(measurers.device.notes("restarts")) == 1
     assert not alive(idle)
-    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert measurers.trials(0, innocent="good")()["innocent"].status is Status.OK
 
 
-def test_a_bench_that_cannot_begin_gives_its_share_back(
+def test_a_session_that_cannot_begin_gives_its_share_back(
     device: PoisonDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PoisonConfinement, "leave", lambda each: each.device.note("left", str(each.share)))
-    meeting_place = tmp_path / "gate"
-    meeting_place.write_text("a file where a folder should be")
+    lock_dir = tmp_path / "gate"
+    lock_dir.write_text("a file where a folder should be")
     with pytest.raises(StateUnusable):
         MeasurementSession(Share.parse("mps:25"), [0])
     assert device.notes("left") == ["mps:25"]
 
 
-def test_a_member_that_dies_in_flight_holds_nobody_up(benches: Benches, tmp_path: Path) -> None:
-    held = benches.shared.join()
-    benches.suspect(innocent="good")
-    benches.shared.change(lambda state: state.begin(held.name, ("of the dead",)))
-    waiting = benches.trials(0, innocent="good")
-    wait_until(lambda: benches.shared.look().waiting)
-    assert not benches.runs("innocent")
+def test_a_member_that_dies_during_an_attempt_holds_no_other_up(measurers: Measurers, tmp_path: Path) -> None:
+    held = measurers.shared.join()
+    measurers.suspect(innocent="good")
+    measurers.shared.change(lambda state: state.begin(held.name, ("of the dead",)))
+    waiting = measurers.trials(0, innocent="good")
+    wait_until(lambda: measurers.shared.look().waiting)
+    assert not measurers.runs("innocent")
     held.end()
     assert waiting()["innocent"].status is Status.OK
-    state = benches.shared.look()
+    state = measurers.shared.look()
     assert (state.number, state.suspects) == (1, ("of the dead",))
     assert not list((tmp_path / "gate").glob(f"device-*/member-{held.name}"))
 
 
-def test_a_child_that_dies_between_measurements_is_replaced(benches: Benches) -> None:
-    pid = benches.child(0).pid or 0
+def test_a_child_that_dies_between_measurements_is_replaced(measurers: Measurers) -> None:
+    pid = measurers.child(0).pid or 0
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not alive(pid))
-    assert benches.trials(0, innocent="good")()["innocent"].status is Status.OK
-    assert benches.shared.look().number == 0
+    assert measurers.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert measurers.shared.look().number == 0
 
 
-def test_nobody_is_left_behind(device: PoisonDevice, tmp_path: Path) -> None:
-    with owned(PooledMeasurer(Share.parse("mps:25"), [0])) as lane:
-        lane.handshake().result()
+def test_no_member_is_left_behind(device: PoisonDevice, tmp_path: Path) -> None:
+    with running(PooledMeasurer(Share.parse("mps:25"), [0])) as measurer:
+        measurer.handshake().result()
     assert FaultStateFile(tmp_path / "gate", f"poison:{device.folder}").look().members == frozenset()
     assert list((tmp_path / "gate").glob("device-*/member-*")) == []
 
 
-def test_a_cpu_share_has_its_own_fate(tmp_path: Path) -> None:
+def test_a_cpu_share_needs_no_guard(tmp_path: Path) -> None:
     confinement = CpuConfinement(Share.parse("cpu:1"))
-    fate = guard_for(Child("tests.support.child_module"), confinement, tmp_path)
-    assert isinstance(fate, IsolatedGuard)
+    assert guard_for(Child("tests.support.child_module"), confinement, tmp_path) is None
     assert list(tmp_path.iterdir()) == []
     assert confinement.is_active()
     assert confinement.before_kill(1)
+
+
+def test_the_file_of_the_version_before_is_passed_over(tmp_path: Path) -> None:
+    shared = FaultStateFile(tmp_path, "GPU-1/2")
+    (tmp_path / "device-GPU-1_2" / "epoch.json").write_text('{"number": 3, "failure": "", "flights": {}}')
+    assert shared.look() == FaultState()
 
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
@@ -304,9 +316,9 @@ def test_a_folder_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
         FaultStateFile(tmp_path / "gate", "GPU-1")
 
 
-def test_the_time_of_a_whole_model_is_taken_alone(benches: Benches, tmp_path: Path) -> None:
+def test_the_time_of_a_whole_model_is_taken_alone(measurers: Measurers, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     path.write_bytes(b"a bundle")
-    lane = benches.lanes[0]
-    timed: Any = lane.owner.submit(lambda: lane._bench.time_model(path)).result()
+    measurer = measurers.pooled[0]
+    timed: Any = measurer.thread.submit(lambda: measurer._session.time_model(path)).result()
     assert timed["max_error"] == {"untuned": 0.0}

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsClient, MpsControl, MpsFailed, MpsUnreachable
+from fractune_workers.gpu.mps_control import PROGRAM, MpsClient, MpsControl, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
 from tests.support.redis_process import wait_until
 from tests.support.simulated_mps import H200, installed_program
@@ -152,10 +153,10 @@ def test_a_daemon_that_dies_in_mid_job_is_started_again_for_those_who_hold_it(ho
     kill_daemon(host)
     with pytest.raises(MpsUnreachable):
         first.is_active()
-    stranger.revive()
+    stranger.restart_service()
     assert not host.is_running(), "who does not hold it starts nothing"
-    second.revive()
-    first.revive()
+    second.restart_service()
+    first.restart_service()
     assert first.is_active()
     first.release()
     assert host.is_running()
@@ -168,12 +169,12 @@ def test_partitions_die_with_their_daemon_and_the_workers_are_told(host: Host) -
     own.take_partition(4)
     kill_daemon(host)
     with pytest.raises(MpsFailed, match=r"has died, and its partitions with it; .*start the workers of mps-sm"):
-        own.revive()
+        own.restart_service()
     own.release()
 
 
 def test_somebody_elses_daemon_is_not_started_again(host: Host) -> None:
-    host.joined().revive()
+    host.joined().restart_service()
     assert not host.is_running()
 
 
@@ -232,11 +233,11 @@ def test_a_daemon_that_does_not_start_names_its_logs(host: Host) -> None:
 
 
 def test_the_environment_names_the_daemon_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PIPE_VARIABLE, raising=False)
+    monkeypatch.delenv(MPS_PIPE_DIRECTORY, raising=False)
     own = mps_daemon(H200.uuid)
     assert isinstance(own, OwnMpsDaemon)
     assert own.pipe_dir == default_folder(H200.uuid) / "pipe"
-    monkeypatch.setenv(PIPE_VARIABLE, "/run/mps")
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, "/run/mps")
     joined = mps_daemon(H200.uuid, static=True)
     assert not isinstance(joined, OwnMpsDaemon)
     assert joined.pipe_dir == Path("/run/mps")

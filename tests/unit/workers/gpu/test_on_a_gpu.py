@@ -1,4 +1,4 @@
-"""On a real GPU: every share that it offers without MPS holds what it promises, and NVML and CUDA agree about it."""
+"""On a real GPU: every share that it shares without MPS holds what it promises, and NVML and CUDA agree about it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def test_every_share_is_proved(nvml: Nvml) -> None:
     _, *gpus = machine_shares(prove=True)
     assert [device.uuid for device in gpus] == [gpu.uuid for gpu in nvml.gpus()]
     for device in gpus:
-        offers = [each for each in device.offers if each.share.partition(":")[0] in MECHANISMS]
-        assert [each.refusal for each in offers if each.proof == PROOF_FAILED] == []
-        proved = [each for each in offers if each.proof != NOT_PROVED]
+        shares = [each for each in device.shares if each.share.partition(":")[0] in MECHANISMS]
+        assert [each.refusal for each in shares if each.proof == PROOF_FAILED] == []
+        proved = [each for each in shares if each.proof != NOT_PROVED]
         assert proved
         assert {each.device_key.partition("-sm_")[0] for each in proved} == {"cuda"}
         assert len({each.device_key for each in proved}) == 1

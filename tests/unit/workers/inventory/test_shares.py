@@ -47,7 +47,7 @@ def listed(monkeypatch: pytest.MonkeyPatch, claims: Path, *gpus: SimulatedGpu) -
 
 
 def had(device: DeviceShares, mechanism: str) -> dict[str, ShareInfo]:
-    return {each.share: each for each in device.offers if each.share.startswith(mechanism) and not each.refusal}
+    return {each.share: each for each in device.shares if each.share.startswith(mechanism) and not each.refusal}
 
 
 def test_the_host_cpu_comes_first(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_host_cpu_comes_first(monkeypatch: pytest.MonkeyPatch, claims: Path)
     assert cpu.kind == "cpu"
     assert next(iter(had(cpu, "cpu"))) == "cpu:1"
     assert list(had(cpu, "cpu"))[-1] == f"cpu:{most}"
-    assert all(each.proof == "not proved" and each.reserved is False for each in cpu.offers)
+    assert all(each.proof == "not proved" and each.reserved is False for each in cpu.shares)
 
 
 def test_a_gpu_offers_itself_and_parts_of_it(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_gpu_offers_itself_and_parts_of_it(monkeypatch: pytest.MonkeyPatch, cl
     assert (full.units, full.fraction, full.reserved) == (132, 1.0, False)
     assert [each.units for each in had(gpu, "green").values()] == [8, 16, 32, 64, 128]
     assert had(gpu, "mig") == {}
-    assert any("not in MIG mode" in each.refusal for each in gpu.offers)
+    assert any("not in MIG mode" in each.refusal for each in gpu.shares)
 
 
 def test_an_older_gpu_is_divided_more_finely(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
@@ -93,7 +93,7 @@ def test_every_gpu_is_looked_at_as_the_one_to_work_on(monkeypatch: pytest.Monkey
 
 def test_what_only_a_proof_can_tell_is_left_open(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
     _, gpu = listed(monkeypatch, claims, SimulatedGpu(MODELS["H200"]))
-    assert all(each.units is None and each.fraction is None for each in gpu.offers if each.share.startswith("mps"))
+    assert all(each.units is None and each.fraction is None for each in gpu.shares if each.share.startswith("mps"))
 
 
 def test_without_a_driver_the_host_cpu_is_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +110,13 @@ def test_without_a_driver_the_host_cpu_is_all(monkeypatch: pytest.MonkeyPatch) -
 def test_a_share_of_the_cpu_is_proved_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "open_nvml", lambda: NvidiaMl(SimulatedNvml()))
     (cpu,) = machine_shares(prove=True)
-    assert [each.proof for each in cpu.offers] == ["affinity of every thread, cgroup quota"] * len(cpu.offers)
-    assert [each.units for each in cpu.offers] == [int(each.share.partition(":")[2]) for each in cpu.offers]
+    assert [each.proof for each in cpu.shares] == ["affinity of every thread, cgroup quota"] * len(cpu.shares)
+    assert [each.units for each in cpu.shares] == [int(each.share.partition(":")[2]) for each in cpu.shares]
 
 
 def test_a_proof_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
     """The child finds no GPU: what was expected is not what it gets."""
-    expected = listed(monkeypatch, claims, SimulatedGpu(MODELS["H200"]))[1].offers[0]
+    expected = listed(monkeypatch, claims, SimulatedGpu(MODELS["H200"]))[1].shares[0]
     found = shares._proved(Share("full"), expected)
     if found.proof == "UUID, SM count, %smid":
         pytest.skip("this machine has an NVIDIA GPU")

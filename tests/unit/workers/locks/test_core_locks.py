@@ -25,7 +25,7 @@ with getattr(CoreLocks(folder, host), how)(cores) as inside:
 
 
 class Holder:
-    """A process that passes the gate and stays until `leave`."""
+    """A process that holds cores until `leave`."""
 
     def __init__(self, how: str, folder: Path, cores: str, host: int = 8) -> None:
         self.process = subprocess.Popen(
@@ -99,13 +99,12 @@ def test_a_killed_holder_frees_its_cores(tmp_path: Path) -> None:
     again.leave()
 
 
-def test_work_steps_aside_for_a_measurement_that_waits(tmp_path: Path) -> None:
-    gate = CoreLocks(tmp_path, 8)
-    with gate.working([0]) as hold:
+def test_work_yields_its_cores_to_a_measurement_that_waits(tmp_path: Path) -> None:
+    with CoreLocks(tmp_path, 8).working([0]) as hold:
         assert not hold.is_wanted()
         measuring = Holder("measuring", tmp_path, "0")
         wait_until(hold.is_wanted)
-        back = threading.Thread(target=hold.step_aside)
+        back = threading.Thread(target=hold.yield_cores)
         back.start()
         assert measuring.enter() == "in 0"
         assert back.is_alive()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fractune_core.gpu_sharing import ALONE, Claim, claim_of
 from fractune_core.shares import GrantedShare
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.locks.flock import locked
 from fractune_workers.locks.gpu_slots import GpuSlots
 from tests.support.redis_process import wait_until
 
@@ -33,11 +34,11 @@ import sys
 from pathlib import Path
 from fractune_core.gpu_sharing import Claim
 from fractune_workers.locks.core_locks import CoreLocks
-folder, gpu, company, units, total = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-with CoreLocks(folder, 8).measuring_on(gpu, Claim(company, units, total), [0]) as turn:
-    print("in", turn.neighbours, flush=True)
+folder, gpu, group, units, total = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+with CoreLocks(folder, 8).measuring_on(gpu, Claim(group, units, total), [0]) as slot:
+    print("in", slot.neighbours, flush=True)
     sys.stdin.read()
-print("out", turn.neighbours, flush=True)
+print("out", slot.neighbours, flush=True)
 """
 
 
@@ -46,7 +47,7 @@ class Measurer:
 
     def __init__(self, folder: Path, claim: str, gpu: str = GPU) -> None:
         wanted = CLAIMS[claim]
-        options = [str(folder), gpu, wanted.company, str(wanted.units), str(wanted.units_total)]
+        options = [str(folder), gpu, wanted.exclusion_group, str(wanted.units), str(wanted.units_total)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", _HOLD, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -99,7 +100,7 @@ Arrive = Callable[..., Measurer]
 
 
 def queued(folder: Path, gpu: str = GPU) -> bool:
-    """Whether somebody stands in the turnstile and is not through."""
+    """Whether a claim waits in the turnstile."""
     return CoreLocks(folder / f"gpu-{gpu}", 8).is_measurement_waiting()
 
 
@@ -128,7 +129,7 @@ def test_a_share_that_fills_the_gpu_is_alone_on_it(arrive: Arrive, tmp_path: Pat
     assert late.neighbours() == 0
 
 
-def test_a_final_is_not_passed_by_trials_that_would_fit(arrive: Arrive, tmp_path: Path) -> None:
+def test_a_validation_is_not_overtaken_by_trials_that_would_fit(arrive: Arrive, tmp_path: Path) -> None:
     trial = arrive("instance")
     assert trial.neighbours() == 0
     final = arrive("alone")
@@ -147,12 +148,23 @@ def test_instances_measure_side_by_side(arrive: Arrive) -> None:
     assert sorted(each.neighbours() for each in seven) == list(range(7))
 
 
+def test_beside_the_claim_of_another_version_nothing_fits(arrive: Arrive, tmp_path: Path) -> None:
+    path = tmp_path / f"gpu-{GPU}" / "claim-of-another-version"
+    path.parent.mkdir()
+    path.write_text('{"group_of_another_version": "mps"}')
+    with locked(path):
+        waiting = arrive("quarter")
+        wait_until(lambda: queued(tmp_path))
+        assert not waiting.is_in
+    assert waiting.neighbours() == 0
+
+
 def test_gpus_know_nothing_of_each_other(arrive: Arrive) -> None:
     assert arrive("alone").neighbours() == 0
     assert arrive("alone", OTHER_GPU).neighbours() == 0
 
 
-def test_the_dead_hold_nothing_nor_keep_anybody_waiting(arrive: Arrive, tmp_path: Path) -> None:
+def test_dead_processes_hold_nothing_and_block_nothing(arrive: Arrive, tmp_path: Path) -> None:
     holder = arrive("full")
     holder.neighbours()
     first = arrive("full")
@@ -166,7 +178,7 @@ def test_the_dead_hold_nothing_nor_keep_anybody_waiting(arrive: Arrive, tmp_path
     assert len(list((tmp_path / f"gpu-{GPU}").glob("claim-*"))) == 1
 
 
-def test_who_comes_and_goes_in_the_middle_was_a_neighbour(arrive: Arrive) -> None:
+def test_a_measurement_that_comes_and_goes_in_the_middle_was_a_neighbour(arrive: Arrive) -> None:
     first = arrive("quarter")
     assert first.neighbours() == 0
     second = arrive("quarter")
@@ -178,24 +190,24 @@ def test_who_comes_and_goes_in_the_middle_was_a_neighbour(arrive: Arrive) -> Non
 def test_builds_go_on_beside_it_and_cpu_measurements_do_not(arrive: Arrive, tmp_path: Path) -> None:
     on_gpu = arrive("quarter")
     on_gpu.neighbours()
-    gate = CoreLocks(tmp_path, 8)
-    with gate.working([0, 1]) as hold:
+    locks = CoreLocks(tmp_path, 8)
+    with locks.working([0, 1]) as hold:
         assert not hold.is_wanted()
     owned = threading.Event()
 
     def measure() -> None:
-        with gate.measuring([0]) as turn:
-            assert turn.neighbours == 0
+        with locks.measuring([0]) as slot:
+            assert slot.neighbours == 0
             owned.set()
 
     on_cpu = threading.Thread(target=measure)
     on_cpu.start()
-    wait_until(gate.is_measurement_waiting)
+    wait_until(locks.is_measurement_waiting)
     assert not owned.is_set()
     on_gpu.leave()
     on_cpu.join(30)
     assert owned.is_set()
-    with gate.measuring([0]):
+    with locks.measuring([0]):
         waiting = arrive("quarter")
         wait_until(lambda: len(list((tmp_path / f"gpu-{GPU}").glob("claim-*"))) == 1)
         assert not waiting.is_in

@@ -1,4 +1,4 @@
-"""A bench that was started for a cold cache asks its child for nothing else."""
+"""A session that was started for a cold cache asks its child for nothing else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from fractune_core.records import COLD, FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, TimingPolicy, with_cache
 from fractune_core.shares import Share
-from fractune_workers.measuring import session as bench_module
+from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
+from fractune_workers.measuring.validation import validate
 
 
 class NotedChild:
@@ -32,7 +33,7 @@ class NotedChild:
         if method == "race":
             self.asked += payload["policies"]
             return {"policy": payload["policies"][-1], "run_secs": [1e-3] * 3}
-        if method == "contest":
+        if method == "time_interleaved":
             self.asked.append(payload["policy"])
             names = payload["names"]
             return {"policy": dict.fromkeys(names, payload["policy"]), "run_secs": dict.fromkeys(names, [1e-3] * 3)}
@@ -40,16 +41,16 @@ class NotedChild:
 
 
 @pytest.mark.parametrize("cache", [WARM, COLD])
-def test_every_policy_is_for_the_cache_of_the_bench(
+def test_every_policy_is_for_the_cache_of_the_session(
     cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_module, "Child", NotedChild)
-    bench = MeasurementSession(
-        Share.parse("cpu:1"), sorted(os.sched_getaffinity(0))[:1], meeting_place=tmp_path, cache=cache
+    monkeypatch.setattr(session_module, "Child", NotedChild)
+    session = MeasurementSession(
+        Share.parse("cpu:1"), sorted(os.sched_getaffinity(0))[:1], lock_dir=tmp_path, cache=cache
     )
     batch = ArtifactBatch([["TENSOR", "float32", [1]]], 0, {"a": b"a"})
-    trial = bench.trials(batch)["a"]
-    final = bench.final(batch, "a")["a"]
+    trial = session.trials(batch)["a"]
+    final = validate(session, batch, "a")["a"]
     asked = [TimingPolicy.from_json(each) for each in NotedChild.asked]
     assert asked == [with_cache(policy, cache) for policy in (FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY)]
     assert (trial.policy, final.policy) == (asked[1], asked[2])

@@ -1,4 +1,4 @@
-"""When it is a measurer's turn: trials side by side on one GPU, finals alone. Children are real, the GPU is not."""
+"""When a measurer may measure: trials side by side on one GPU, validations alone. Children are real, the GPU is not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import redis
 from fractune_core.shares import Share
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
-from fractune_workers.measuring import session as bench_module
+from fractune_workers.measuring import session as session_module
 from fractune_workers.roles.measure import Measurer
 from tests.support.poison import FOLDER, PoisonConfinement
 from tests.support.redis_process import wait_until
@@ -24,8 +24,8 @@ def measurers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     """Four with a quarter of the device each, and one more."""
     (tmp_path / "device").mkdir()
     monkeypatch.setenv(FOLDER, str(tmp_path / "device"))
-    monkeypatch.setattr(bench_module, "confinement_for", PoisonConfinement)
-    monkeypatch.setattr(bench_module, "_CHILD", "tests.support.poison_child")
+    monkeypatch.setattr(session_module, "confinement_for", PoisonConfinement)
+    monkeypatch.setattr(session_module, "_CHILD", "tests.support.poison_child")
     with contextlib.ExitStack() as held:
         ready = []
         for number in range(5):
@@ -39,12 +39,12 @@ def measurers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
 
 
 def enters(measurer: Measurer, *, alone: bool) -> tuple[threading.Thread, threading.Event]:
-    """A thread in which it waits for its turn, takes it and ends it, and whether it has had it."""
+    """A thread in which it waits for its slot, takes it and ends it, and whether it has had it."""
     had = threading.Event()
 
     def take() -> None:
-        with measurer._turn(alone=alone) as turn:
-            assert turn.neighbours == 0 or not alone
+        with measurer._slot(alone=alone) as slot:
+            assert slot.neighbours == 0 or not alone
             had.set()
 
     thread = threading.Thread(target=take)
@@ -53,22 +53,22 @@ def enters(measurer: Measurer, *, alone: bool) -> tuple[threading.Thread, thread
 
 
 def test_trials_run_beside_each_other_as_long_as_their_shares_fit(measurers: list[Measurer]) -> None:
-    gate = measurers[0]._context.core_locks
+    locks = measurers[0]._context.core_locks
     with contextlib.ExitStack() as held:
-        turns = [held.enter_context(each._turn(alone=False)) for each in measurers[:4]]
-        assert [turn.neighbours for turn in turns] == [0, 1, 2, 3]
-        (folder,) = gate.directory.glob("gpu-*")
+        slots = [held.enter_context(each._slot(alone=False)) for each in measurers[:4]]
+        assert [slot.neighbours for slot in slots] == [0, 1, 2, 3]
+        (folder,) = locks.directory.glob("gpu-*")
         thread, had = enters(measurers[4], alone=False)
         wait_until(CoreLocks(folder).is_measurement_waiting)
         assert not had.is_set()
     thread.join(30)
     assert had.is_set()
-    assert all(turn.neighbours == 3 for turn in turns)
+    assert all(slot.neighbours == 3 for slot in slots)
     assert measurers[4]._context.core_locks.waited_s > 0
 
 
-def test_a_final_runs_alone(measurers: list[Measurer]) -> None:
-    with measurers[0]._turn(alone=False):
+def test_a_validation_runs_alone(measurers: list[Measurer]) -> None:
+    with measurers[0]._slot(alone=False):
         (folder,) = measurers[0]._context.core_locks.directory.glob("gpu-*")
         thread, had = enters(measurers[1], alone=True)
         wait_until(CoreLocks(folder).is_measurement_waiting)

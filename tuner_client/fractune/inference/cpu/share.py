@@ -6,12 +6,11 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from fractune_core.cgroups import ROOT, cpu_quota
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
-
-ROOT = Path("/")
 
 
 @dataclass(frozen=True)
@@ -89,62 +88,3 @@ def _cpu_list(text: str) -> Iterator[int]:
     for part in text.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
-
-
-def cpu_quota(root: Path = ROOT) -> float | None:
-    """Cores that cgroups allow this process, the least over its cgroup and all ancestors; None without a quota.
-
-    Version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`) are read, whichever is mounted.
-    """
-    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
-    return min(quotas, default=None)
-
-
-def _quota_of(folder: Path) -> float | None:
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-            return None if quota == "max" else int(quota) / int(period)
-        if (folder / "cpu.cfs_quota_us").exists():
-            quota_us, period_us = (
-                int((folder / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            )
-            return quota_us / period_us if quota_us > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
-    return None
-
-
-def _cgroup_folders(root: Path) -> Iterator[Path]:
-    """The folders of this process's cgroup and its ancestors, as far as they are mounted here."""
-    try:
-        cgroups = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return
-    for line in cgroups:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for mount in mounts:
-            found = _mounted(mount, "cgroup" if controllers else "cgroup2")
-            if found is not None:
-                yield from _upwards(root, *found, path)
-
-
-def _mounted(line: str, kind: str) -> tuple[PurePosixPath, PurePosixPath] | None:
-    """Of a line of `mountinfo`: which part of a hierarchy of this kind is mounted, and where; else None."""
-    before, _, after = line.partition(" - ")
-    fields, (found, *_, options) = before.split(), after.split()
-    if found != kind or (kind == "cgroup" and "cpu" not in options.split(",")):
-        return None
-    return PurePosixPath(fields[3]), PurePosixPath(fields[4])
-
-
-def _upwards(root: Path, part: PurePosixPath, mount: PurePosixPath, path: str) -> Iterator[Path]:
-    """From the cgroup `path` up to the top of what is mounted; only the top where the mount does not hold `path`."""
-    cgroup = PurePosixPath(path)
-    inside = cgroup.relative_to(part) if cgroup.is_relative_to(part) and ".." not in cgroup.parts else PurePosixPath()
-    for folder in (mount / inside, *(mount / inside).parents):
-        if folder.is_relative_to(mount):
-            yield root / folder.relative_to("/")

@@ -10,21 +10,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from fractune_core.cuda.environment import VISIBLE_DEVICES
+from fractune_core.cuda.errors import what_to_do
 from fractune_core.errors import FractuneError, ShareUnavailable
 
 LIBRARY = "libcuda.so.1"
 _OLDEST_CUDA = 13_000
 """1000 * major + 10 * minor: what TVM's wheel is built for"""
 _NAME_BYTES = 256
-_WHAT_TO_DO = {
-    100: "CUDA sees no GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
-    101: "CUDA sees no such GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
-    805: "no MPS server answers: see that the control daemon runs as this user, with this CUDA_MPS_PIPE_DIRECTORY",
-    807: "the MPS server is not ready: after a fault it waits until every affected client has ended; try again then",
-    808: "the MPS server has as many clients as it takes: end some",
-    915: "where an MPS daemon has static partitions, CUDA_MPS_SM_PARTITION has to name one",
-}
-_ELSE = "`nvidia-smi` and `dmesg` may tell more"
 
 
 class Attribute(IntEnum):
@@ -95,11 +88,11 @@ def ask_gpu(cuda: Any) -> GpuHere:
         memory_bytes=memory.value,
         is_mps_client=bool(ask(Attribute.MPS_ENABLED)),
         # CUDA has no attribute that tells.
-        is_mig=" MIG " in product or os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"),
+        is_mig=" MIG " in product or os.environ.get(VISIBLE_DEVICES, "").startswith("MIG-"),
     )
 
 
 def _call(cuda: Any, name: str, *args: Any) -> None:
     code = int(getattr(cuda, name)(*args))
     if code != 0:
-        raise ShareUnavailable(f"{name}: CUDA error {code}; {_WHAT_TO_DO.get(code, _ELSE)}")
+        raise ShareUnavailable(f"{name}: CUDA error {code}; {what_to_do(code)}")

@@ -12,13 +12,11 @@ from collections.abc import Mapping
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.driver import GpuHere
 from fractune_core.bundles import Bundle
+from fractune_core.cuda.environment import MPS_PARTITION, MPS_PERCENTAGE, VISIBLE_DEVICES
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
 from fractune_core.shares import Share, units_text
 from fractune_core.targets import arch_of, runs_on
 
-PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-PARTITION = "CUDA_MPS_SM_PARTITION"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MEMORY_TOLERANCE = 0.1
 """CUDA tells of a little less memory than NVML; two sizes of one product are further apart"""
 _FEWEST_SMS = 8
@@ -68,9 +66,9 @@ def confine_gpu(share: Share) -> None:
     """
     _check_servable(share)
     if share.mechanism == "mps":
-        os.environ[PERCENTAGE] = share.size
+        os.environ[MPS_PERCENTAGE] = share.size
     elif share.mechanism == "mig" and share.size.startswith("MIG-"):
-        os.environ[VISIBLE] = share.size
+        os.environ[VISIBLE_DEVICES] = share.size
 
 
 def _check_servable(share: Share) -> None:
@@ -96,10 +94,11 @@ def _mechanism(gpu: GpuHere, whole_sms: int, environ: Mapping[str, str]) -> tupl
     """Which mechanism has given the process what it has, and that in words."""
     if gpu.is_mig:
         return "mig", f"(the instance {gpu.name})"
-    if gpu.is_mps_client and environ.get(PARTITION):
-        return "mps-sm", f"(the partition {environ[PARTITION]} of MPS)"
+    if gpu.is_mps_client and environ.get(MPS_PARTITION):
+        return "mps-sm", f"(the partition {environ[MPS_PARTITION]} of MPS)"
     if gpu.is_mps_client and gpu.sms < whole_sms:
-        limit = f"{PERCENTAGE}={environ[PERCENTAGE]}" if environ.get(PERCENTAGE) else "the daemon's percentage"
+        percentage = environ.get(MPS_PERCENTAGE)
+        limit = f"{MPS_PERCENTAGE}={percentage}" if percentage else "the daemon's percentage"
         return "mps", f"(a client of MPS, {limit})"
     beside = ", a client of MPS without a limit" if gpu.is_mps_client else ""
     return "full", f"(all of {gpu.name}{beside})"

@@ -1,6 +1,6 @@
 """The device code that TVM packs into a compiled module: CUDA source out, machine code in.
 
-Where no GPU is, TVM leaves CUDA source in an artifact and has it compiled by whoever loads it, in the process that
+Where no GPU is, TVM leaves CUDA source in an artifact and has it compiled where it is loaded, in the process that
 measures. So the packed bytes are rewritten here: the same module, in the format `cubin`. What TVM writes, all numbers
 as 8 bytes, little-endian, and a string as its length and its bytes:
 

@@ -27,7 +27,7 @@ def builtin(target: str) -> dict[str, Any]:
     """The convolution as an operator for `target`; empty = this host."""
     parsed = parse_target(target, 1)
     (operator,) = extract(prepare(_convolution(*_CHANNELS_AND_SIZE[parsed.kind.name]), parsed), parsed)
-    return _told(operator, parsed)
+    return _to_json(operator, parsed)
 
 
 def heaviest(path: str, inputs: dict[str, list[int]], only: str, target: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def heaviest(path: str, inputs: dict[str, list[int]], only: str, target: str) ->
     if not chosen:
         names = ", ".join(sorted(operator.name for operator in operators))
         raise BadModel(f"no operator has '{only}' in its name; there are {names}")
-    return _told(max(chosen, key=lambda operator: operator.flops * operator.weight), parsed)
+    return _to_json(max(chosen, key=lambda operator: operator.flops * operator.weight), parsed)
 
 
 def _convolution(channels: int, size: int) -> Any:
@@ -57,7 +57,7 @@ def _convolution(channels: int, size: int) -> Any:
     return builder.get()
 
 
-def _told(operator: Operator, target: tvm.target.Target) -> dict[str, Any]:
+def _to_json(operator: Operator, target: tvm.target.Target) -> dict[str, Any]:
     return {
         "name": operator.name,
         "workload_hash": operator.workload_hash,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractune_core.cuda_toolkit import RUNTIME_SONAME, load_cudart
+from fractune_core.cuda.toolkit import RUNTIME_SONAME, load_cudart
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
@@ -18,7 +18,7 @@ from fractune_workers.confinement import Confinement, confinement_for, stream_of
 if TYPE_CHECKING:
     from fractune_workers.children.measuring.setup import MeasuringSetup
 
-_METHODS = ("device_info", "anchor", "begin", "load", "race", "check", "contest", "time_model")
+_METHODS = ("device_info", "anchor", "begin", "load", "race", "check", "time_interleaved", "time_model")
 _SLOW_S = 0.2
 """A kernel slower than this gets the fewest repeats that the timing policy allows"""
 _FEWEST_REPEATS = 3
@@ -37,7 +37,7 @@ class MeasurerChild:
         self._reference: list[Any] = []
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """What the parent may call, by name. All of it launches where the process is confined to, whoever serves it."""
+        """What the parent may call, by name. All of them launch where the process is confined to."""
         return {name: self._engaged(getattr(self, name)) for name in _METHODS}
 
     def device_info(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class MeasurerChild:
 
         kernel = load_objects([base64.b64decode(code)])
         if self._processor.is_gpu:
-            # A kernel that faults does so here, where CUDA says why; in TVM's timer it ends the process without a word.
+            # A kernel that faults does so here, where CUDA says why; in TVM's timer it would end the process silently.
             kernel["main"](*self._args)
             self._processor.sync()
         policy, run_secs = policies[0], self._time(kernel, TimingPolicy.from_json(policies[0]))
@@ -105,8 +105,8 @@ class MeasurerChild:
             self._reference = outputs
         return max(map(difference, outputs, self._reference))
 
-    def contest(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
-        """Time the kernels in turn, one repeat each a round, so that all meet the same weather.
+    def time_interleaved(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
+        """Time the kernels interleaved, one repeat each a round, so that all are timed under the same conditions.
 
         Returns `policy` as it was kept (slow kernels get fewer repeats) and `run_secs` by name.
         """
@@ -114,15 +114,15 @@ class MeasurerChild:
         first = {name: self._time(self._kernels[name], single)[0] for name in names}
         repeats = {name: _FEWEST_REPEATS if secs > _SLOW_S else policy["repeats"] for name, secs in first.items()}
         run_secs: dict[str, list[float]] = {name: [] for name in names}
-        for turn in range(policy["repeats"]):
+        for number in range(policy["repeats"]):
             for name in names:
-                if turn < repeats[name]:
+                if number < repeats[name]:
                     run_secs[name] += self._time(self._kernels[name], single)
         kept = {name: {**policy, "repeats": repeats[name]} for name in names}
         return {"policy": kept, "run_secs": run_secs}
 
     def time_model(self, path: str, repeats: int) -> dict[str, Any]:
-        """Time every variant of the bundle at `path` in turn: `run_secs` and `max_error` by variant."""
+        """Time every variant of the bundle at `path`, interleaved: `run_secs` and `max_error` by variant."""
         from fractune_workers.children.measuring.model_timing import time_variants
 
         timed = time_variants(Path(path), repeats, self._processor)
@@ -130,9 +130,7 @@ class MeasurerChild:
         return timed
 
     def _time(self, kernel: Any, policy: TimingPolicy) -> list[float]:
-        from fractune_workers.children.measuring.timing import time_kernel
-
-        return time_kernel(kernel, self._args, policy, self._processor)
+        return self._processor.time(kernel, self._args, policy)
 
     def _run_fresh(self, name: str) -> list[Any]:
         """All arguments as the kernel leaves them, starting from the same contents each time."""

@@ -1,4 +1,4 @@
-"""Whole models: the variants of a bundle, timed in turn at the share of this process."""
+"""Whole models: the variants of a bundle, timed interleaved at the share of this process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fractune_workers.children.tvm_api.artifacts import load_objects
 from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.weights import unpack_weights
 
-_SLOW_S, _FEWEST_TURNS = 0.1, 3
-_MIN_TURN_S = 0.02
-"""One turn of a variant calls the model until this long has passed"""
+_SLOW_S, _FEWEST_REPEATS = 0.1, 3
+_MIN_REPEAT_S = 0.02
+"""One repeat calls the model until this long has passed"""
 
 
 def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, Any]:
-    """Time every variant of a bundle in turn on the same random inputs.
+    """Time every variant of a bundle on the same random inputs, one repeat each a round.
 
     Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant three) and `max_error` (largest
     difference to the untuned output, over that output's largest value) by variant.
@@ -30,17 +30,17 @@ def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, A
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
     args = [*random_args(inputs, 0, processor), *weights_of(bundle, processor)]
     machines = {entry["name"]: load_variant(bundle, entry["name"], processor) for entry in bundle.variants}
-    outputs, turns = {}, {}
+    outputs, counts = {}, {}
     for name, machine in machines.items():
         start = time.perf_counter()
         outputs[name] = outputs_of(machine["main"](*args), processor)
-        turns[name] = min(repeats, _FEWEST_TURNS) if time.perf_counter() - start > _SLOW_S else repeats
+        counts[name] = min(repeats, _FEWEST_REPEATS) if time.perf_counter() - start > _SLOW_S else repeats
     reference = outputs[UNTUNED_VARIANT]
     run_secs: dict[str, list[float]] = {name: [] for name in machines}
-    for turn in range(repeats):
+    for number in range(repeats):
         for name, machine in machines.items():
-            if turn < turns[name]:
-                run_secs[name].append(_one_turn(machine, args, processor))
+            if number < counts[name]:
+                run_secs[name].append(_repeat(machine, args, processor))
     errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
     return {"run_secs": run_secs, "max_error": errors}
 
@@ -62,8 +62,8 @@ def outputs_of(result: Any, processor: Processor) -> list[Any]:
     return [array for part in result for array in outputs_of(part, processor)]
 
 
-def _one_turn(machine: Any, args: list[Any], processor: Processor) -> float:
-    """Seconds of one inference, averaged over as many as fill the shortest turn. Each is waited for, as by a client."""
+def _repeat(machine: Any, args: list[Any], processor: Processor) -> float:
+    """Seconds of one inference, averaged over as many as fill the shortest repeat; each is waited for."""
     main = machine["main"]
     calls, start = 0, time.perf_counter()
     while True:
@@ -71,5 +71,5 @@ def _one_turn(machine: Any, args: list[Any], processor: Processor) -> float:
         processor.sync()
         calls += 1
         spent = time.perf_counter() - start
-        if spent >= _MIN_TURN_S:
+        if spent >= _MIN_REPEAT_S:
             return spent / calls

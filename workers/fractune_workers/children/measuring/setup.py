@@ -11,10 +11,10 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
-from fractune_core.cuda_toolkit import runtime_version
+from fractune_core.cuda.toolkit import runtime_version
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Device
-from fractune_workers.children.measuring.timing import Anchor, matmul_anchor
+from fractune_workers.children.measuring.anchor import Anchor, matmul_anchor
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.cuda_target import gpu_target

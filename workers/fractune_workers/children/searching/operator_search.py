@@ -24,6 +24,12 @@ from fractune_workers.children.tvm_api.artifacts import read_trace, write_trace
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.tensor_cores import space_for
 
+_POPULATION, _GENERATIONS = 64, 2
+"""of one round: an eighth of MetaSchedule's population for half its generations (docs/decisions/0009-surrogate.md)"""
+_FEWEST_MEASURED = 8
+"""with fewer measured candidates the surrogate knows too little to guide: sample instead"""
+_PRESSURE = 4.0
+"""Parents are drawn in proportion to their predicted speed to this power: above 1, fast ones have more offspring"""
 _BARREN_DRAWS = 4
 """draws in a row without anything new, after which a space counts as exhausted"""
 _MEASURED_PART = 0.2
@@ -36,19 +42,6 @@ _sample = tvm_ffi.get_global_func(f"{_PREFIX}SampleInitPopulation")
 _evolve = tvm_ffi.get_global_func(f"{_PREFIX}EvolveWithCostModel")
 
 
-@dataclass(frozen=True)
-class Evolution:
-    """How hard one round searches; docs/decisions/0009-surrogate.md compares sizes."""
-
-    population: int = 64
-    generations: int = 2
-    """an eighth of MetaSchedule's population for half its generations"""
-    sampled: int = 8
-    """Below this many measured candidates the surrogate knows too little to guide: sample instead"""
-    pressure: float = 4.0
-    """Parents are drawn in proportion to their hoped-for speed to this power: above 1, fast ones have more offspring"""
-
-
 @dataclass
 class _Pending:
     sch: Any
@@ -59,20 +52,12 @@ class _Pending:
 class OperatorSearch:
     """Candidates out, run times in."""
 
-    def __init__(
-        self,
-        workload: Any,
-        target: Any,
-        seed: int,
-        threads: int,
-        evolution: Evolution = Evolution(),
-    ) -> None:
+    def __init__(self, workload: Any, target: Any, seed: int, threads: int) -> None:
         load_intrinsics(target)
         self._workload = workload
-        self._evolution = evolution
         self._surrogate = Surrogate()
         self._strategy = EvolutionarySearch(
-            population_size=evolution.population, genetic_num_iters=evolution.generations, init_min_unmeasured=1
+            population_size=_POPULATION, genetic_num_iters=_GENERATIONS, init_min_unmeasured=1
         )
         self._context = ms.TuneContext(
             mod=workload.mod,
@@ -85,13 +70,13 @@ class OperatorSearch:
         self.spaces = self._context.generate_design_space()
         # The strategy needs numbers of trials and a database, but only its own rounds read them.
         self._context.pre_tuning(
-            1, 1, self.spaces, ms.database.MemoryDatabase(), SurrogateModel(self._surrogate, evolution.pressure)
+            1, 1, self.spaces, ms.database.MemoryDatabase(), SurrogateModel(self._surrogate, _PRESSURE)
         )
         self._seen: set[int] = set()
         self._returned: set[int] = set()
         """what the evolution has returned: it does so only once"""
         self._pending: dict[str, _Pending] = {}
-        self._fastest = _Fastest(int(evolution.population * _MEASURED_PART))
+        self._fastest = _Fastest(int(_POPULATION * _MEASURED_PART))
         self._transferred: list[Any] = []
 
     @property
@@ -103,7 +88,7 @@ class OperatorSearch:
         """Up to `count` candidates never proposed before: `candidate` (named by `name` from the trace) and `trace`."""
         fresh = self._unseen(self._transferred, count)
         self._transferred = []
-        if len(fresh) < count and len(self._surrogate) >= self._evolution.sampled:
+        if len(fresh) < count and len(self._surrogate) >= _FEWEST_MEASURED:
             fresh += self._evolved(count - len(fresh))
         fresh += self._drawn(count - len(fresh))
         return [self._hand_out(sch, name) for sch in fresh]
@@ -143,13 +128,13 @@ class OperatorSearch:
             fresh += found
             barren = 0 if found else barren + 1
             # For a GPU the postprocs refuse most samples, nine of ten and more: few of a small draw would be left.
-            size = max(size, min(2 * size, self._evolution.population))
+            size = max(size, min(2 * size, _POPULATION))
         return fresh
 
     def _evolved(self, count: int) -> list[Any]:
         """The best of an evolution by the surrogate, and a few of its random beginnings."""
         known = self._fastest.schedules()
-        drawn = list(_sample(self._strategy, self._evolution.population - len(known)))
+        drawn = list(_sample(self._strategy, _POPULATION - len(known)))
         if not known and not drawn:
             return []
         random = int(count * _RANDOM_PART)

@@ -1,4 +1,4 @@
-"""Schedule transfer: known good schedules of one operator, adapted to another one of the same anchor.
+"""Schedule transfer: known good schedules of one operator, adapted to another one of the same kind.
 
 An operator's design space is a few sketches: traces whose sampling steps are open. A schedule of another operator
 fits a sketch that tiles the same loops in the same way. What differs is passed over: how the fused neighbours are
@@ -22,7 +22,6 @@ from fractune_workers.children.tvm_api.artifacts import write_trace
 
 _TILE = "SamplePerfectTile"
 _CATEGORICAL = "SampleCategorical"
-_LOCATION = "SampleComputeLocation"
 _AT_ROOT = -1
 """the compute location that every block has, a loop nest of its own; TVM moves an invalid one to the one before it"""
 _OF_NEIGHBOURS = frozenset({
@@ -30,7 +29,7 @@ _OF_NEIGHBOURS = frozenset({
     "ComputeInline", "ReverseComputeInline",
     "CacheWrite",  # takes the place of the consumer where there is none
 })  # fmt: skip
-"""steps that depend on what is fused with the anchor, and say nothing about how the anchor is tiled"""
+"""steps that depend on what is fused with the main computation, and say nothing about how that is tiled"""
 _MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
 """what TVM raises (ScheduleError and InternalError are RuntimeErrors) for a step that cannot be applied"""
 
@@ -97,7 +96,7 @@ def _signature(trace: _Json) -> tuple[list[Any], list[Any]]:
 
 
 def _steps(trace: _Json) -> Counter[str]:
-    """The steps in words that do not depend on the numbering of variables: `ReverseComputeAt Split4.1`.
+    """The steps as text that does not depend on the numbering of variables: `ReverseComputeAt Split4.1`.
 
     Blocks are left out (neighbours have other names), and numbers (they follow from the device and the extents).
     """

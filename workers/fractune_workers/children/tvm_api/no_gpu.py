@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+from fractune_core.cuda.environment import VISIBLE_DEVICES
+
 _NO_GPU = {
-    # Whoever asks CUDA for a device becomes a client of the GPU and of its MPS daemon: there is none to be seen.
-    "CUDA_VISIBLE_DEVICES": "",
+    # A process that asks CUDA for a device becomes a client of the GPU and of its MPS daemon: it sees none.
+    VISIBLE_DEVICES: "",
     # TVM packs source, whether or not this machine has a driver: what it would compile itself depends on the machine.
     "TVM_COMPILE_FORCE_FALLBACK": "1",
 }

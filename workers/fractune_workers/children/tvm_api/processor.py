@@ -1,4 +1,4 @@
-"""Where the kernels of this process run: TVM's device and the stream on it, what goes there, and what comes back."""
+"""Where the kernels of this process run and are timed: TVM's device and the stream on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import tvm
 
 from fractune_core.errors import FractuneError
+from fractune_core.records import COLD, TimingPolicy
 from fractune_workers.child import ChildDied
 from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.children.tvm_api.streams import launching_on
@@ -28,7 +29,7 @@ class Processor:
     stream: int = 0
     """the only one that is confined (an address); 0 = the default stream"""
     flush_bytes: int = 0
-    """how much to move about so that nothing of before is left in its cache; 0 = not known"""
+    """how much to copy so that nothing of before is left in its cache; 0 = not known"""
     check: Callable[[], None] = _nothing
     """raises FractuneError when the process has lost the device for good"""
 
@@ -55,6 +56,26 @@ class Processor:
     def sync(self) -> None:
         """Wait until all that was launched has ended."""
         self.device.sync(self.stream)
+
+    def time(self, kernel: Any, args: list[Any], policy: TimingPolicy) -> list[float]:
+        """Seconds of one call, `policy.repeats` times; each repeat averages calls over `min_repeat_ms`.
+
+        Where the cache is to be cold, a repeat is one call, for TVM empties it before each repeat and not before each
+        call. On a GPU the time is what passes between two events on the stream.
+        """
+        cold = policy.cache == COLD
+        # TVM's evaluator calls the kernel once before it begins, and does not wait for it when it first empties the
+        # cache.
+        dropped = max(policy.warmups, 1) if cold else policy.warmups
+        evaluate = kernel.time_evaluator(
+            "main",
+            self.device,
+            number=1,
+            repeat=dropped + policy.repeats,
+            min_repeat_ms=0 if cold else int(policy.min_repeat_ms),
+            cache_flush_bytes=self.flush_bytes if cold else 0,
+        )
+        return [float(secs) for secs in evaluate(*args).results[dropped:]]
 
     def free_unused(self) -> None:
         """Give back the memory that virtual machines have kept for calls to come."""

@@ -14,18 +14,18 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
-from fractune_core.cuda_toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
+from fractune_core.cuda.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child import ChildDied
 from fractune_workers.children.measuring import child as child_module
-from fractune_workers.children.measuring import timing
 from fractune_workers.children.measuring.child import MeasurerChild, open_child
 from fractune_workers.children.measuring.setup import MeasuringSetup, gpu_setup
 from fractune_workers.children.tvm_api import cuda_target
 from fractune_workers.children.tvm_api.artifacts import build_object
+from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.target import default_target, parse_target
 from fractune_workers.confinement import stream_of
 from fractune_workers.confinement.green import GreenConfinement
@@ -116,8 +116,8 @@ def test_everything_runs_on_the_confined_stream_and_the_cache_is_known(
         streams.append(int(tvm_ffi.get_raw_stream(tvm_ffi.device("cpu:0"))))
         return real(*args)
 
-    real = timing.time_kernel
-    monkeypatch.setattr(timing, "time_kernel", noted)
+    real = Processor.time
+    monkeypatch.setattr(Processor, "time", noted)
     child["begin"](args_info=VECTORS, seed=1)
     policies = [FIRST_POLICY.to_json(), TRIAL_POLICY.to_json()]
     answer = child["race"](code=add(1.0), policies=policies, bar_s=1.0)
@@ -126,18 +126,18 @@ def test_everything_runs_on_the_confined_stream_and_the_cache_is_known(
     assert setup.processor.flush_bytes == 2 * (60 << 20)
 
 
-def test_contestants_are_compared_and_timed_in_turn(child: dict[str, Callable[..., Any]]) -> None:
+def test_finalists_are_compared_and_timed_interleaved(child: dict[str, Callable[..., Any]]) -> None:
     child["begin"](args_info=VECTORS, seed=1)
     for name, code in {"untuned": add(1.0), "same": add(1.0), "wrong": add(2.0)}.items():
         child["load"](name=name, code=code)
     assert [child["check"](name=name) for name in ("untuned", "same")] == [0.0, 0.0]
     assert child["check"](name="wrong") > 0.1
-    answer = child["contest"](names=["untuned", "same"], policy=VALIDATION_POLICY.to_json())
+    answer = child["time_interleaved"](names=["untuned", "same"], policy=VALIDATION_POLICY.to_json())
     assert {name: len(secs) for name, secs in answer["run_secs"].items()} == {"untuned": 7, "same": 7}
     assert answer["policy"]["same"] == VALIDATION_POLICY.to_json()
 
 
-@pytest.mark.parametrize("method", ["race", "check", "contest", "anchor"])
+@pytest.mark.parametrize("method", ["race", "check", "time_interleaved", "anchor"])
 def test_after_a_fault_of_cuda_the_child_has_died_whatever_ran(
     method: str, child: dict[str, Callable[..., Any]], cuda: CudaDriver
 ) -> None:
@@ -146,7 +146,7 @@ def test_after_a_fault_of_cuda_the_child_has_died_whatever_ran(
     payloads: dict[str, dict[str, Any]] = {
         "race": {"code": base64.b64encode(b"no code").decode(), "policies": [FIRST_POLICY.to_json()], "bar_s": 1.0},
         "check": {"name": "never loaded"},
-        "contest": {"names": ["never loaded"], "policy": VALIDATION_POLICY.to_json()},
+        "time_interleaved": {"names": ["never loaded"], "policy": VALIDATION_POLICY.to_json()},
         "anchor": {},
     }
     with pytest.raises(ChildDied, match=r"CUDA error 700 \(CUDA_ERROR_ILLEGAL_ADDRESS\); the process is lost to CUDA"):

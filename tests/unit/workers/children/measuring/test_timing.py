@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.records import COLD, FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, TimingPolicy, with_cache
-from fractune_workers.children.measuring.timing import Anchor, time_kernel
+from fractune_workers.children.measuring.anchor import Anchor
 from fractune_workers.children.tvm_api.processor import Processor
 
 GPU = Processor(tvm.cuda(0), 0x2000, flush_bytes=120 << 20)
@@ -34,7 +34,7 @@ class Kernel:
 @given(st.integers(0, 5), st.integers(1, 50), st.floats(0, 20), st.sampled_from([WARM, COLD]))
 def test_all_repeats_after_the_warm_up_are_kept(warmups: int, repeats: int, min_ms: float, cache: str) -> None:
     kernel = Kernel()
-    kept = time_kernel(kernel, [], TimingPolicy("any", warmups, repeats, min_ms, cache), GPU)
+    kept = GPU.time(kernel, [], TimingPolicy("any", warmups, repeats, min_ms, cache))
     assert len(kept) == repeats
     assert kept[-1] == kernel.asked["repeat"] - 1
     assert kept[0] >= warmups
@@ -43,7 +43,7 @@ def test_all_repeats_after_the_warm_up_are_kept(warmups: int, repeats: int, min_
 @pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY])
 def test_warm_repeats_are_long_and_nothing_is_flushed(policy: TimingPolicy) -> None:
     kernel = Kernel()
-    time_kernel(kernel, [], policy, GPU)
+    GPU.time(kernel, [], policy)
     assert kernel.asked["cache_flush_bytes"] == 0
     assert kernel.asked["min_repeat_ms"] == policy.min_repeat_ms >= 1
 
@@ -53,7 +53,7 @@ def test_a_cold_repeat_is_one_call_after_a_flush_and_the_first_never_counts(warm
     """TVM flushes once a repeat, and may begin to while its own first call still runs."""
     kernel = Kernel()
     policy = TimingPolicy("single", warmups, repeats=1, min_repeat_ms=10.0, cache=COLD)
-    assert time_kernel(kernel, [], policy, GPU) == [1.0]
+    assert GPU.time(kernel, [], policy) == [1.0]
     assert kernel.asked == {
         "number": 1,
         "repeat": 2,
@@ -65,7 +65,7 @@ def test_a_cold_repeat_is_one_call_after_a_flush_and_the_first_never_counts(warm
 def test_a_cold_policy_says_what_it_does() -> None:
     kernel = Kernel()
     policy = with_cache(TRIAL_POLICY, COLD)
-    assert len(time_kernel(kernel, [], policy, GPU)) == policy.repeats
+    assert len(GPU.time(kernel, [], policy)) == policy.repeats
     assert kernel.asked["min_repeat_ms"] == policy.min_repeat_ms == 0
 
 

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fractune_core.cuda.environment import TOOLKIT_HOMES
+
 RUNTIME_SONAME = "libcudart.so.13"
 """the CUDA runtime that TVM's wheel is linked with"""
 
-_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
 _SYSTEM_ROOTS = (Path("/usr/local/cuda"), Path("/usr"))
 _LIBRARY_FOLDERS = ("lib", "lib64", "targets/x86_64-linux/lib", "lib/x86_64-linux-gnu")
 _INCLUDE_FOLDERS = ("include", "targets/x86_64-linux/include")
@@ -29,7 +30,6 @@ _HEADERS = ("cuda_fp16.h", "mma.h", "crt/mma.h")
 class Toolkit:
     """What one folder holds of a CUDA toolkit; None for what is not there."""
 
-    root: Path
     nvrtc: Path | None = None
     """the library that compiles in memory and needs no other program"""
     nvcc: Path | None = None
@@ -48,7 +48,7 @@ def toolkits(roots: Iterable[Path]) -> list[Toolkit]:
 
 def toolkit_roots(environ: Mapping[str, str] = os.environ, path: Sequence[str] = tuple(sys.path)) -> list[Path]:
     """Where a toolkit may be, the most deliberate choice first: the environment, wheels, nvcc on PATH, the system."""
-    named = [Path(environ[name]) for name in _VARIABLES if environ.get(name)]
+    named = [Path(environ[name]) for name in TOOLKIT_HOMES if environ.get(name)]
     return [*named, *_wheel_roots(path), *_root_of_nvcc(environ.get("PATH", "")), *_SYSTEM_ROOTS]
 
 
@@ -106,7 +106,6 @@ def _look_into(root: Path) -> Toolkit:
     include = next((root / name for name in _INCLUDE_FOLDERS if _has_headers(root / name)), None)
     nvcc = root / "bin/nvcc"
     return Toolkit(
-        root=root,
         nvrtc=_library(root, "libnvrtc.so.[0-9]*"),
         nvcc=nvcc if os.access(nvcc, os.X_OK) and nvcc.is_file() else None,
         cudart=_library(root, RUNTIME_SONAME),

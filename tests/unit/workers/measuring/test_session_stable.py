@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_workers.gpu.clocks import NOT_TOLD, GpuClock
+from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.gpu.nvml import Clocks, NvidiaMl
-from fractune_workers.measuring.stability import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, measure_stable
+from fractune_workers.measuring.session import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, measure_stable
 from tests.support.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
 
@@ -35,7 +35,7 @@ class Attempt:
         return not (drifted and not self.died) and not VOIDING & set(self.throttled)
 
 
-class Bench:
+class Session:
     """Goes through the attempts; its runs are numbered from 1."""
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
@@ -76,7 +76,7 @@ attempts = st.builds(
 
 @given(st.lists(attempts, min_size=ATTEMPTS, max_size=ATTEMPTS))
 def test_the_first_that_counts_is_taken_and_else_the_last_and_the_record_says_so(given_: list[Attempt]) -> None:
-    outcome, conditions = Bench(given_).measured()
+    outcome, conditions = Session(given_).measured()
     good = [number for number, each in enumerate(given_, start=1) if each.counts]
     assert outcome == (good[0] if good else ATTEMPTS)
     taken = given_[outcome - 1]
@@ -85,13 +85,13 @@ def test_the_first_that_counts_is_taken_and_else_the_last_and_the_record_says_so
 
 @pytest.mark.parametrize("reason", sorted(VOIDING))
 def test_heat_and_a_power_brake_void_a_batch(reason: str) -> None:
-    bench = Bench([Attempt(throttled=(reason,)), Attempt()])
-    assert bench.measured() == (2, Conditions(1.0, 1980))
+    session = Session([Attempt(throttled=(reason,)), Attempt()])
+    assert session.measured() == (2, Conditions(1.0, 1980))
 
 
 def test_the_cap_on_power_is_noted_and_voids_nothing() -> None:
     """A kernel that meets it meets it every time."""
-    assert Bench([Attempt(throttled=("sw_power_cap",))]).measured() == (
+    assert Session([Attempt(throttled=("sw_power_cap",))]).measured() == (
         1,
         Conditions(1.0, 1980, {"sw_power_cap": 1000}),
     )
@@ -109,12 +109,12 @@ def test_the_clock_is_that_of_the_whole_gpu_and_only_what_is_new_counts() -> Non
 
 def test_without_nvml_the_clock_is_not_known_and_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     clock = GpuClock(lambda: NvidiaMl(SimulatedNvml(broken={"nvmlInit": LIBRARY_NOT_FOUND})))
-    assert [clock.read(), clock.read()] == [NOT_TOLD, NOT_TOLD]
+    assert [clock.read(), clock.read()] == [UNKNOWN_CLOCKS, UNKNOWN_CLOCKS]
     assert len(caplog.records) == 1
     assert "no NVIDIA driver" in caplog.text
 
 
 def test_a_clock_that_is_not_known_voids_nothing() -> None:
-    bench = Bench([Attempt()])
-    told = iter([NOT_TOLD, Clocks(1980, dict.fromkeys(REASONS, 5))])
-    assert measure_stable(bench, lambda: next(told), bench.run) == (1, Conditions(1.0, 0))
+    session = Session([Attempt()])
+    told = iter([UNKNOWN_CLOCKS, Clocks(1980, dict.fromkeys(REASONS, 5))])
+    assert measure_stable(session, lambda: next(told), session.run) == (1, Conditions(1.0, 0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cuda_toolkit import Toolkit, find_cudart, toolkit_roots, toolkits
+from fractune_core.cuda.toolkit import Toolkit, find_cudart, toolkit_roots, toolkits
 
 HEADERS = ("cuda_fp16.h", "mma.h", "crt/mma.h")
 
@@ -27,7 +27,7 @@ def test_the_wheels_hold_nvrtc_its_headers_and_the_runtime(tmp_path: Path) -> No
     root = make(tmp_path / "nvidia/cu13", "lib/libnvrtc.so.13", "lib/libnvrtc-builtins.so.13.5", *headers())
     make(root, "lib/libcudart.so.13")
     assert toolkits([root]) == [
-        Toolkit(root, root / "lib/libnvrtc.so.13", None, root / "lib/libcudart.so.13", root / "include")
+        Toolkit(root / "lib/libnvrtc.so.13", None, root / "lib/libcudart.so.13", root / "include")
     ]
 
 

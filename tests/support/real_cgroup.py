@@ -1,0 +1,60 @@
+"""A real cgroup with a CPU quota, where the test may make one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_MOUNTS = Path("/sys/fs/cgroup")
+_PERIOD_US = 100_000
+
+
+@dataclass(frozen=True)
+class CappedCgroup:
+    folder: Path
+
+    def run(self, code: str) -> str:
+        """What Python prints that runs `code` in a child cgroup without a quota of its own."""
+        inner = self.folder / "inner"
+        inner.mkdir()
+        joining = f"open({str(inner / 'cgroup.procs')!r}, 'w').write('0')\n"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", joining + code], capture_output=True, text=True, check=True, timeout=60
+            )
+        finally:
+            inner.rmdir()
+        return done.stdout.strip()
+
+
+@contextlib.contextmanager
+def capped_cgroup(cores: float) -> Iterator[CappedCgroup]:
+    """A cgroup, of the version that is mounted here, that may use so many cores. Skips where none can be made."""
+    name = f"fractune-test-{os.getpid()}"
+    modern = (_MOUNTS / "cgroup.controllers").exists()
+    folder = _MOUNTS / name if modern else _MOUNTS / "cpu" / name
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    quota_us = round(cores * _PERIOD_US)
+    try:
+        if modern:
+            (folder / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+        else:
+            (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+    except OSError as error:
+        folder.rmdir()
+        pytest.skip(f"no cgroup can be given a CPU quota here: {error}")
+    try:
+        yield CappedCgroup(folder)
+    finally:
+        folder.rmdir()

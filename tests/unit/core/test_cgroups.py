@@ -1,0 +1,70 @@
+"""The quota that a process is under: in made-up trees of both versions of cgroups, and in a real cgroup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fractune_core.cgroups import cpu_quota
+from tests.support.cgroup_tree import V1_MOUNT, a_host
+from tests.support.real_cgroup import capped_cgroup
+
+
+def test_without_a_quota(tmp_path: Path) -> None:
+    assert cpu_quota(a_host(tmp_path, cpu_max="max 100000")) is None
+
+
+def test_a_system_without_cgroups(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path) is None
+
+
+@pytest.mark.parametrize(("text", "cores"), [("150000 100000", 1.5), ("50000 100000", 0.5), ("rubbish", None)])
+def test_version_2_of_cgroups(tmp_path: Path, text: str, cores: float | None) -> None:
+    assert cpu_quota(a_host(tmp_path, cpu_max=text)) == cores
+
+
+def test_the_tightest_ancestor_limits(tmp_path: Path) -> None:
+    root = a_host(
+        tmp_path,
+        cgroup="0::/kube/pod/box",
+        kube__cpu_max="300000 100000",
+        kube__pod__cpu_max="200000 100000",
+        kube__pod__box__cpu_max="max 100000",
+    )
+    assert cpu_quota(root) == 2.0
+
+
+def test_in_a_container_the_mount_is_the_process_s_own_cgroup(tmp_path: Path) -> None:
+    root = a_host(tmp_path, cgroup="0::/docker/abc", part="/docker/abc", cpu_max="100000 100000")
+    assert cpu_quota(root) == 1.0
+
+
+def test_a_cgroup_outside_of_the_mount_reads_its_top(tmp_path: Path) -> None:
+    root = a_host(tmp_path, cgroup="0::/../other", part="/mine", cpu_max="100000 100000")
+    assert cpu_quota(root) == 1.0
+
+
+@pytest.mark.parametrize(("quota_us", "cores"), [("250000", 2.5), ("-1", None), ("rubbish", None)])
+def test_version_1_of_cgroups(tmp_path: Path, quota_us: str, cores: float | None) -> None:
+    root = a_host(tmp_path, cgroup="4:cpu,cpuacct:/box\n5:memory:/box\n0::/", mount=V1_MOUNT)
+    folder = root / "sys/fs/cgroup/cpu,cpuacct/box"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_quota_us").write_text(quota_us)
+    (folder / "cpu.cfs_period_us").write_text("100000")
+    assert cpu_quota(root) == cores
+
+
+def test_in_version_1_too_the_tightest_ancestor_limits(tmp_path: Path) -> None:
+    root = a_host(tmp_path, cgroup="4:cpu,cpuacct:/system.slice/box\n0::/", mount=V1_MOUNT)
+    slice_folder = root / "sys/fs/cgroup/cpu,cpuacct/system.slice"
+    for folder, quota_us in ((slice_folder / "box", "-1"), (slice_folder, "50000")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.cfs_quota_us").write_text(quota_us)
+        (folder / "cpu.cfs_period_us").write_text("100000")
+    assert cpu_quota(root) == 0.5
+
+
+def test_the_quota_of_a_real_cgroup() -> None:
+    with capped_cgroup(cores=0.5) as cgroup:
+        assert cgroup.run("from fractune_core.cgroups import cpu_quota; print(cpu_quota())") == "0.5"

@@ -1,0 +1,169 @@
+"""Validation: the finalists of an operator are checked against the untuned default, then timed interleaved.
+
+All must be in one child. Whenever that is another one, those that were right are checked in it again.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fractune_core.records import VALIDATION_POLICY, Status, TimingPolicy
+from fractune_workers.measuring.session import (
+    CHILD_ERRORS,
+    LOAD_TIMEOUT_S,
+    ArtifactBatch,
+    MeasurementSession,
+    Outcome,
+)
+
+_CHECK_TIMEOUT_S = 60.0
+_TIMING_TIMEOUT_S = 900.0
+_TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e-6}
+"""Largest difference to the untuned output, relative to its largest value, by type: a schedule may add up in
+another order. Other types must agree exactly."""
+
+_log = logging.getLogger(__name__)
+
+
+def validate(session: MeasurementSession, batch: ArtifactBatch, untuned: str) -> dict[str, Outcome]:
+    """Check every finalist's output against that of `untuned`, then time those that were right, one repeat each a
+    round.
+    """
+    if untuned not in batch.codes:
+        return _without_reference(batch.codes)
+    return _Validation(session, batch, untuned).outcomes()
+
+
+class _Validation:
+    """One validation of one batch."""
+
+    def __init__(self, session: MeasurementSession, batch: ArtifactBatch, untuned: str) -> None:
+        self._session = session
+        self._batch = batch
+        self._untuned = untuned
+        self._names = sorted(batch.codes, key=lambda name: name != untuned)
+        """the reference first"""
+        self._right: dict[str, float] = {}
+        """differences to the reference"""
+        self._failed: dict[str, Outcome] = {}
+        self._checked: tuple[int, frozenset[str]] = (0, frozenset())
+        """finalists that were compared with the reference in one child, and the session's preparation of it"""
+
+    def outcomes(self) -> dict[str, Outcome]:
+        while True:
+            self._check_all()
+            if self._untuned in self._failed:
+                return _without_reference(self._names) | self._failed
+            timed = self._time_interleaved()
+            if timed is not None:
+                return timed | self._failed
+
+    def _check_all(self) -> None:
+        """Check finalists, until the present child holds all that are right and the others have failed; or until the
+        reference itself has failed.
+        """
+        tried = set[str]()
+        while missing := [name for name in self._names if name not in self._failed and name not in self._held()]:
+            self._check_next(missing[0], tried)
+            if self._untuned in self._failed:
+                return
+
+    def _check_next(self, name: str, tried: set[str]) -> None:
+        """`tried`: those whose child was lost before, to be run alone."""
+        self._right.pop(name, None)
+        allowed = _tolerance(self._batch)
+        try:
+            error = self._check(name, alone=name in tried)
+        except CHILD_ERRORS as failure:
+            self._failed[name] = Outcome.of(failure)
+            return
+        if error is None:
+            tried.add(name)
+        elif error > allowed:
+            self._failed[name] = _wrong(error, allowed)
+        else:
+            self._right[name] = error
+
+    def _check(self, name: str, *, alone: bool) -> float | None:
+        """The finalist's difference to the reference, relative; None when it ran in a child that does not hold that."""
+
+        def check() -> float | None:
+            is_comparable = name == self._untuned or self._untuned in self._held()
+            self._load(name)
+            error = float(self._session.call("check", _CHECK_TIMEOUT_S, name=name))
+            return error if is_comparable else None
+
+        error = self._session.run([self._batch.codes[name]], self._batch, check, alone=alone)
+        if error is None:
+            self._session.forget_batch()  # it was compared with itself
+        else:
+            self._checked = (self._session.preparation, self._held() | {name})
+        return error
+
+    def _held(self) -> frozenset[str]:
+        """Checked finalists that the present child holds."""
+        preparation, names = self._checked
+        is_same = self._session.is_prepared(self._batch) and self._session.preparation == preparation
+        return names if is_same else frozenset()
+
+    def _time_interleaved(self) -> dict[str, Outcome] | None:
+        """Time those that were right; None when the child does not hold them any more.
+
+        When that fails, each is timed by itself: one of them has failed the others, and only that tells which.
+        """
+
+        def time() -> dict[str, Any] | None:
+            return self._interleaved(list(self._right)) if self._held() >= set(self._right) else None
+
+        codes = [self._batch.codes[name] for name in self._right]
+        try:
+            answer = self._session.run(codes, self._batch, time, alone=True)
+        except CHILD_ERRORS as error:
+            _log.warning("timing %d finalists failed, each is timed by itself: %s", len(self._right), error)
+            return {name: self._time_by_itself(name) for name in self._right}
+        return None if answer is None else {name: self._timed(answer, name) for name in self._right}
+
+    def _time_by_itself(self, name: str) -> Outcome:
+        def time() -> dict[str, Any]:
+            self._load(name)
+            return self._interleaved([name])
+
+        try:
+            answer = self._session.run([self._batch.codes[name]], self._batch, time, alone=True)
+        except CHILD_ERRORS as error:
+            return Outcome.of(error)
+        return self._timed(answer, name)
+
+    def _load(self, name: str) -> None:
+        """Load a kernel into the present child."""
+        code = base64.b64encode(self._batch.codes[name]).decode()
+        self._session.call("load", LOAD_TIMEOUT_S, name=name, code=code)
+
+    def _interleaved(self, names: Sequence[str]) -> dict[str, Any]:
+        policy = self._session.validation_policy.to_json()
+        answer: dict[str, Any] = self._session.call("time_interleaved", _TIMING_TIMEOUT_S, names=names, policy=policy)
+        return answer
+
+    def _timed(self, answer: Mapping[str, Any], name: str) -> Outcome:
+        """A finalist's part of the answer."""
+        policy = TimingPolicy.from_json(answer["policy"][name])
+        run_secs = tuple(answer["run_secs"][name])
+        return Outcome(Status.OK, run_secs=run_secs, policy=policy, max_error=self._right[name])
+
+
+def _tolerance(batch: ArtifactBatch) -> float:
+    """By the type of the last argument, which is an output."""
+    return _TOLERANCES.get(batch.args_info[-1][1], 0.0)
+
+
+def _wrong(error: float, allowed: float) -> Outcome:
+    cause = f"output differs from the untuned one by {error:.2g} of its largest value; {allowed:g} is allowed"
+    return Outcome(Status.WRONG_OUTPUT, cause, policy=VALIDATION_POLICY, max_error=error)
+
+
+def _without_reference(names: Iterable[str]) -> dict[str, Outcome]:
+    cause = "the untuned operator itself could not be built or run here: nothing to compare with"
+    return {name: Outcome(Status.RUN_FAILED, cause, policy=VALIDATION_POLICY) for name in names}
