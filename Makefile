@@ -8,19 +8,20 @@ STAMP := $(VENV)/.setup-done
 .PHONY: help setup demo test unit lint format stubs lock bench compose-test release-check clean
 
 help:
-	@echo "make setup          fill $(VENV) from requirements.lock"
+	@echo "make setup          fill $(VENV) from locks/dev.lock"
 	@echo "make demo           tune a real model at two shares of this CPU and show the gain"
 	@echo "make test           all tests        make unit   the quick ones"
-	@echo "make lint           ruff and mypy    make format ruff's formatter"
+	@echo "make lint           ruff, mypy and the width of the pages"
+	@echo "make format         ruff's formatter and its repairs"
 	@echo "make stubs          Python code from protos/"
-	@echo "make lock           requirements.lock from pyproject.toml"
+	@echo "make lock           locks/ from pyproject.toml"
 	@echo "make bench          benchmarks/"
 	@echo "make compose-test   the containers, for real (podman, root)"
 	@echo "make release-check  version, changelog and built files agree"
 
 setup: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml scripts/setup
+$(STAMP): locks/dev.lock pyproject.toml scripts/setup
 	scripts/setup $(VENV)
 	@touch $@
 

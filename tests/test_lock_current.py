@@ -1,9 +1,10 @@
-"""requirements.lock holds what pyproject.toml asks for, by hash, and names no index."""
+"""The three locks hold what pyproject.toml asks for, by hash, name no index, and each is a part of the next."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 
 import pytest
 from packaging.requirements import Requirement
@@ -12,42 +13,83 @@ from packaging.utils import canonicalize_name
 from tests.support.paths import REPOSITORY
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
-LOCK = (REPOSITORY / "requirements.lock").read_text(encoding="utf-8")
-ASKED = [
-    *PROJECT["project"]["dependencies"],
-    *PROJECT["project"]["optional-dependencies"]["local"],
-    *PROJECT["dependency-groups"]["dev"],
-]
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+LOCKED_EXTRAS = {
+    "runtime": ("local",),
+    "gpu": ("local", "cuda"),
+    "dev": ("local", "run", "cuda", "plot", "sign"),
+}
+"""by the lock's name; `dev` has the group `dev` as well"""
+LOCKS = {name: (REPOSITORY / "locks" / f"{name}.lock").read_text(encoding="utf-8") for name in LOCKED_EXTRAS}
+FOR_DEVELOPMENT_ALONE = {"pytest", "mypy", "ruff", "hypothesis", "magika", "onnxruntime", "matplotlib", "grpcio-tools"}
 
 
-def locked() -> dict[str, list[str]]:
+def direct(extra: str) -> Iterator[str]:
+    """What an extra asks for, the extras that it names resolved."""
+    for line in EXTRAS[extra]:
+        asked = Requirement(line)
+        if asked.name == PROJECT["project"]["name"]:
+            for other in asked.extras:
+                yield from direct(other)
+        else:
+            yield line
+
+
+def asked_for(lock: str) -> set[str]:
+    group = PROJECT["dependency-groups"]["dev"] if lock == "dev" else []
+    extras = (line for extra in LOCKED_EXTRAS[lock] for line in direct(extra))
+    return {*PROJECT["project"]["dependencies"], *extras, *group}
+
+
+def locked(lock: str) -> dict[str, set[str]]:
     """Each locked name, with its version or versions (one for each Python where they differ)."""
-    versions: dict[str, list[str]] = {}
-    for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^ \\]+)", LOCK, re.MULTILINE):
-        versions.setdefault(canonicalize_name(name), []).append(version)
+    versions: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^ \\]+)", LOCKS[lock], re.MULTILINE):
+        versions.setdefault(canonicalize_name(name), set()).add(version)
     return versions
 
 
-@pytest.mark.parametrize("requirement", ASKED)
-def test_what_is_asked_for_is_locked(requirement: str) -> None:
+@pytest.mark.parametrize(("lock", "requirement"), [(lock, line) for lock in LOCKS for line in sorted(asked_for(lock))])
+def test_what_is_asked_for_is_locked(lock: str, requirement: str) -> None:
     asked = Requirement(requirement)
-    versions = locked().get(canonicalize_name(asked.name), [])
-    assert versions, f"{asked.name} is not in requirements.lock; run: make lock"
+    versions = locked(lock).get(canonicalize_name(asked.name), set())
+    assert versions, f"{asked.name} is not in locks/{lock}.lock; run: make lock"
     unfit = [version for version in versions if version not in asked.specifier]
-    assert unfit == [], f"{requirement} does not allow the locked {unfit}; run: make lock"
+    assert unfit == [], f"{requirement} does not allow the {unfit} of locks/{lock}.lock; run: make lock"
 
 
-def test_what_runs_bundles_is_the_same_with_all_the_rest() -> None:
-    extras = PROJECT["project"]["optional-dependencies"]
-    assert set(extras["run"]) | set(extras["sign"]) <= set(extras["local"])
+@pytest.mark.parametrize(("smaller", "larger"), [("runtime", "gpu"), ("gpu", "dev")])
+def test_what_is_shipped_is_what_is_tested(smaller: str, larger: str) -> None:
+    assert locked(smaller).items() <= locked(larger).items()
 
 
-def test_every_locked_file_has_its_hash() -> None:
-    entries = re.split(r"\n(?=[^\s#])", re.sub(r"^#.*\n", "", LOCK, flags=re.MULTILINE).strip())
+def test_images_carry_nothing_for_development() -> None:
+    assert locked("dev").keys() >= FOR_DEVELOPMENT_ALONE
+    assert locked("gpu").keys() & FOR_DEVELOPMENT_ALONE == set()
+
+
+def test_the_runtime_carries_nothing_for_gpus() -> None:
+    for_gpus = {name for name in locked("dev") if name.startswith(("nvidia-", "cuda-"))}
+    assert for_gpus <= locked("gpu").keys()
+    assert locked("runtime").keys() & for_gpus == set()
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_file_has_its_hash(lock: str) -> None:
+    entries = re.split(r"\n(?=[^\s#])", re.sub(r"^#.*\n", "", LOCKS[lock], flags=re.MULTILINE).strip())
     assert entries
     assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
 
 
-def test_the_lock_names_no_index() -> None:
-    assert "://" not in LOCK
-    assert "--index-url" not in LOCK
+@pytest.mark.parametrize("lock", LOCKS)
+def test_no_lock_names_an_index(lock: str) -> None:
+    assert "://" not in LOCKS[lock]
+    assert "--index-url" not in LOCKS[lock]
+
+
+def test_one_package_is_asked_for_in_the_same_versions_by_every_extra() -> None:
+    asked: dict[str, set[str]] = {}
+    for extra in EXTRAS:
+        for line in direct(extra):
+            asked.setdefault(Requirement(line).name, set()).add(line)
+    assert [lines for lines in asked.values() if len(lines) > 1] == []

@@ -32,7 +32,7 @@ def run_server(
     ready_file: Path | None,
 ) -> None:
     """Serve until stopped. Raises BadRequest for the address, StateUnusable for the folder, RedisGone."""
-    _require("rq", "sqlalchemy")
+    _require("server", "rq", "sqlalchemy")
     from fractune_server.main import ServerOptions, run_server
 
     run_server(
@@ -69,7 +69,7 @@ def run_worker(
     name: str | None,
 ) -> None:
     """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
-    _require("rq", "tvm")
+    _require("worker", "rq", "tvm")
     from fractune_workers.main import WorkerOptions, run_worker
 
     run_worker(
@@ -100,7 +100,7 @@ def measure_noise(
 
     Raises ShareUnavailable for a share that cannot be verified, BadModel.
     """
-    _require("tvm")
+    _require("worker", "tvm")
     from fractune_workers.calibration import experiment
 
     options = experiment.NoiseOptions(
@@ -153,7 +153,7 @@ def look_for_cuda() -> Any:
     return cuda.look_for_cuda()
 
 
-def _require(*modules: str) -> None:
+def _require(extra: str, *modules: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise FractuneError(f"this part needs {', '.join(missing)}; install 'fractune[local]'")
+        raise FractuneError(f"this part needs {', '.join(missing)}; install 'fractune[{extra}]'")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ from fractune.local.stack import redis_binary
 from fractune_core.errors import FractuneError
 
 _DISTRIBUTION = "fractune"
-_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<versions>[^;]*)(;.*extra == ['\"](?P<extra>[a-z]+)['\"])?")
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)(\[(?P<extras>[^\]]*)\])?(?P<versions>[^;]*)(;.*extra == ['\"](?P<extra>[a-z]+)['\"])?"
+)
 _OLDEST_DRIVER_CUDA = 13000
 _DRIVER_HINT = "install NVIDIA's driver, version 580 or later"
 
@@ -89,8 +91,19 @@ def required(extra: str) -> list[tuple[str, str]]:
         lines = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         raise FractuneError("fractune itself is not installed here; install it with pip") from None
-    found = [match for line in lines if (match := _REQUIREMENT.match(line)) and match["extra"] == extra]
-    return [(match["name"], _pinned(match["versions"])) for match in found]
+    return list(dict.fromkeys(_required(extra, lines)))
+
+
+def _required(extra: str, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """An extra may ask for others of this distribution."""
+    for match in filter(None, map(_REQUIREMENT.match, lines)):
+        if match["extra"] != extra:
+            continue
+        if match["name"] == _DISTRIBUTION:
+            for other in match["extras"].split(","):
+                yield from _required(other, lines)
+        else:
+            yield match["name"], _pinned(match["versions"])
 
 
 def _pinned(versions: str) -> str:

@@ -31,7 +31,7 @@ IMPORTED_POLICY = TimingPolicy("imported", warmups=0, repeats=1, min_repeat_ms=0
 def check_tvm() -> None:
     """Raises FractuneError when TVM is not installed."""
     if importlib.util.find_spec("tvm") is None:
-        raise FractuneError("a JSONDatabase needs TVM; install 'fractune[local]'")
+        raise FractuneError("a JSONDatabase needs TVM; install 'fractune[run]'")
 
 
 def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:

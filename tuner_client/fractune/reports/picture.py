@@ -28,7 +28,7 @@ def check_picture(path: Path) -> None:
     if path.suffix not in _SUFFIXES:
         raise BadRequest(f"--picture {path}: write a name that ends in {' or '.join(_SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise FractuneError("--picture needs matplotlib; install 'fractune[local]'")
+        raise FractuneError("--picture needs matplotlib; install 'fractune[plot]'")
     check_writable("--picture", path)
 
 

