@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.client import Client
 from fractune.local.stack import StackOptions, running_stack
 from fractune.local.state import default_state_dir
+from fractune.rpc import RpcClient
 from fractune_core.shares import parse_shares
 
 
@@ -40,7 +40,7 @@ def up(
         resume=True,
     )
     with running_stack(stack_options) as stack:
-        with Client(stack.address) as client:
+        with RpcClient(stack.address) as client:
             measurers = client.measurers()
         if as_json:
             ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
