@@ -153,9 +153,7 @@ class Log:
 
     def _folder_parts(self, path: Path, share: str) -> list[pb.ImportRecordsRequest]:
         if not share:
-            raise BadRequest(
-                f"{path} is a JSONDatabase folder, which does not say what it was measured on: name a share"
-            )
+            raise BadRequest(f"{path} is a JSONDatabase folder, which does not say what it was measured on; pass share")
         jsondatabase.check_tvm()
         wanted = str(Share.parse(share))
         offered = next((each for each in self._rpc.shares() if each.granted.share == wanted), None)

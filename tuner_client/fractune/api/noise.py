@@ -79,7 +79,7 @@ def noise(
     Times `candidates` (8 to 200) twice in every setting, with each number of `measurers` (default: 1 and 2, on a GPU
     up to 8), of the heaviest operator of `model` whose name has one of the parts in `only`, by default of a
     convolution. The advice goes to `noise.json` in the folder `state`. `progress` prints lines to standard error,
-    nothing (False), or calls a function with each line. While it runs, the environment of this process tells child
+    nothing (False), or calls a function with each line. While it runs, the environment of this process shows child
     processes where our packages lie.
 
     Raises ShareUnavailable, BadModel, BadRequest, StateUnusable, and FractuneError when too few could be timed.

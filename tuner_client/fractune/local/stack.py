@@ -329,8 +329,8 @@ def redis_answers(socket_path: Path) -> bool:
             return False
 
 
-def _redis_gone(told: str) -> RedisGone:
-    return RedisGone(f"Redis stopped: {told}; committed results are kept; run the same command again to go on")
+def _redis_gone(end: str) -> RedisGone:
+    return RedisGone(f"Redis stopped: {end}; committed results are kept; run the same command again to go on")
 
 
 def own_env() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The table tuned-at x run-at: losses, ties, what it says in words, and its picture."""
+"""The table tuned-at x run-at: losses, ties, what its sentences say, and its picture."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def up(
             ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
             typer.echo(json.dumps(ready))
         else:
-            crews = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in offered)
-            typer.echo(f"serving at {stack.address} with {', '.join(crews)}; Ctrl-C stops it")
+            offers = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in offered)
+            typer.echo(f"serving at {stack.address} with {', '.join(offers)}; Ctrl-C stops it")
         while (failure := stack.failure(timeout_s=1.0)) is None:
             pass
         raise failure

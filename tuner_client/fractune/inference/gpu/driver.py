@@ -1,4 +1,4 @@
-"""What CUDA's driver tells of the GPU that this process may use, asked through `ctypes`: inference needs no package
+"""What CUDA's driver reports of the GPU that this process may use, asked through `ctypes`: inference needs no package
 for seven calls of a library with a stable C interface.
 """
 
@@ -24,7 +24,7 @@ _WHAT_TO_DO = {
     808: "the MPS server has as many clients as it takes: end some",
     915: "where an MPS daemon has static partitions, CUDA_MPS_SM_PARTITION has to name one",
 }
-_ELSE = "`nvidia-smi` and `dmesg` may tell more"
+_ELSE = "`nvidia-smi` and `dmesg` may show more"
 
 
 class Attribute(IntEnum):
@@ -94,7 +94,7 @@ def ask_gpu(cuda: Any) -> GpuHere:
         sms=ask(Attribute.MULTIPROCESSOR_COUNT),
         memory_bytes=memory.value,
         is_mps_client=bool(ask(Attribute.MPS_ENABLED)),
-        # CUDA has no attribute that tells.
+        # CUDA has no attribute for it.
         is_mig=" MIG " in product or os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"),
     )
 
