@@ -24,7 +24,7 @@ _WHAT_TO_DO = {
     808: "the MPS server has as many clients as it takes: end some",
     915: "where an MPS daemon has static partitions, CUDA_MPS_SM_PARTITION has to name one",
 }
-_ELSE = "`nvidia-smi` and `dmesg` may show more"
+_ELSE = "`nvidia-smi` and `dmesg` may tell more"
 
 
 class Attribute(IntEnum):
