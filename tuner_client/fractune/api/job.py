@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,14 +59,14 @@ class Job:
         """Cancel the job; what it has measured stays in the log."""
         return job_status(self._rpc.cancel_job(self.name))
 
-    def bundle(self, out: str | Path | None = None) -> BundleFile:
+    def bundle(self, out: str | os.PathLike[str] | None = None) -> BundleFile:
         """Download the bundle to the file `out`, by default `<model>.fractune` in the current folder.
 
         Raises JobFailed when the job has no bundle, StateUnusable when the file cannot be written.
         """
         return self._download(self.status(), out)
 
-    def result(self, out: str | Path = ".", *, progress: ProgressOption = False) -> TuneResult:
+    def result(self, out: str | os.PathLike[str] = ".", *, progress: ProgressOption = False) -> TuneResult:
         """Wait for the end and download the bundle to `<model>.fractune` in the folder `out`.
 
         Raises what `wait` and `bundle` raise.
@@ -73,7 +74,7 @@ class Job:
         ended = self.wait(progress=progress)
         return TuneResult(ended, self._download(ended, bundle_file(out, ended.model_name)))
 
-    def _download(self, job: JobStatus, out: str | Path | None) -> BundleFile:
+    def _download(self, job: JobStatus, out: str | os.PathLike[str] | None) -> BundleFile:
         if not job.bundle:
             raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
         path = Path(out).absolute() if out is not None else bundle_file(".", job.model_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ class Log:
 
     def export(
         self,
-        path: str | Path,
+        path: str | os.PathLike[str],
         *,
         file_format: LogFormat = "jsonl",
         force: bool = False,
@@ -121,7 +122,7 @@ class Log:
         write = {"csv": write_csv, "jsonl": write_jsonl, "jsondatabase": jsondatabase.write_jsondatabase}[file_format]
         return write(parts, Path(path))
 
-    def import_file(self, path: str | Path, *, share: str = "") -> Imported:
+    def import_file(self, path: str | os.PathLike[str], *, share: str = "") -> Imported:
         """Add the records of a JSON-lines file of ours, or of a JSONDatabase folder, all or none.
 
         Such a folder does not say what it was measured on: `share` does, and a live measurer of that share says on

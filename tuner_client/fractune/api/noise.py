@@ -50,7 +50,7 @@ class NoiseResult:
         """A row for each setting."""
         return noise_table(self.data)
 
-    def draw(self, path: str | Path) -> None:
+    def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw each setting's times over the reference's to `path` (.svg or .png).
 
         Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
@@ -71,7 +71,7 @@ def noise(
     only: str = "",
     inputs: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
-    state: str | Path | None = None,
+    state: str | os.PathLike[str] | None = None,
     progress: LineProgress = True,
 ) -> NoiseResult:
     """Tell what a measurement under `share` is worth here, and how many may run at the same time.
@@ -136,5 +136,5 @@ def _children_find_us() -> Iterator[None]:
         yield
     finally:
         for name in added:
-            os.environ.pop(name)
+            os.environ.pop(name, None)
         os.environ.update({name: before[name] for name in added if name in before})

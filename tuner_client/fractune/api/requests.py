@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,6 @@ def check_record_filter(share: str, kind: str) -> None:
         raise BadRequest(f"kind '{kind}': write trial or final")
 
 
-def bundle_file(folder: str | Path, model_name: str) -> Path:
+def bundle_file(folder: str | os.PathLike[str], model_name: str) -> Path:
     """Where the bundle of a model goes that is only given a folder."""
     return Path(folder).absolute() / f"{Path(model_name).stem}{SUFFIX}"

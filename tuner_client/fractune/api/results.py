@@ -72,7 +72,7 @@ class Matrix:
         """What the schedules tuned for each share lose at each of the others, with 95 % intervals."""
         return tuple(sentences(self.tables[0]))
 
-    def draw(self, path: str | Path) -> None:
+    def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw the model's table as a heat map to `path` (.svg or .png).
 
         Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
@@ -125,7 +125,7 @@ class KneeResult:
         """Times at the shares, the knee and how sure it is."""
         return knee_table(self.reports, f"{self.reports[0].name}: the knee")
 
-    def draw(self, path: str | Path) -> None:
+    def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw time by share with the knee marked to `path` (.svg or .png).
 
         Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.

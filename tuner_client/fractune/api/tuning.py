@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from fractune.api.client import Client
 from fractune.api.models import ModelSource, model_file
@@ -21,7 +23,7 @@ from fractune_core.errors import BadRequest, JobFailed
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import Share
 
-PathText = str | Path
+PathText: TypeAlias = str | os.PathLike[str]
 Shapes = Mapping[str, Sequence[int]]
 
 

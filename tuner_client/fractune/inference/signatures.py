@@ -14,7 +14,7 @@ from fractune_core.bundles import SIGNATURE, Bundle, write_archive
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
 
 
-def sign_bundle(path: str | Path, private_key_pem: str | bytes) -> None:
+def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> None:
     """Sign the bundle at `path` in place; a signature that it has is replaced.
 
     The file is replaced whole: a reader at the same time has the old one or the new one. Raises BadBundle,

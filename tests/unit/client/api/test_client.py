@@ -251,9 +251,9 @@ def test_the_other_questions_are_jobs_that_search_nothing(server: ScriptedServer
     made = fractune.bundle(model, SHARES, policy="robust", **at)
     assert made.path == model.with_name("m.fractune")
     assert [(spec.rerank, spec.variants) for spec in server.specs] == [(2, ""), (1, ""), (1, "robust")]
-    for wrong, says in (({"slack": 10.0}, "slack is 10.0"), ({"slack": float("nan")}, "slack is nan")):
-        with pytest.raises(BadRequest, match=says):
-            fractune.knee(model, SHARES, **wrong, **at)
+    for slack in (10.0, float("nan")):
+        with pytest.raises(BadRequest, match=f"slack is {slack}"):
+            fractune.knee(model, SHARES, slack=slack, **at)
     with pytest.raises(BadRequest, match="policy 'best'"):
         fractune.bundle(model, SHARES, policy="best", **at)
 
