@@ -67,7 +67,7 @@ def check_record_filter(share: str, kind: str) -> None:
         with contextlib.suppress(ValueError):
             Kind(kind)
             return
-        raise BadRequest(f"kind '{kind}': write trial or final")
+        raise BadRequest(f"kind '{kind}': write {' or '.join(each.value for each in Kind)}")
 
 
 def bundle_file(folder: str | os.PathLike[str], model_name: str) -> Path:

@@ -1,4 +1,4 @@
-"""What CUDA's driver reports of the GPU that this process may use, asked through `ctypes`: inference needs no package
+"""What CUDA's driver tells of the GPU that this process may use, asked through `ctypes`: inference needs no package
 for seven calls of a library with a stable C interface.
 """
 
@@ -94,7 +94,7 @@ def ask_gpu(cuda: Any) -> GpuHere:
         sms=ask(Attribute.MULTIPROCESSOR_COUNT),
         memory_bytes=memory.value,
         is_mps_client=bool(ask(Attribute.MPS_ENABLED)),
-        # CUDA has no attribute for it.
+        # CUDA has no attribute that tells.
         is_mig=" MIG " in product or os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"),
     )
 
