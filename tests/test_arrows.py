@@ -167,11 +167,18 @@ ROOMS = {
         "fractune_workers.gpu",
     ),
     # ---- client
-    "fractune": room(*CORE, GRPC_STUBS, "google.protobuf", "grpc", lazily=("fractune.inference",)),
-    "fractune.cli": room(*CORE, "fractune", "fractune.local", "fractune.reports", "typer", "click", "rich"),
+    "fractune": room(
+        *CORE,
+        GRPC_STUBS,
+        "google.protobuf",
+        "grpc",
+        lazily=("fractune.api", "fractune.inference", "fractune.reports"),
+    ),
+    "fractune.cli": room(*CORE, "fractune", "fractune.api", "fractune.reports", "typer", "click", "rich"),
     "fractune.cli.commands": room(
         *CORE,
         "fractune",
+        "fractune.api",
         "fractune.cli",
         "fractune.inference",
         "fractune.launchers",
@@ -182,6 +189,17 @@ ROOMS = {
         "click",
         "rich",
         lazily=("numpy",),
+    ),
+    # What `import fractune` offers. Models in memory are written by the package that made them, which is loaded then.
+    "fractune.api": room(
+        *CORE,
+        "fractune",
+        "fractune.launchers",
+        "fractune.local",
+        "fractune.log_io",
+        "fractune.reports",
+        "rich",
+        lazily=("fractune.inference", "onnx", "torch", "tvm"),
     ),
     # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them.
     "fractune.launchers": room(
@@ -251,7 +269,7 @@ class ImportCollector(ast.NodeVisitor):
         self.visit_lazily(node)
 
     def visit_If(self, node: ast.If) -> None:
-        if ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+        if ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING", "_typing.TYPE_CHECKING"}:
             self.visit_lazily(node)
         else:
             self.generic_visit(node)

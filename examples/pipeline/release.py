@@ -16,6 +16,7 @@ Exit code 0 = release it, 1 = the gate says no; anything else is the exit code o
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,17 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from fractune import load
-from fractune.client import Client
-from fractune.inference.comparing import differences, time_in_turns
-from fractune_core.analysis.slowdown_ci import slowdown
-from fractune_core.convert import spec_to_proto, state_from_proto
-from fractune_core.errors import FractuneError, JobFailed
-from fractune_core.jobs import JobSpec
-from fractune_core.names import Collection
-from fractune_core.shares import parse_shares
+import fractune
+from fractune.errors import FractuneError
 
-TURNS = 21
 LARGEST_DIFFERENCE = 1e-3
 """between the outputs of both releases, relative to the largest: another order of additions makes about 1e-6"""
 
@@ -44,7 +37,7 @@ class Step:
 
     name: str
     secs: float
-    told: str
+    says: str
     passed: bool
     code: int = 1
     """the exit code of this script when it did not pass"""
@@ -57,7 +50,7 @@ def main(args: Sequence[str] | None = None) -> int:
         steps.append(_step("outputs agree with the last release", lambda: _same_outputs(wanted)))
         steps.append(_step(f"not slower than the last release at {wanted.serve}", lambda: _not_slower(wanted)))
     for step in steps:
-        print(f"{'ok' if step.passed else 'FAILED'}: {step.name}: {step.told}", flush=True)
+        print(f"{'ok' if step.passed else 'FAILED'}: {step.name}: {step.says}", flush=True)
     if wanted.junit is not None:
         _write_junit(steps, wanted.junit)
     return next((step.code for step in steps if not step.passed), 0)
@@ -81,50 +74,46 @@ def _step(name: str, do: Callable[[], tuple[bool, str]]) -> Step:
     """Run a step; an error of fractune's is its failure, with that error's exit code."""
     began = time.monotonic()
     try:
-        passed, told = do()
+        passed, says = do()
     except FractuneError as error:
         return Step(name, time.monotonic() - began, str(error), passed=False, code=error.exit_code)
-    return Step(name, time.monotonic() - began, told, passed)
+    return Step(name, time.monotonic() - began, says, passed)
 
 
 def _fetch(wanted: argparse.Namespace) -> tuple[bool, str]:
-    """Submit, wait, download. Raises what the server refuses, and JobFailed."""
-    shares = tuple(str(share) for share in parse_shares(wanted.shares))
-    with Client(wanted.server) as client:
-        model = Collection.MODELS.parse(client.upload_model(wanted.model).name)
-        spec = JobSpec(model=model, model_name=wanted.model.name, shares=shares, trials=wanted.trials)
-        name = client.create_job(spec_to_proto(spec)).name
-        state = ""
-        for job in client.watch_job(name):
-            if state_from_proto(job.state).value != state:
-                state = state_from_proto(job.state).value
-                print(f"{job.name}: {state}, {job.progress.candidates_done} candidates measured", flush=True)
-        if not job.result.bundle:
-            raise JobFailed(f"{job.name} is {state}: {job.message or 'it has no bundle'}")
-        wanted.out.parent.mkdir(parents=True, exist_ok=True)
-        client.download_bundle(job.result.bundle, wanted.out.absolute())
+    """Submit, wait, download. Raises what the server refuses, and what ended the job."""
+    state = None
+    with fractune.connect(wanted.server) as client:
+        job = client.submit(wanted.model, wanted.shares, trials=wanted.trials)
+        for seen in job.watch():
+            if seen.state is not state:
+                state = seen.state
+                print(f"{job.name}: {state}, {seen.candidates_done} candidates measured", flush=True)
+        job.wait()
+        job.bundle(wanted.out)
     return True, f"{job.name} made {wanted.out}"
 
 
 def _same_outputs(wanted: argparse.Namespace) -> tuple[bool, str]:
-    new, last = (load(path, share=wanted.serve) for path in (wanted.out, wanted.last))
-    inputs = new.random_inputs()
-    _, relative = differences(new.run(inputs), last.run(inputs))
-    return relative <= LARGEST_DIFFERENCE, f"largest difference {relative:.1e} of the largest output"
+    difference = _compare(wanted.out, wanted.last, wanted.serve).max_rel_difference
+    return difference <= LARGEST_DIFFERENCE, f"largest difference {difference:.1e} of the largest output"
 
 
 def _not_slower(wanted: argparse.Namespace) -> tuple[bool, str]:
     """Passes unless the new bundle is slower beyond the noise, and by more than the tolerance."""
-    new, last = (load(path, share=wanted.serve) for path in (wanted.out, wanted.last))
-    inputs = new.random_inputs()
-    calls = {"new": lambda: new.run_tensors(inputs), "last": lambda: last.run_tensors(inputs)}
-    run_secs = time_in_turns(calls, TURNS, apart=True)
-    lost = slowdown(run_secs["new"], run_secs["last"], in_turn=True)
-    told = (
+    found = _compare(wanted.out, wanted.last, wanted.serve)
+    lost = found.slowdown
+    says = (
         f"{lost.median:+.1%} (95 % interval {lost.low:+.1%} .. {lost.high:+.1%}, tolerance {wanted.tolerance:.0%}); "
-        f"new: {new.choice.variant} ({new.choice.reason})"
+        f"new: {found.new.variant} ({found.new.reason})"
     )
-    return lost.is_tie or lost.median <= wanted.tolerance, told
+    return not found.is_slower(wanted.tolerance), says
+
+
+@functools.cache
+def _compare(new: Path, last: Path, share: str) -> fractune.Comparison:
+    """Both at the share, once for both questions."""
+    return fractune.compare(new, last, share=share)
 
 
 def _write_junit(steps: Sequence[Step], path: Path) -> None:
@@ -133,9 +122,9 @@ def _write_junit(steps: Sequence[Step], path: Path) -> None:
     for step in steps:
         case = ET.SubElement(suite, "testcase", classname="release", name=step.name, time=f"{step.secs:.3f}")
         if step.passed:
-            ET.SubElement(case, "system-out").text = step.told
+            ET.SubElement(case, "system-out").text = step.says
         else:
-            ET.SubElement(case, "failure", message=step.told)
+            ET.SubElement(case, "failure", message=step.says)
     path.parent.mkdir(parents=True, exist_ok=True)
     ET.ElementTree(suite).write(path, encoding="utf-8", xml_declaration=True)
 

@@ -20,7 +20,7 @@ import pytest
 import fractune
 from benchmarks.models import find_model
 from benchmarks.reference import expected_outputs
-from fractune.client import Client
+from fractune import Client
 from fractune_core.bundles import Bundle
 from fractune_core.errors import ServerUnreachable
 from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model

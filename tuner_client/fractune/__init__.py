@@ -1,31 +1,151 @@
-"""The client: the command line, the one-machine stack, and bundles at inference."""
+"""Tune deep-learning models for the share of a processor that they will run on, and run what was tuned.
 
-from __future__ import annotations
+    result = fractune.tune("model.onnx", shares=["cpu:1", "cpu:2"], trials=256)
+    model = result.bundle.load(share="cpu:2")
 
-import os
-from typing import TYPE_CHECKING, Any
+docs/python.md describes every name in `__all__`. The packages below this one (`fractune.cli`, `fractune.local`, ...)
+are how it is made, and change without notice; `fractune.errors` is the one module to import from.
+"""
 
-if TYPE_CHECKING:
+import importlib as _importlib
+import os as _os
+import typing as _typing
+
+from fractune import errors as errors
+from fractune_core import __version__ as __version__
+
+if _typing.TYPE_CHECKING:
+    from fractune.api.client import Client as Client
+    from fractune.api.client import connect as connect
+    from fractune.api.job import Job as Job
+    from fractune.api.log import Imported as Imported
+    from fractune.api.log import Log as Log
+    from fractune.api.log import Pruned as Pruned
+    from fractune.api.log import Records as Records
+    from fractune.api.noise import NoiseResult as NoiseResult
+    from fractune.api.noise import noise as noise
+    from fractune.api.results import BundleFile as BundleFile
+    from fractune.api.results import KneeResult as KneeResult
+    from fractune.api.results import MatchResult as MatchResult
+    from fractune.api.results import Matrix as Matrix
+    from fractune.api.results import TuneResult as TuneResult
+    from fractune.api.tuning import bundle as bundle
+    from fractune.api.tuning import knee as knee
+    from fractune.api.tuning import local_stack as local_stack
+    from fractune.api.tuning import match as match
+    from fractune.api.tuning import matrix as matrix
+    from fractune.api.tuning import tune as tune
+    from fractune.inference.choosing import VariantChoice as VariantChoice
+    from fractune.inference.compare import Comparison as Comparison
+    from fractune.inference.compare import compare as compare
     from fractune.inference.model import Model as Model
     from fractune.inference.model import load as load
     from fractune.inference.session import InferenceSession as InferenceSession
     from fractune.inference.signatures import sign_bundle as sign_bundle
+    from fractune.jobs import JobStatus as JobStatus
+    from fractune.jobs import OfferedShare as OfferedShare
+    from fractune.jobs import OperatorMatch as OperatorMatch
+    from fractune.jobs import OperatorStatus as OperatorStatus
+    from fractune.jobs import ShareResult as ShareResult
+    from fractune.jobs import Worker as Worker
+    from fractune.reports.cross_table import Cell as Cell
+    from fractune.reports.cross_table import CrossTable as CrossTable
+    from fractune.reports.knee_report import KneeReport as KneeReport
+    from fractune.reports.rendering import Table as Table
+    from fractune_core.analysis.match import Policy as Policy
+    from fractune_core.analysis.noise import NoiseAdvice as NoiseAdvice
+    from fractune_core.analysis.slowdown_ci import Slowdown as Slowdown
+    from fractune_core.jobs import JobState as JobState
+    from fractune_core.records import TuningRecord as TuningRecord
+    from fractune_core.shares import Device as Device
+    from fractune_core.shares import GrantedShare as GrantedShare
 
 # gRPC's core writes lines of its own to standard error when a server goes away; ours say it in one.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+_os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-_LAZY = {
-    "InferenceSession": "fractune.inference.session",
-    "Model": "fractune.inference.model",
-    "load": "fractune.inference.model",
-    "sign_bundle": "fractune.inference.signatures",
+_HOMES = {
+    "fractune.api.client": ("Client", "connect"),
+    "fractune.api.job": ("Job",),
+    "fractune.api.log": ("Imported", "Log", "Pruned", "Records"),
+    "fractune.api.noise": ("NoiseResult", "noise"),
+    "fractune.api.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
+    "fractune.api.tuning": ("bundle", "knee", "local_stack", "match", "matrix", "tune"),
+    "fractune.inference.choosing": ("VariantChoice",),
+    "fractune.inference.compare": ("Comparison", "compare"),
+    "fractune.inference.model": ("Model", "load"),
+    "fractune.inference.session": ("InferenceSession",),
+    "fractune.inference.signatures": ("sign_bundle",),
+    "fractune.jobs": ("JobStatus", "OfferedShare", "OperatorMatch", "OperatorStatus", "ShareResult", "Worker"),
+    "fractune.reports.cross_table": ("Cell", "CrossTable"),
+    "fractune.reports.knee_report": ("KneeReport",),
+    "fractune.reports.rendering": ("Table",),
+    "fractune_core.analysis.match": ("Policy",),
+    "fractune_core.analysis.noise": ("NoiseAdvice",),
+    "fractune_core.analysis.slowdown_ci": ("Slowdown",),
+    "fractune_core.jobs": ("JobState",),
+    "fractune_core.records": ("TuningRecord",),
+    "fractune_core.shares": ("Device", "GrantedShare"),
 }
-"""where the names for inference come from; a client that only talks to a server loads none of them"""
+"""where each name comes from: what is not asked for is not imported"""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BundleFile",
+    "Cell",
+    "Client",
+    "Comparison",
+    "CrossTable",
+    "Device",
+    "GrantedShare",
+    "Imported",
+    "InferenceSession",
+    "Job",
+    "JobState",
+    "JobStatus",
+    "KneeReport",
+    "KneeResult",
+    "Log",
+    "MatchResult",
+    "Matrix",
+    "Model",
+    "NoiseAdvice",
+    "NoiseResult",
+    "OfferedShare",
+    "OperatorMatch",
+    "OperatorStatus",
+    "Policy",
+    "Pruned",
+    "Records",
+    "ShareResult",
+    "Slowdown",
+    "Table",
+    "TuneResult",
+    "TuningRecord",
+    "VariantChoice",
+    "Worker",
+    "bundle",
+    "compare",
+    "connect",
+    "errors",
+    "knee",
+    "load",
+    "local_stack",
+    "match",
+    "matrix",
+    "noise",
+    "sign_bundle",
+    "tune",
+]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+def __getattr__(name: str) -> _typing.Any:
+    if name not in _HOME_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    import importlib
+    found = getattr(_importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = found
+    return found
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+
+def __dir__() -> list[str]:
+    return __all__

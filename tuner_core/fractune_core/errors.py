@@ -29,53 +29,73 @@ class FractuneError(Exception):
 
 
 class BadRequest(FractuneError):
+    """An option, a budget or a filter that cannot be meant."""
+
     exit_code = 2
     grpc_status = "INVALID_ARGUMENT"
 
 
 class BadModel(FractuneError):
+    """The model: its file, its shapes, an operator that cannot be imported."""
+
     exit_code = 3
     grpc_status = "INVALID_ARGUMENT"
 
 
 class ShareUnavailable(FractuneError):
+    """A share that is unknown, too large, not verifiable, or offered by no worker."""
+
     exit_code = 4
     grpc_status = "FAILED_PRECONDITION"
 
 
 class ServerUnreachable(FractuneError):
+    """No server answers, or it went away; what was committed is kept."""
+
     exit_code = 5
     grpc_status = "UNAVAILABLE"
 
 
 class RedisGone(ServerUnreachable):
-    pass
+    """The server's queue went away; what was committed is kept."""
 
 
 class JobFailed(FractuneError):
+    """A job that ended without a result."""
+
     exit_code = 6
     grpc_status = "ABORTED"
 
 
 class JobCancelled(JobFailed):
+    """A job that was cancelled."""
+
     grpc_status = "CANCELLED"
 
 
 class StateUnusable(FractuneError):
+    """The state folder or an output file: read-only, in use, or on a full disk."""
+
     exit_code = 7
     grpc_status = "FAILED_PRECONDITION"
 
 
 class QuotaExceeded(StateUnusable):
+    """A size or a count over its limit."""
+
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class BadBundle(FractuneError):
+    """A bundle that is torn, changed, of another format, for another processor, or not signed."""
+
     exit_code = 8
     grpc_status = "INVALID_ARGUMENT"
 
 
 class NotFound(FractuneError):
+    """No such job, model, bundle or record."""
+
     exit_code = 9
     grpc_status = "NOT_FOUND"
 

@@ -12,6 +12,8 @@ from fractune_core.shares import Share
 
 
 class JobState(StrEnum):
+    """Where a job stands; the last three are ends."""
+
     QUEUED = "queued"
     INGESTING = "ingesting"
     TUNING = "tuning"

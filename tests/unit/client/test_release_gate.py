@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from fractune_core.errors import BadBundle
+import fractune
+from fractune.errors import BadBundle
+from fractune.inference.choosing import VariantChoice
+from fractune_core.analysis.match import How
+from fractune_core.analysis.slowdown_ci import slowdown
 from tests.support.paths import REPOSITORY
 
 SCRIPT = REPOSITORY / "examples" / "pipeline" / "release.py"
@@ -18,7 +23,7 @@ SCRIPT = REPOSITORY / "examples" / "pipeline" / "release.py"
 
 @pytest.fixture
 def release(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script, with a server that always has a bundle and models that are only names."""
+    """The script, with a server that always has a bundle."""
     spec = importlib.util.spec_from_file_location("release", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -26,18 +31,16 @@ def release(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(__import__("sys").modules, "release", module)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "_fetch", lambda _: (True, "made"))
-    monkeypatch.setattr(module, "_same_outputs", lambda _: (True, "same"))
     return module
 
 
-class Named:
-    """Stands for a loaded model: the timings are made up, so nothing runs it."""
-
-    def __init__(self, path: Path, share: str) -> None:
-        self.choice = type("Choice", (), {"variant": share, "reason": f"{path.name} for a test"})()
-
-    def random_inputs(self) -> dict[str, Any]:
-        return {}
+def comparison(slower: float, difference: float = 0.0) -> fractune.Comparison:
+    """What `fractune.compare` finds when the new bundle takes `slower` times as long."""
+    secs = [1.0, 1.001, 0.999, 1.0, 1.002]
+    new = [slower * s for s in secs]
+    choice = VariantChoice("cpu:1", How.EXACT, 0.0, "for a test")
+    lost = slowdown(new, secs, in_turn=True)
+    return fractune.Comparison(lost, tuple(new), tuple(secs), difference, difference, choice, choice)
 
 
 def run(release: ModuleType, tmp_path: Path) -> tuple[int, ET.Element]:
@@ -55,9 +58,7 @@ def run(release: ModuleType, tmp_path: Path) -> tuple[int, ET.Element]:
 def test_slower_beyond_noise_and_tolerance_does_not_pass(
     release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slower: float, code: int
 ) -> None:
-    secs = [1.0, 1.001, 0.999, 1.0, 1.002]
-    monkeypatch.setattr(release, "load", Named)
-    monkeypatch.setattr(release, "time_in_turns", lambda *_, **__: {"new": [slower * s for s in secs], "last": secs})
+    monkeypatch.setattr(fractune, "compare", lambda *_, **__: comparison(slower))
     ended, suite = run(release, tmp_path)
     assert ended == code
     assert suite.get("failures") == str(code)
@@ -66,13 +67,27 @@ def test_slower_beyond_noise_and_tolerance_does_not_pass(
     ]
 
 
+def test_other_outputs_do_not_pass(release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fractune, "compare", lambda *_, **__: comparison(0.5, difference=0.01))
+    ended, suite = run(release, tmp_path)
+    assert ended == 1
+    assert "largest difference 1.0e-02" in str(ET.tostring(suite))
+
+
 def test_an_error_is_a_failed_case_with_its_own_exit_code(
     release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def torn(*_: Any, **__: Any) -> None:
         raise BadBundle("last.fractune: torn")
 
-    monkeypatch.setattr(release, "load", torn)
+    monkeypatch.setattr(fractune, "compare", torn)
     ended, suite = run(release, tmp_path)
     assert ended == BadBundle.exit_code
     assert "last.fractune: torn" in str(ET.tostring(suite))
+
+
+def test_it_stands_on_the_public_names_alone() -> None:
+    tree = ast.parse(SCRIPT.read_text(encoding="utf-8"))
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name for name in imported if name.startswith("fractune")} == {"fractune", "fractune.errors"}

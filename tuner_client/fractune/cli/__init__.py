@@ -109,14 +109,14 @@ def main(args: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return _fail("aborted", 1)
     except BrokenPipeError:
-        # Whoever read our output has enough. Python would complain once more when it flushes at exit.
+        # The reader of our output has enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except FractuneError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
         return _fail(f"{error.format_message()} Try 'fractune --help'.", BadRequest.exit_code)
-    except Exception as error:  # noqa: BLE001  - the outermost frame: nobody else would tell
+    except Exception as error:  # noqa: BLE001  - the outermost frame: nothing else would report it
         why = f"{type(error).__name__}: {error}"
         return _fail(f"unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fractune_core.errors import BadModel, BadRequest
-from fractune_core.jobs import JobSpec
-from fractune_core.shares import parse_shares
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 
@@ -33,16 +31,6 @@ Inputs = Annotated[
 Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains this; several: A,B.")]
 ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule (JSON or TVMScript) or torch.export file.")]
 Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
-
-
-def job_spec(model: Path, shares: str, *, inputs: list[str] | None, **rest: Any) -> JobSpec:
-    """What the options ask for, checked; the digest of the model is still missing. Raises BadModel or BadRequest."""
-    if not model.is_file():
-        raise no_model(model)
-    named = tuple(str(share) for share in parse_shares(shares))
-    spec = JobSpec(model="", model_name=model.name, shares=named, inputs=parse_inputs(inputs), **rest)
-    spec.check()
-    return spec
 
 
 def read_key(option: str, path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Contestants beside each other: timed in turns, outputs compared."""
+"""Finalists beside each other: timed in turns, outputs compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def time_in_turns(
 ) -> dict[str, list[float]]:
     """Seconds of one call by finalist, `repeats` of them, in turns: all see the same machine.
 
-    Every other round goes in the other order, so that nobody always comes after the same one. With `apart`, a turn
+    Every other round goes in the other order, so that none always comes after the same other. With `apart`, a turn
     begins only when the threads of the one before have gone to sleep: those of another thread pool would spin on for a
     while, on the cores of the next.
     """

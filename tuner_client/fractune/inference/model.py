@@ -6,6 +6,7 @@ outputs = model.run({"data": array})
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def load(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
     share: str | None = None,
     public_key: str | bytes | None = None,

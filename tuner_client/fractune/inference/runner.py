@@ -66,7 +66,7 @@ class Runner:
         self._process = os.getpid()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         arguments = (self._calls, self.threads, self.cpus)
-        # Not `self`: a model that nobody holds any more must not be held by its own thread.
+        # Not `self`: a model without other references must not be held by its own thread.
         self._thread = threading.Thread(target=_serve, args=arguments, name="fractune-run", daemon=True)
         self._thread.start()
 

@@ -14,10 +14,10 @@ from fractune_core.bundles import SIGNATURE, Bundle, write_archive
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
 
 
-def sign_bundle(path: str | Path, private_key_pem: str | bytes) -> None:
+def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> None:
     """Sign the bundle at `path` in place; a signature that it has is replaced.
 
-    The file is replaced whole: whoever reads it at the same time has the old one or the new one. Raises BadBundle,
+    The file is replaced whole: a reader at the same time has the old one or the new one. Raises BadBundle,
     BadRequest for a key that is none, StateUnusable when the file cannot be written, FractuneError when `cryptography`
     is not installed.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MEMORY_OF_CPUS = (1, 3)
 """DLPack's numbers for plain memory, and for memory that was pinned for a GPU"""
 _DEFAULT_STREAM = 1
-"""DLPack's number for the stream on which a model runs on a GPU: whoever wrote an input makes sure that it waits"""
+"""DLPack's number for the stream on which a model runs on a GPU: the writer of an input makes sure that it waits"""
 _KINDS_OF_DLPACK = "fiub"
 """NumPy's kinds of types that its DLPack knows; others that models have (bfloat16) go through as bytes"""
 
@@ -75,7 +75,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None
 
 
 def _is(spec: TensorSpec, value: Any) -> bool:
-    """Whether an array or a tensor is just this; its type in words would take ten times as long."""
+    """Whether an array or a tensor is just this; its type as text would take ten times as long."""
     dtype = numpy_dtype(spec.dtype) if hasattr(value, "ctypes") else spec.dtype
     return bool(value.dtype == dtype) and tuple(value.shape) == spec.shape
 

@@ -87,7 +87,7 @@ def run_worker(
 
 def measure_noise(
     share: Share,
-    tell: Callable[[str], None],
+    report_line: Callable[[str], None],
     *,
     measurers: Sequence[int],
     candidates: int,
@@ -96,7 +96,8 @@ def measure_noise(
     inputs: dict[str, list[int]],
     only: str,
 ) -> dict[str, Any]:
-    """Measure what a measurement is worth here; the report as plain JSON values. `tell` is given lines of progress.
+    """Measure what a measurement is worth here; the report as plain JSON values. `report_line` is given
+    lines of progress.
 
     Raises ShareUnavailable for a share that cannot be verified, BadModel.
     """
@@ -112,7 +113,7 @@ def measure_noise(
         inputs=inputs,
         only=only,
     )
-    return experiment.measure_noise(options, tell)
+    return experiment.measure_noise(options, report_line)
 
 
 def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
@@ -135,14 +136,14 @@ def mig_commands(layout: str) -> list[str]:
     return [" ".join(command) for command in mig_layout.commands(mig_layout.plan_layout(layout, gpu), gpu)]
 
 
-def apply_mig_layout(layout: str, tell: Callable[[str], None]) -> list[str]:
-    """Run them, each told before; the shares that are there then. Raises BadRequest, ShareUnavailable."""
+def apply_mig_layout(layout: str, report_line: Callable[[str], None]) -> list[str]:
+    """Run them, each reported before it runs; the shares that exist afterwards. Raises BadRequest, ShareUnavailable."""
     from fractune_workers.gpu import nvidia_smi, nvml, visible
 
     def look() -> nvml.Gpu:
         return visible.visible_gpu(nvml.open_nvml().gpus())
 
-    divided = nvidia_smi.apply_layout(layout, look(), look, lambda command: tell(" ".join(command)))
+    divided = nvidia_smi.apply_layout(layout, look(), look, lambda command: report_line(" ".join(command)))
     return [f"mig:{found.profile} is mig:{found.uuid}, {found.sms} SMs" for found in divided.instances]
 
 

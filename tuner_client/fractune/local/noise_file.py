@@ -43,10 +43,10 @@ def advice_for(state: Path, shares: Iterable[str]) -> dict[str, NoiseAdvice | No
 
 
 def measuring_text(share: str, advice: NoiseAdvice | None, measurers: int) -> str:
-    """How many measurers a share has, how trials are timed there, and who says so."""
+    """How many measurers a share has, how trials are timed there, and on whose advice."""
     margin = advice.margin if advice else DEFAULT_MARGIN
-    crew = f"{measurers} measurer{'' if measurers == 1 else 's'}"
-    how = f"{crew}; a trial within {margin:g}x of the fastest is timed for longer"
+    number = f"{measurers} measurer{'' if measurers == 1 else 's'}"
+    how = f"{number}; a trial within {margin:g}x of the fastest is timed for longer"
     if advice is None:
         return f"measuring at {share}: {how} (default; 'fractune noise --share {share}' finds out what fits here)"
     day = time.strftime("%Y-%m-%d", time.gmtime(advice.measured_at))

@@ -44,7 +44,7 @@ class Part:
     rank: int
     """parts end in the order of their rank, the smallest first"""
     fatal: Callable[[str], FractuneError] | None = None
-    """for a part that is not started again: the error that its death (told in words) means"""
+    """for a part that is not started again: the error that its death (described as text) means"""
     kind: str = ""
     """parts of one kind do the same work: when one of them is refused its share, the others go on"""
 
@@ -67,17 +67,17 @@ class Running:
         if code is None:
             return
         words = _last_words(self.part.log_file, self._log_start)
-        told = _told(self.part.name, code, words, self.part.log_file)
+        end = _format_end(self.part.name, code, words, self.part.log_file)
         if self.part.fatal is not None:
-            raise self.part.fatal(told)
+            raise self.part.fatal(end)
         if code > 0 and code not in _RETRIED_CODES:
-            raise _refusal(code, words) or FractuneError(told)
+            raise _refusal(code, words) or FractuneError(end)
         now = time.monotonic()
         while self._starts and now - self._starts[0] > 60:
             self._starts.popleft()
         if len(self._starts) > RESTARTS_A_MINUTE:
-            raise FractuneError(f"{told}; given up after {RESTARTS_A_MINUTE} restarts in a minute")
-        log.info("%s; starting it again", told)
+            raise FractuneError(f"{end}; given up after {RESTARTS_A_MINUTE} restarts in a minute")
+        log.info("%s; starting it again", end)
         self._start()
 
     def terminate(self) -> None:
@@ -151,10 +151,10 @@ def _last_words(log_file: Path, start: int) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def _told(name: str, code: int, words: str, log_file: Path) -> str:
+def _format_end(name: str, code: int, words: str, log_file: Path) -> str:
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    said = f" ({words})" if words else ""
-    return f"{name} {how}{said}; its log is {log_file}"
+    last = f" ({words})" if words else ""
+    return f"{name} {how}{last}; its log is {log_file}"
 
 
 def _refusal(code: int, words: str) -> FractuneError | None:

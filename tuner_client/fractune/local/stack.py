@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from fractune.client import Client
 from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.local.state import StackFolder, open_state, socket_dir
+from fractune.rpc import RpcClient
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.gpu_sharing import default_measurers
@@ -159,7 +159,7 @@ class Stack:
         self._await(self._ready_file.exists, "the server to serve", deadline)
         self._listen = self._ready_file.read_text().strip()
         self._folder.publish_address(self.address)
-        with Client(self.address) as client:
+        with RpcClient(self.address) as client:
             self._await(lambda: self._all_registered(client), "the workers to register", deadline)
 
     def start_search(self) -> None:
@@ -180,7 +180,7 @@ class Stack:
                 raise FractuneError(f"waited {START_TIMEOUT_S:g} s for {what}; the logs are in {self._folder.logs}")
             self._failed.wait(POLL_S)
 
-    def _all_registered(self, client: Client) -> bool:
+    def _all_registered(self, client: RpcClient) -> bool:
         try:
             found = {worker.name.removeprefix("workers/") for worker in client.workers()}
         except ServerUnreachable:
@@ -329,8 +329,8 @@ def redis_answers(socket_path: Path) -> bool:
             return False
 
 
-def _redis_gone(told: str) -> RedisGone:
-    return RedisGone(f"Redis stopped: {told}; committed results are kept; run the same command again to go on")
+def _redis_gone(end: str) -> RedisGone:
+    return RedisGone(f"Redis stopped: {end}; committed results are kept; run the same command again to go on")
 
 
 def own_env() -> dict[str, str]:

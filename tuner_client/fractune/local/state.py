@@ -17,7 +17,7 @@ from fractune_core.errors import StateUnusable
 SOCKET_PATH_BYTES = 107
 """longest path of a Unix socket (the kernel's sun_path, less its closing zero)"""
 _PROBE_BYTES = 1 << 16
-"""written once to tell a full disk before anything starts"""
+"""written once to find out about a full disk before anything starts"""
 
 
 def default_state_dir() -> Path:
@@ -47,7 +47,7 @@ class StackFolder:
         return self.path / "redis"
 
     def publish_address(self, address: str) -> None:
-        """Let a second stack's error message tell where this one serves."""
+        """Let a second stack's error message say where this one serves."""
         self.lock_file.write_text(f"{os.getpid()}\n{address}\n")
 
 

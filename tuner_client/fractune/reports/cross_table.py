@@ -7,14 +7,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fractune.jobs import JobStatus, OperatorRecords
 from fractune_core.analysis.slowdown_ci import Slowdown, ratio, slowdown
-from fractune_core.convert import record_from_proto
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
-from fractune_core.pb import fractune_pb2 as pb
 
 
 @dataclass(frozen=True)
 class Cell:
+    """One variant at one share."""
+
     run_secs: Sequence[float]
     """all repeats, in seconds"""
     contest: str
@@ -93,31 +94,30 @@ def _is_beaten(cell: Cell, other: Cell) -> bool:
     return is_slower and not _loss(cell, other).is_tie
 
 
-def model_table(job: pb.Job) -> CrossTable:
+def model_table(job: JobStatus) -> CrossTable:
     """Of a finished job: the whole model, timed at each share in turn with its other variants."""
     found: dict[str, dict[str, Cell]] = {}
-    for each in job.result.shares:
-        for variant, repeats in each.run_secs.items():
-            found.setdefault(variant, {})[each.share] = Cell(list(repeats.secs), job.name)
-    order = [UNTUNED_VARIANT, *job.spec.shares, ROBUST_VARIANT]
+    for each in job.results:
+        for variant, run_secs in each.run_secs.items():
+            found.setdefault(variant, {})[each.share] = Cell(run_secs, job.name)
+    order = [UNTUNED_VARIANT, *job.shares, ROBUST_VARIANT]
     cells = {variant: found[variant] for variant in order if variant in found}
-    return CrossTable(job.model_display_name, 1, tuple(job.spec.shares), cells)
+    return CrossTable(job.model_name, 1, job.shares, cells)
 
 
-def operator_table(answer: pb.OperatorTable, shares: Sequence[str]) -> CrossTable:
+def operator_table(published: OperatorRecords, shares: Sequence[str]) -> CrossTable:
     """Of one operator: published measurements; those of one job at one share were taken in turn."""
     found: dict[str, dict[str, Cell]] = {}
-    for each in answer.cells:
-        record = record_from_proto(each.record)
-        found.setdefault(each.tuned_at, {})[each.run_at] = Cell(record.run_secs, record.job)
+    for tuned_at, run_at, record in published.cells:
+        found.setdefault(tuned_at, {})[run_at] = Cell(record.run_secs, record.job)
     order = [UNTUNED_VARIANT, *shares]
     cells = {variant: found[variant] for variant in order if variant in found}
-    return CrossTable(answer.operator.display_name, answer.operator.weight, tuple(shares), cells)
+    return CrossTable(published.operator.name, published.operator.weight, tuple(shares), cells)
 
 
 def sentences(table: CrossTable) -> list[str]:
     """What the table says: each share's schedule at each other share, against the one tuned there."""
-    told = [
+    said = [
         _sentence(variant, share, lost)
         for share in table.shares
         for variant in table.shares
@@ -128,8 +128,8 @@ def sentences(table: CrossTable) -> list[str]:
         variant, share, lost = robust
         named = "the robust schedules" if variant == ROBUST_VARIANT else f"the schedules tuned on {share_text(variant)}"
         most = f"at most {percent(lost.median)} ± {percent(lost.margin)} (on {share_text(share)})"
-        told.append(f"one variant for all of these shares: {named} lose {most}")
-    return told
+        said.append(f"one variant for all of these shares: {named} lose {most}")
+    return said
 
 
 def _sentence(variant: str, share: str, lost: Slowdown) -> str:

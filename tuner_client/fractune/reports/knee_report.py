@@ -6,12 +6,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fractune.reports.cross_table import CrossTable
 from fractune_core.analysis.knee import Curve, Knee, find_knee, fit_curve
 from fractune_core.errors import BadRequest
+from fractune_core.shares import GrantedShare
 
 
 @dataclass(frozen=True)
 class KneeReport:
+    """One model's or one operator's times by share."""
+
     name: str
     """of the model or the operator"""
     unit: str
@@ -42,6 +46,14 @@ def knee_report(
         run_secs.setdefault(units, []).extend(secs)
     curve = fit_curve({units: statistics.median(secs) for units, secs in run_secs.items()})
     return KneeReport(name, unit, shares, run_secs, curve, find_knee(curve, units_total, slack))
+
+
+def fastest_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: float) -> KneeReport:
+    """The knee of what is fastest at each share, whatever share it was tuned at."""
+    fastest = {share: variant for share in table.shares if (variant := table.fastest(share)) is not None}
+    measured = {share: (granted[share].units, table.cells[name][share].run_secs) for share, name in fastest.items()}
+    whole = next(iter(granted.values()))
+    return knee_report(table.name, measured, whole.units_total, slack, whole.unit)
 
 
 def drawn_units(report: KneeReport, at_most: int = 200) -> list[int]:

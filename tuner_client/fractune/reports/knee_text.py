@@ -7,9 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
-
 from fractune.reports.knee_report import KneeReport
+from fractune.reports.rendering import Column, Table
 from fractune.reports.text import percent_text, time_text
 from fractune_core.analysis.knee import CurveKind
 from fractune_core.errors import BadRequest
@@ -35,18 +34,20 @@ def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
 
     All of the same device and slack.
     """
-    table = Table(title=title, title_justify="left")
     shares = {units: share for report in reports for units, share in report.shares.items()}
-    table.add_column("")
-    for units in sorted(shares):
-        table.add_column(f"at {shares[units]}", justify="right")
-    for column in ("knee", "there", "slower than the whole", "error"):
-        table.add_column(column, justify="right")
-    table.add_column("curve")
-    for report in reports:
-        times = (time_text(report.curve.measured.get(units)) for units in sorted(shares))
-        table.add_row(report.name, *times, *_verdict_cells(report))
-    return table
+    measured = [Column(f"at {shares[units]}", numbers=True) for units in sorted(shares)]
+    verdict = [Column(name, numbers=True) for name in ("knee", "there", "slower than the whole", "error")]
+    return Table(
+        title=title,
+        columns=(Column(""), *measured, *verdict, Column("curve")),
+        cells=tuple((report.name, *_times(report, sorted(shares)), *_verdict_cells(report)) for report in reports),
+        rows=tuple(map(knee_json, reports)),
+        notes=tuple(knee_lines(reports)),
+    )
+
+
+def _times(report: KneeReport, units: Sequence[int]) -> list[str]:
+    return [time_text(report.curve.measured.get(each)) for each in units]
 
 
 def knee_json(report: KneeReport) -> dict[str, Any]:

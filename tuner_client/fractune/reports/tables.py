@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rich.table import Table
-
 from fractune.reports.cross_table import CrossTable, sentences, verdict
+from fractune.reports.rendering import Column, Table
 from fractune.reports.text import time_text
 from fractune_core.analysis.slowdown_ci import Slowdown
 
 COLUMNS = ("tuned_at", "run_at", "median_s", "loss", "loss_low", "loss_high", "tie", "run_secs")
 
 
-def rich_table(table: CrossTable) -> Table:
+def cross_text(table: CrossTable) -> Table:
+    """A row for each variant, a column for each share; `rows` has one for each cell, with COLUMNS."""
     title = table.name if table.weight == 1 else f"{table.name} (x{table.weight})"
-    made = Table(title=f"{title}: tuned at x run at", title_justify="left")
-    made.add_column("tuned at")
-    for share in table.shares:
-        made.add_column(f"run at {share}", justify="right")
-    for variant in table.cells:
-        made.add_row(variant, *(cell_text(table, variant, share) for share in table.shares))
-    return made
+    return Table(
+        title=f"{title}: tuned at x run at",
+        columns=(Column("tuned at"), *(Column(f"run at {share}", numbers=True) for share in table.shares)),
+        cells=tuple(
+            (variant, *(cell_text(table, variant, share) for share in table.shares)) for variant in table.cells
+        ),
+        rows=tuple(dict(zip(COLUMNS, row, strict=True)) for row in rows(table)),
+        notes=tuple(sentences(table)),
+    )
 
 
 def cell_text(table: CrossTable, variant: str, share: str) -> str:

@@ -7,13 +7,13 @@ import sys
 
 from rich.console import Console
 
-_WIDTH_OF_A_PIPE = 180
+WIDTH_OF_A_PIPE = 180
 """no terminal, no width: wide enough for whole names"""
 
 
 def table_console() -> Console:
     """Where tables go: standard output, as wide as the terminal."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
+    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_PIPE)
 
 
 def time_text(secs: float | None) -> str:

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from fractune.cli import main
 from fractune.cli.options import parse_inputs
-from fractune.cli.progress import job_table, time_left_s
+from fractune.cli.progress import job_table
+from fractune.from_proto import job_status
 from fractune.reports.result import doubts
 from fractune.reports.text import counts_text, ratio_text, span_text, time_text
 from fractune_core.bundles import Bundle
@@ -291,7 +292,7 @@ def test_the_live_table_shows_best_and_gain_per_share() -> None:
     job = job_script()[2]
     job.operators[0].untuned_s["cpu:1"] = 3e-3
     console = Console(width=140, record=True, file=sys.stderr)
-    console.print(job_table(job))
+    console.print(job_table(job_status(job)))
     shown = console.export_text()
     for expected in ("fused_conv2d", "best cpu:1", "2.00 ms", "1.50x", "8/8 trials"):
         assert expected in shown
@@ -300,10 +301,10 @@ def test_the_live_table_shows_best_and_gain_per_share() -> None:
 
 def test_time_left_obeys_the_minutes() -> None:
     job = job_script()[1]
-    assert time_left_s(job) == 3.0
+    assert job_status(job).time_left_s == 3.0
     job.spec.minutes = 0.05
-    assert time_left_s(job) == pytest.approx(1.0)
-    assert time_left_s(job_script()[0]) is None
+    assert job_status(job).time_left_s == pytest.approx(1.0)
+    assert job_status(job_script()[0]).time_left_s is None
 
 
 @pytest.mark.parametrize(
@@ -326,9 +327,9 @@ def test_times_are_written_with_a_fitting_unit(secs: float | None, text: str) ->
 
 def test_outputs_that_are_far_from_the_untuned_ones_are_pointed_out() -> None:
     job = job_script()[-1]
-    assert doubts(job) == []
+    assert doubts(job_status(job)) == []
     job.result.shares[1].max_error["cpu:2"] = 1.4e-2
-    (line,) = doubts(job)
+    (line,) = doubts(job_status(job))
     assert line.startswith("note: at cpu:2 the outputs differ from the untuned model's by 1.4e-02")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import fractune.cli.commands.noise as command
+from fractune.api import noise as api_noise
 from fractune.cli import main
 from fractune.local.noise_file import NOISE_FILE, advice_for, load_noise, measuring_text, save_noise
 from fractune.reports.noise_picture import draw_noise
@@ -24,8 +24,8 @@ ADVICE = NoiseAdvice(measurers=2, margin=1.25, builds_beside=False, tau=0.95, re
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """No signal handler or variable outlives a test, and no command gets as far as to measure."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(command, "own_env", dict)
-    monkeypatch.setattr(command, "measure_noise", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr(api_noise, "own_env", dict)
+    monkeypatch.setattr(api_noise, "measure_noise", lambda *_, **__: pytest.fail("measured"))
 
 
 def setting(name: str, secs: list[list[float | None]], **changes: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_more_measurers_are_tried_on_a_gpu(
         tried.append(measurers)
         return report()
 
-    monkeypatch.setattr(command, "measure_noise", measure_noise)
+    monkeypatch.setattr(api_noise, "measure_noise", measure_noise)
     assert main(["noise", "--share", share, *options, "--state", str(tmp_path)]) == 0
     assert tried == [counts]
 
@@ -128,7 +128,7 @@ def test_a_state_that_cannot_be_used_is_told_before_anything_is_measured(
 def test_the_advice_is_printed_and_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "measure_noise", lambda *_, **__: report())
+    monkeypatch.setattr(api_noise, "measure_noise", lambda *_, **__: report())
     assert main(["noise", "--share", "cpu:1", "--state", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "further apart than 2.0 %" in said

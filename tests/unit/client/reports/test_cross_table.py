@@ -1,4 +1,4 @@
-"""The table tuned-at x run-at: losses, ties, what it says in words, and its picture."""
+"""The table tuned-at x run-at: losses, ties, what its sentences say, and its picture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fractune.from_proto import job_status, operator_records
 from fractune.reports.cross_table import Cell, CrossTable, model_table, operator_table, sentences
 from fractune.reports.picture import check_picture, draw_table
 from fractune.reports.tables import cell_text, rows, table_json
@@ -100,11 +101,12 @@ def test_a_jobs_result_and_published_records_become_tables() -> None:
     runs = {"cpu:1": pb.Repeats(secs=[2.0, 2.0, 2.0]), "untuned": pb.Repeats(secs=[3.0, 3.0, 3.0])}
     job = pb.Job(
         name="jobs/j1",
+        state=pb.JOB_STATE_DONE,
         model_display_name="m.onnx",
         spec=pb.JobSpec(shares=["cpu:1"]),
         result=pb.JobResult(shares=[pb.ShareResult(share="cpu:1", run_secs=runs)]),
     )
-    assert list(model_table(job).cells) == ["untuned", "cpu:1"]
+    assert list(model_table(job_status(job)).cells) == ["untuned", "cpu:1"]
     answer = pb.OperatorTable(
         operator=pb.Operator(display_name="conv2d", weight=3),
         cells=[
@@ -116,7 +118,7 @@ def test_a_jobs_result_and_published_records_become_tables() -> None:
             for units in (1, 2)
         ],
     )
-    table = operator_table(answer, SHARES)
+    table = operator_table(operator_records(answer), SHARES)
     assert (table.name, table.weight) == ("conv2d", 3)
     assert table.cells["cpu:1"]["cpu:2"].median_s == 0.5
 

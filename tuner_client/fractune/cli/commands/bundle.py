@@ -8,18 +8,14 @@ from typing import Annotated
 
 import typer
 
+from fractune.api.sessions import session
+from fractune.api.tuning import bundle as bundle_model
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.cli.session import session
-from fractune.cli.submit import finished_job
-from fractune.client import Client
-from fractune.inference.signatures import check_private_key, sign_bundle
+from fractune.inference.signatures import check_private_key
 from fractune.output_files import check_writable
-from fractune_core.bundles import SUFFIX
-from fractune_core.convert import state_from_proto
-from fractune_core.errors import BadRequest, JobFailed
+from fractune_core.errors import BadRequest
 from fractune_core.names import ROBUST_VARIANT
-from fractune_core.pb import fractune_pb2 as pb
 
 _POLICIES = ("shares", ROBUST_VARIANT)
 
@@ -58,22 +54,22 @@ def bundle(
         raise options.no_model(model)
     if not model.is_file():
         with session(state, server) as client:
-            _download(client, client.get_job(of), out, key, as_json=as_json)
-        return
-    if not shares:
+            made = client.job(of).bundle(out)
+    elif not shares:
         raise BadRequest(f"{of}: name the shares that the model is to be served at, such as --shares cpu:1,cpu:2")
-    variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
-    spec = options.job_spec(model, shares, inputs=inputs, target=target, rerank=rerank, variants=variants)
-    view = choose_view(quiet=False, as_json=as_json)
-    with finished_job(model, spec, state, server, view) as (client, job):
-        _download(client, job, out, key, as_json=as_json)
-
-
-def _download(client: Client, job: pb.Job, out: Path | None, key: bytes | None, *, as_json: bool) -> None:
-    if not job.result.bundle:
-        raise JobFailed(f"{job.name} has no bundle: it is {state_from_proto(job.state).value}")
-    path = (out or Path(Path(job.model_display_name).stem + SUFFIX)).absolute()
-    client.download_bundle(job.result.bundle, path)
+    else:
+        made = bundle_model(
+            model,
+            shares,
+            policy=policy,
+            rerank=rerank,
+            target=target,
+            inputs=options.parse_inputs(inputs),
+            out=out,
+            server=server,
+            state=state,
+            progress=choose_view(quiet=False, as_json=as_json),
+        )
     if key is not None:
-        sign_bundle(path, key)
-    print(json.dumps({"job": job.name, "bundle": str(path)}) if as_json else f"bundle: {path}")
+        made.sign(key)
+    print(json.dumps({"job": made.job, "bundle": str(made.path)}) if as_json else f"bundle: {made.path}")

@@ -1,21 +1,20 @@
-"""`fractune jobs`, `watch`, `cancel`, `bundle` and `workers`: what a server is doing."""
+"""`fractune jobs`, `watch`, `cancel` and `workers`: what a server is doing."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from fractune.api.sessions import session
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.cli.session import session
-from fractune.cli.submit import follow
-from fractune.reports.result import check_ended_well, print_result, result_json
+from fractune.jobs import JobStatus, Worker
+from fractune.reports.result import print_result, result_json
 from fractune.reports.text import table_console
-from fractune_core.convert import device_from_proto, granted_from_proto, seconds, state_from_proto, when
-from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import units_text
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
@@ -30,17 +29,16 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with session(state, server) as client:
-        found = list(client.jobs(open_only=open_only, limit=limit))
+        found = client.jobs(open_only=open_only, limit=limit)
     if as_json:
         for job in found:
             print(json.dumps(job_json(job)))
         return
     table = Table("job", "model", "shares", "state", "trials", "created (UTC)", "message")
     for job in found:
-        trials = f"{job.progress.candidates_done}/{job.progress.trials_planned}"
-        created = f"{when(job.create_time):%Y-%m-%d %H:%M:%S}"
-        shares, job_state = ", ".join(job.spec.shares), state_from_proto(job.state).value
-        table.add_row(job.name, job.model_display_name, shares, job_state, trials, created, job.message)
+        trials = f"{job.candidates_done}/{job.trials_planned}"
+        created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
+        table.add_row(job.name, job.model_name, ", ".join(job.shares), job.state.value, trials, created, job.message)
     table_console().print(table)
 
 
@@ -52,13 +50,11 @@ def watch(
 ) -> None:
     """Follow a job until it ends; Ctrl-C stops watching, not the job."""
     with session(state, server) as client:
-        with choose_view(quiet=False, as_json=as_json) as view:
-            ended = follow(client, job, view.show)
-        check_ended_well(ended)
+        ended = client.job(job).wait(progress=choose_view(quiet=False, as_json=as_json))
     if as_json:
-        print(json.dumps(result_json(ended, ended.result.bundle)))
+        print(json.dumps(result_json(ended, ended.bundle)))
     else:
-        print_result(ended, ended.result.bundle)
+        print_result(ended, ended.bundle)
 
 
 def cancel(
@@ -69,11 +65,11 @@ def cancel(
 ) -> None:
     """Cancel a job; what it has measured stays in the log."""
     with session(state, server) as client:
-        cancelled = client.cancel_job(job)
+        cancelled = client.job(job).cancel()
     if as_json:
         print(json.dumps(job_json(cancelled)))
     else:
-        print(f"{cancelled.name} is {state_from_proto(cancelled.state).value}")
+        print(f"{cancelled.name} is {cancelled.state.value}")
 
 
 def workers(
@@ -85,43 +81,42 @@ def workers(
     """List the workers, and the shares that can be asked for."""
     offered = () if server is not None else tuple(shares.split(","))
     with session(state, server, shares=offered, compile=True, search=True) as client:
-        found = sorted(client.workers(), key=lambda worker: (worker.role, worker.name))
+        found = client.workers()
     if as_json:
         for worker in found:
             print(json.dumps(worker_json(worker)))
         return
     table = Table("worker", "role", "host", "pid", "share", "granted", "device")
     for worker in found:
-        granted = worker.granted
-        units = f"{granted.units} of {units_text(granted.units_total, granted.unit)}" if granted.share else ""
-        device = device_from_proto(worker.device).key if worker.HasField("device") else ""
-        table.add_row(worker.name, worker.role, worker.host, str(worker.pid), granted.share, units, device)
+        granted, device = worker.granted, worker.device.key if worker.device else ""
+        units = f"{granted.units} of {units_text(granted.units_total, granted.unit)}" if granted else ""
+        share = granted.share if granted else ""
+        table.add_row(worker.name, worker.role, worker.host, str(worker.pid), share, units, device)
     table_console().print(table)
 
 
-def job_json(job: pb.Job) -> dict[str, Any]:
+def job_json(job: JobStatus) -> dict[str, Any]:
     return {
         "job": job.name,
-        "model": job.model_display_name,
-        "shares": list(job.spec.shares),
-        "state": state_from_proto(job.state).value,
-        "trials_planned": job.progress.trials_planned,
-        "candidates_done": job.progress.candidates_done,
-        "created_at": seconds(job.create_time),
+        "model": job.model_name,
+        "shares": list(job.shares),
+        "state": job.state.value,
+        "trials_planned": job.trials_planned,
+        "candidates_done": job.candidates_done,
+        "created_at": job.created_at,
         "error": job.error,
         "message": job.message,
-        "bundle": job.result.bundle,
+        "bundle": job.bundle,
     }
 
 
-def worker_json(worker: pb.Worker) -> dict[str, Any]:
-    measures = worker.HasField("granted")
+def worker_json(worker: Worker) -> dict[str, Any]:
     return {
         "worker": worker.name,
         "role": worker.role,
         "host": worker.host,
         "pid": worker.pid,
-        "started_at": seconds(worker.start_time),
-        "device": device_from_proto(worker.device).to_json() if measures else None,
-        "granted": granted_from_proto(worker.granted).to_json() if measures else None,
+        "started_at": worker.started_at,
+        "device": worker.device.to_json() if worker.device else None,
+        "granted": worker.granted.to_json() if worker.granted else None,
     }

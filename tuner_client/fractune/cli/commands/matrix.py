@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fractune.api.tuning import matrix as model_matrix
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.cli.submit import finished_job, operator_tables
 from fractune.output_files import check_writable, replacing
-from fractune.reports.cross_table import CrossTable, model_table, sentences
-from fractune.reports.picture import check_picture, draw_table
-from fractune.reports.tables import COLUMNS, rich_table, rows, table_json
+from fractune.reports.cross_table import CrossTable
+from fractune.reports.picture import check_picture
+from fractune.reports.tables import COLUMNS, rows, table_json
 from fractune.reports.text import table_console
 
 
@@ -41,27 +42,36 @@ def matrix(
         check_picture(picture)
     if csv_file is not None:
         check_writable("--csv", csv_file)
-    spec = options.job_spec(model, shares, inputs=inputs, target=target, only=only, rerank=rerank)
-    view = choose_view(quiet=False, as_json=as_json)
-    with finished_job(model, spec, state, server, view) as (client, job):
-        found = [model_table(job), *(operator_tables(client, job) if operators else [])]
+    found = model_matrix(
+        model,
+        shares,
+        operators=operators,
+        rerank=rerank,
+        only=only,
+        target=target,
+        inputs=options.parse_inputs(inputs),
+        server=server,
+        state=state,
+        progress=choose_view(quiet=False, as_json=as_json),
+    )
     if csv_file is not None:
-        _write_csv(found, csv_file)
+        _write_csv(found.tables, csv_file)
     if picture is not None:
-        draw_table(found[0], picture)
+        found.draw(picture)
     if as_json:
-        print(json.dumps({"event": "matrix", "shares": list(spec.shares), "tables": [table_json(t) for t in found]}))
+        tables = [table_json(table) for table in found.tables]
+        print(json.dumps({"event": "matrix", "shares": list(found.tables[0].shares), "tables": tables}))
         return
     console = table_console()
-    for table in found:
-        console.print(rich_table(table))
-    for sentence in sentences(found[0]):
+    for table in (found.table, *found.operators):
+        console.print(table.grid())
+    for sentence in found.sentences:
         print(sentence)
     if picture is not None:
         print(f"picture: {picture}")
 
 
-def _write_csv(tables: list[CrossTable], path: Path) -> None:
+def _write_csv(tables: Sequence[CrossTable], path: Path) -> None:
     """Raises StateUnusable when the file cannot be written."""
     with replacing(path) as file:
         writer = csv.writer(file)

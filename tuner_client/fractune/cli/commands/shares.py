@@ -110,6 +110,6 @@ def _divide(layout: str, *, apply: bool, as_json: bool) -> None:
         lines = mig_commands(layout)
         print(json.dumps({"event": "layout", "commands": lines}) if as_json else "\n".join(lines))
         return
-    told: list[str] = []
-    made = apply_mig_layout(layout, told.append if as_json else lambda line: print(line, flush=True))
-    print(json.dumps({"event": "layout", "commands": told, "made": made}) if as_json else "\n".join(made))
+    commands: list[str] = []
+    made = apply_mig_layout(layout, commands.append if as_json else lambda line: print(line, flush=True))
+    print(json.dumps({"event": "layout", "commands": commands, "made": made}) if as_json else "\n".join(made))

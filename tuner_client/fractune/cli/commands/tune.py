@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fractune.api.requests import check_above_zero
+from fractune.api.tuning import tune as tune_model
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.cli.submit import finished_job
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.output_files import check_writable
-from fractune.reports.cross_table import model_table
-from fractune.reports.picture import check_picture, draw_table
+from fractune.reports.picture import check_picture
 from fractune.reports.result import print_result, result_json
 from fractune_core.bundles import SUFFIX
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
-from fractune_core.errors import BadRequest
 
 
 def tune(
@@ -52,48 +50,41 @@ def tune(
 ) -> None:
     """Tune a model for shares of this machine, or of a server's machines."""
     for option, value in (("--more", more), ("--minutes", minutes), ("--rerank", rerank)):
-        _check_above_zero(option, value)
-    spec = options.job_spec(
+        check_above_zero(option, value)
+    _check_paths(model, out, picture)
+    result = tune_model(
         model,
         shares,
-        inputs=inputs,
-        target=target,
         trials=trials,
-        more=more or 0,
-        minutes=minutes or 0.0,
+        minutes=minutes,
+        more=more,
         round_size=round_size,
-        only=only,
         seed=seed,
+        target=target,
+        rerank=rerank,
+        only=only,
+        inputs=options.parse_inputs(inputs),
         priority=priority,
-        rerank=rerank or 0,
+        out=out,
+        server=server,
+        state=state,
+        progress=choose_view(quiet=quiet, as_json=as_json),
     )
-    bundle = _prepare_paths(model, out, picture)
-    with finished_job(model, spec, state, server, choose_view(quiet=quiet, as_json=as_json)) as (client, job):
-        client.download_bundle(job.result.bundle, bundle)
-        # Asked of the stack while it is there.
-        measurers = client.measurers() if server is None and not as_json else Counter[str]()
     if as_json:
-        print(json.dumps(result_json(job, str(bundle))), flush=True)
+        print(json.dumps(result_json(result.job, str(result.bundle.path))), flush=True)
     else:
-        print_result(job, str(bundle))
+        print_result(result.job, str(result.bundle.path))
         if server is None:
-            for share, advice in advice_for(state or default_state_dir(), spec.shares).items():
-                print(measuring_text(share, advice, measurers[share]))
+            for share, advice in advice_for(state or default_state_dir(), result.job.shares).items():
+                print(measuring_text(share, advice, result.measurers[share]))
     if picture is not None:
-        draw_table(model_table(job), picture)
+        result.matrix.draw(picture)
         if not as_json:
             print(f"picture: {picture}")
 
 
-def _check_above_zero(option: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise BadRequest(f"{option} is {value}; it must be above 0, or left out")
-
-
-def _prepare_paths(model: Path, out: Path, picture: Path | None) -> Path:
-    """The bundle's path; what cannot be written is found out before anything starts."""
-    bundle = out.absolute() / f"{model.stem}{SUFFIX}"
-    check_writable("--out", bundle)
+def _check_paths(model: Path, out: Path, picture: Path | None) -> None:
+    """What cannot be written is found out before anything starts."""
+    check_writable("--out", out.absolute() / f"{model.stem}{SUFFIX}")
     if picture is not None:
         check_picture(picture)
-    return bundle

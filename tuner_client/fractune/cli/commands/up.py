@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.client import Client
 from fractune.local.stack import StackOptions, running_stack
 from fractune.local.state import default_state_dir
+from fractune.rpc import RpcClient
 from fractune_core.shares import parse_shares
 
 
@@ -40,14 +40,14 @@ def up(
         resume=True,
     )
     with running_stack(stack_options) as stack:
-        with Client(stack.address) as client:
+        with RpcClient(stack.address) as client:
             measurers = client.measurers()
         if as_json:
             ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
             typer.echo(json.dumps(ready))
         else:
-            crews = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in offered)
-            typer.echo(f"serving at {stack.address} with {', '.join(crews)}; Ctrl-C stops it")
+            offers = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in offered)
+            typer.echo(f"serving at {stack.address} with {', '.join(offers)}; Ctrl-C stops it")
         while (failure := stack.failure(timeout_s=1.0)) is None:
             pass
         raise failure

@@ -1,4 +1,4 @@
-"""Whether this processor can run a bundle's code, told without a compiler: from `/proc/cpuinfo` alone."""
+"""Whether this processor can run a bundle's code, found out without a compiler: from `/proc/cpuinfo` alone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _check_features(bundle: Bundle, facts: dict[str, str]) -> None:
 
 
 def read_cpuinfo(path: Path) -> dict[str, str]:
-    """What the kernel tells of the first processor; empty when it tells nothing."""
+    """What the kernel shows of the first processor; empty when it shows nothing."""
     try:
         first = path.read_text().partition("\n\n")[0]
     except OSError:

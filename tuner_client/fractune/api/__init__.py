@@ -1,0 +1,1 @@
+"""What `import fractune` offers: jobs, their results and the tuning log, for programs."""

@@ -1,0 +1,133 @@
+"""A server, for programs: submit jobs, ask the tuning log, see who works there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from fractune.api.following import submit
+from fractune.api.job import Job
+from fractune.api.log import Log
+from fractune.api.models import ModelSource, model_file
+from fractune.api.requests import shapes, tuning_spec
+from fractune.api.results import MatchResult
+from fractune.from_proto import job_status, offered_share, operator_match, worker
+from fractune.jobs import JobStatus, OfferedShare, Worker
+from fractune.rpc import CALL_TIMEOUT_S, RpcClient
+from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, shapes_to_proto
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.shares import Share
+
+
+def connect(address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Client:
+    """A client of the server at `address`: HOST:PORT or unix:PATH. Nothing is sent before the first call.
+
+    `timeout_s` is for calls that are answered at once; uploads, downloads and matching have more.
+    """
+    return Client(address, timeout_s=timeout_s)
+
+
+class Client:
+    """A connection to a server; close it, or use it as a context manager. Thread-safe.
+
+    Every method raises what the server refused, as an error of `fractune.errors`, and ServerUnreachable when there is
+    no server or it did not answer in time.
+    """
+
+    log: Log
+    """the server's tuning log"""
+
+    def __init__(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._rpc = RpcClient(address, timeout_s)
+        self.log = Log(self._rpc)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT or unix:PATH."""
+        return self._rpc.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection and every call in progress; jobs go on."""
+        self._rpc.close()
+
+    def submit(
+        self,
+        model: ModelSource,
+        shares: str | Sequence[str],
+        *,
+        trials: int = DEFAULT_TRIALS,
+        minutes: float | None = None,
+        more: int | None = None,
+        round_size: int = DEFAULT_ROUND_SIZE,
+        seed: int = 0,
+        target: str = "",
+        rerank: int | None = None,
+        only: str = "",
+        inputs: Mapping[str, Sequence[int]] | None = None,
+        priority: int = 0,
+    ) -> Job:
+        """Send the model unless the server has it, and start a job; the options are those of `fractune.tune`.
+
+        Raises BadModel for a model that cannot be read, BadRequest, and what the server refuses.
+        """
+        with model_file(model) as path:
+            spec = tuning_spec(
+                path.name,
+                shares,
+                inputs or {},
+                target=target,
+                trials=trials,
+                more=more,
+                minutes=minutes,
+                round_size=round_size,
+                only=only,
+                seed=seed,
+                priority=priority,
+                rerank=rerank,
+            )
+            return Job(self._rpc, submit(self._rpc, path, spec))
+
+    def job(self, name: str) -> Job:
+        """The job of this name, with or without `jobs/`; that it exists is found out by its first call."""
+        return Job(self._rpc, name)
+
+    def jobs(self, *, open_only: bool = False, limit: int = 50) -> list[JobStatus]:
+        """At most `limit` jobs, newest first, without their operators; with `open_only` those that have not ended."""
+        return list(map(job_status, self._rpc.jobs(open_only=open_only, limit=limit)))
+
+    def match(
+        self,
+        model: ModelSource,
+        share: str,
+        *,
+        policy: str = "robust",
+        allow_unmeasured: bool = False,
+        inputs: Mapping[str, Sequence[int]] | None = None,
+        target: str = "",
+    ) -> MatchResult:
+        """Which record each operator of the model would use at `share`, and why; the options are `fractune.match`'s.
+
+        Raises BadModel, BadRequest.
+        """
+        wanted = str(Share.parse(share))
+        shown = shapes_to_proto(shapes(inputs or {}))
+        with model_file(model) as path:
+            name = self._rpc.upload_model(path).name
+        request = pb.MatchModelRequest(
+            model=name, share=wanted, inputs=shown, target=target, loosest=policy, allow_unmeasured=allow_unmeasured
+        )
+        return MatchResult(wanted, tuple(map(operator_match, self._rpc.match_model(request))))
+
+    def workers(self) -> list[Worker]:
+        """The live workers, by role and name."""
+        return sorted(map(worker, self._rpc.workers()), key=lambda found: (found.role, found.name))
+
+    def shares(self) -> list[OfferedShare]:
+        """The shares that can be asked for now, and on which device."""
+        return list(map(offered_share, self._rpc.shares()))

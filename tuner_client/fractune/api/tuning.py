@@ -1,0 +1,211 @@
+"""Tuning and its tables, on the one-machine stack or on a server: each a job that is followed to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from fractune.api.client import Client
+from fractune.api.models import ModelSource, model_file
+from fractune.api.progress import ProgressOption, choose_view
+from fractune.api.requests import bundle_file, check_above_zero, job_spec, shapes, share_names, tuning_spec
+from fractune.api.results import BundleFile, KneeResult, MatchResult, Matrix, TuneResult
+from fractune.api.running import finished_job, operator_tables
+from fractune.api.sessions import session
+from fractune.output_files import check_writable
+from fractune.reports.cross_table import model_table
+from fractune.reports.knee_report import fastest_knee
+from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
+from fractune_core.errors import BadRequest, JobFailed
+from fractune_core.names import ROBUST_VARIANT
+from fractune_core.shares import Share
+
+PathText: TypeAlias = str | os.PathLike[str]
+Shapes = Mapping[str, Sequence[int]]
+
+
+def tune(
+    model: ModelSource,
+    shares: str | Sequence[str],
+    *,
+    trials: int = DEFAULT_TRIALS,
+    minutes: float | None = None,
+    more: int | None = None,
+    round_size: int = DEFAULT_ROUND_SIZE,
+    seed: int = 0,
+    target: str = "",
+    rerank: int | None = None,
+    only: str = "",
+    inputs: Shapes | None = None,
+    priority: int = 0,
+    out: PathText = ".",
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+) -> TuneResult:
+    """Tune a model for shares of this machine, or of a server's machines, and write its bundle.
+
+    Without `server` (HOST:PORT or unix:PATH) the one-machine stack runs meanwhile, with everything that it keeps in
+    the folder `state` (default: the user's data folder). Ctrl-C cancels the job and ends the stack; what was measured
+    stays in the log.
+
+    `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` candidates are measured in all, those in the log
+    counted in; `more` that many beyond the log. The search ends after `minutes`. `round_size` is the most candidates
+    of a round. `target` is TVM's, by default the measuring processor. With `rerank` nothing is searched: so many of
+    every share's best are measured here. `only` names the operators to tune by parts of their names ("conv2d,dense").
+    `inputs` gives shapes to inputs that the model leaves open. The job of the highest `priority` goes first. The bundle
+    is `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls a function with each
+    JobStatus.
+
+    Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
+    """
+    with model_file(model) as path:
+        spec = tuning_spec(
+            path.name,
+            shares,
+            inputs or {},
+            target=target,
+            trials=trials,
+            more=more,
+            minutes=minutes,
+            round_size=round_size,
+            only=only,
+            seed=seed,
+            priority=priority,
+            rerank=rerank,
+        )
+        written = bundle_file(out, path.name)
+        check_writable("out", written)
+        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
+            client.download_bundle(job.bundle, written)
+            # Asked while the stack is still there.
+            measurers = client.measurers() if server is None else {}
+    return TuneResult(job, BundleFile(written, job.name), measurers)
+
+
+def bundle(
+    model: ModelSource,
+    shares: str | Sequence[str],
+    *,
+    policy: str = "shares",
+    rerank: int = 1,
+    target: str = "",
+    inputs: Shapes | None = None,
+    out: PathText | None = None,
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+) -> BundleFile:
+    """Compile the best schedules that the log knows of a model for `shares`, without a search.
+
+    By `policy` the bundle has a variant for each share, or one that loses least at the worst of them (`robust`). Of
+    every share's best, `rerank` are measured at these shares where the log lacks them. The bundle is the file `out`, by
+    default `<model>.fractune` in the current folder. The other options and errors are those of `tune`.
+    """
+    if policy not in ("shares", ROBUST_VARIANT):
+        raise BadRequest(f"policy '{policy}': write shares or {ROBUST_VARIANT}")
+    check_above_zero("rerank", rerank)
+    variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
+    with model_file(model) as path:
+        written = Path(out).absolute() if out is not None else bundle_file(".", path.name)
+        check_writable("out", written)
+        spec = job_spec(path.name, shares, inputs or {}, target=target, rerank=rerank, variants=variants)
+        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
+            if not job.bundle:
+                raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
+            client.download_bundle(job.bundle, written)
+    return BundleFile(written, job.name)
+
+
+def matrix(
+    model: ModelSource,
+    shares: str | Sequence[str],
+    *,
+    operators: bool = False,
+    rerank: int = 1,
+    only: str = "",
+    target: str = "",
+    inputs: Shapes | None = None,
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+) -> Matrix:
+    """How the schedules tuned for each share do at each of the others; measures what the log lacks, searches nothing.
+
+    With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
+    """
+    check_above_zero("rerank", rerank)
+    with model_file(model) as path:
+        spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=rerank)
+        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
+            return Matrix((model_table(job), *(operator_tables(client, job) if operators else ())))
+
+
+def knee(
+    model: ModelSource,
+    shares: str | Sequence[str],
+    *,
+    slack: float = 0.1,
+    operators: bool = False,
+    only: str = "",
+    target: str = "",
+    inputs: Shapes | None = None,
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+) -> KneeResult:
+    """The smallest share at which the model takes at most `slack` longer than on the whole device (0.1 = 10 %).
+
+    By what the log knows, at three shares or more for a curve; measures what it lacks, searches nothing. With
+    `operators` each operator's knee too. The other options and errors are those of `tune`.
+    """
+    if not 0 <= slack <= 1:
+        raise BadRequest(f"slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
+    with model_file(model) as path:
+        spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=1)
+        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
+            tables = [model_table(job), *(operator_tables(client, job) if operators else ())]
+    granted = {each.share: each.granted for each in job.results}
+    measured = (table for table in tables if any(map(table.fastest, table.shares)))
+    return KneeResult(tuple(fastest_knee(table, granted, slack) for table in measured))
+
+
+def match(
+    model: ModelSource,
+    share: str,
+    *,
+    policy: str = "robust",
+    allow_unmeasured: bool = False,
+    inputs: Shapes | None = None,
+    target: str = "",
+    server: str | None = None,
+    state: PathText | None = None,
+) -> MatchResult:
+    """Which record of the log each operator of a model would use at `share`, and why; measures nothing.
+
+    `policy` is the loosest way to match that is allowed: `exact`, `near` or `robust`. With `allow_unmeasured` a near
+    share's fastest is offered though its loss was never measured. The other options and errors are those of `tune`.
+    """
+    Share.parse(share)
+    shapes(inputs or {})
+    with model_file(model) as path, session(folder(state), server, compile=True) as client:
+        return client.match(path, share, policy=policy, allow_unmeasured=allow_unmeasured, inputs=inputs, target=target)
+
+
+@contextlib.contextmanager
+def local_stack(shares: str | Sequence[str] = (), *, state: PathText | None = None) -> Iterator[Client]:
+    """A client of the one-machine stack, which runs until the block ends, with measurers for `shares`.
+
+    Without shares nothing can be tuned, and the log can be asked. A folder `state` serves one stack at a time. Raises
+    StateUnusable, ShareUnavailable, and FractuneError when the stack is not installed.
+    """
+    named = share_names(shares) if shares else ()
+    with session(folder(state), None, shares=named, compile=bool(named), search=bool(named)) as client:
+        yield client
+
+
+def folder(state: PathText | None) -> Path | None:
+    return None if state is None else Path(state)
