@@ -312,8 +312,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("threads", ["", "1", "7"])
-@pytest.mark.parametrize("bind", ["", "0", "1"])
+@pytest.mark.parametrize(("threads", "bind"), [("", ""), ("1", "0"), ("7", "1"), ("7", ""), ("", "0")])
 def test_the_pool_is_as_large_as_the_share_whatever_the_environment_says(
     small: Small, monkeypatch: pytest.MonkeyPatch, threads: str, bind: str
 ) -> None:

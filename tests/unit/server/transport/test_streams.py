@@ -130,12 +130,12 @@ def test_an_unreadable_entry_is_dropped_and_the_others_are_kept(
 
 
 def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis, store: Store) -> None:
-    send(connection, *(record(f"c{index}") for index in range(4000)))
+    send(connection, *(record(f"c{index}") for index in range(2500)))
     recorder = Recorder(connection, store.log)
     recorder.poll(10)
-    while count(store) < 4000:
+    while count(store) < 2500:
         recorder.acknowledge(recorder.poll(10))
-    assert count(store) == 4000
+    assert count(store) == 2500
     assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
 
 
