@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -55,10 +56,11 @@ def test_turns_go_forth_and_back(*, apart: bool) -> None:
 
 @pytest.fixture
 def refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
-    """`fractune run` in this process, which a refusal leaves as it is: exit code and standard error."""
+    """`fractune run` in this process: exit code and standard error. Its signals and variables are taken back."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
-    yield lambda *args: (main(["run", *args]), capfd.readouterr().err)
+    with patch.dict(os.environ):
+        yield lambda *args: (main(["run", *args]), capfd.readouterr().err)
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
 
