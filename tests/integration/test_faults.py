@@ -23,7 +23,7 @@ import pytest
 import redis
 
 from fractune_core.blobs import put_blob, sign
-from fractune_core.messages import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
+from fractune_core.messages import SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from fractune_core.records import Status, TuningRecord, candidate_id
 from fractune_core.shares import Device
 from fractune_server.transport.live_workers import live_workers
@@ -31,7 +31,7 @@ from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.poison import FOLDER, PoisonDevice
 from tests.support.poison_measurer import DIES, SECRET, SHARE
-from tests.support.redis_process import running_redis, wait_until
+from tests.support.redis_process import events_of, running_redis, wait_until
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -94,7 +94,7 @@ class Measurers:
         self.queues.enqueue(measure_queue(Device("cuda", "poison", 100, 8, 1).key, SHARE), work)
 
     def records(self) -> list[TuningRecord]:
-        events = [json.loads(fields[EVENT_FIELD.encode()]) for _, fields in self.redis.xrange(SERVER_STREAM)]
+        events = events_of(self.redis, SERVER_STREAM)
         assert all(event["event"] == "measured" for event in events), events
         return [TuningRecord.from_json(event["record"]) for event in events]
 

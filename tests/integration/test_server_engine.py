@@ -118,7 +118,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     wait_until(turned_until_leased)
     lease = context.store.jobs.rounds("job1")[0].lease
     candidates = [f"c{index}" for index in range(4)]
-    proposed = {"event": "proposed", "job": "job1", "lease": lease, "workload_hash": name}
+    proposed: dict[str, object] = {"event": "proposed", "job": "job1", "lease": lease, "workload_hash": name}
     proposed |= {"candidates": candidates, "exhausted": False}
     with context.redis.pipeline(transaction=True) as pipe:
         pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(proposed)})

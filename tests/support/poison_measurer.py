@@ -29,12 +29,12 @@ _send = ResultTransaction.send
 
 
 def main(name: str, url: str, folder: str, patience_s: str, *more: str) -> None:
-    session.confinement_for = PoisonConfinement  # type: ignore[assignment]
+    session.confinement_for = PoisonConfinement  # type: ignore[attr-defined]
     session._CHILD = "tests.support.poison_child"
     session._TRIAL_TIMEOUT_S = 1.0
     guard._REOPEN_TIMEOUT_S = float(patience_s)
     if DIES in more:
-        ResultTransaction.send = _send_and_die  # type: ignore[method-assign]
+        ResultTransaction.send = _send_and_die  # type: ignore[method-assign, assignment]
     run_worker(WorkerOptions("measure", url, SECRET, SHARE, None, Path(folder), name))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fractune_workers.cuda.driver import DriverFailed
 from fractune_workers.gpu import mps_daemon
 from fractune_workers.gpu.mps_control import PIPE_VARIABLE, PROGRAM, MpsControl
-from fractune_workers.gpu.nvml import Gpu
+from fractune_workers.gpu.nvml import Clocks, Gpu, NvmlFailed
 from tests.support import simulated_mps_control
 from tests.support.simulated_mps_control import SMS, tell
 
@@ -75,6 +75,9 @@ class OneGpu:
 
     def gpus(self) -> list[Gpu]:
         return [self.gpu]
+
+    def clocks(self, uuid: str) -> Clocks:
+        raise NvmlFailed(f"{uuid} has no clock: it is simulated")
 
 
 class Scripted(MpsControl):

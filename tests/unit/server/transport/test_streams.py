@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -152,7 +153,8 @@ def test_a_stream_is_cut_to_what_some_group_still_needs(connection: redis.Redis,
     assert connection.xlen(STREAM) == 10
     entries = connection.xreadgroup(messages.TUNER, "tune-1", {STREAM: ">"}, count=6)
     assert entries
-    connection.xack(STREAM, messages.TUNER, *[entry for entry, _ in connection.xrange(STREAM, count=4)])
+    first: Any = connection.xrange(STREAM, count=4)
+    connection.xack(STREAM, messages.TUNER, *[entry for entry, _ in first])
     trim(connection, recorder, alive=["tune-1"], needed=[])
     assert connection.xlen(STREAM) == 6
 
@@ -189,8 +191,20 @@ def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
 
 
 def alive(name: str, started_at: float) -> Fleet:
-    info = {"name": name, "role": "build", "started_at": started_at, "host": "", "pid": 0, "cores": []}
-    return Fleet([{**info, "device": {}, "granted": {}, "share": "", "target": "", "versions": {}}])  # type: ignore[list-item]
+    info: messages.WorkerInfo = {
+        "name": name,
+        "role": "build",
+        "started_at": started_at,
+        "host": "",
+        "pid": 0,
+        "cores": [],
+        "device": {},
+        "granted": {},
+        "share": "",
+        "target": "",
+        "versions": {},
+    }
+    return Fleet([info])
 
 
 def waiting(connection: redis.Redis) -> int:
