@@ -28,12 +28,13 @@ $(STAMP): locks/dev.lock pyproject.toml scripts/setup
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# Most tests share the cores; those of tests/integration start whole stacks, which measure, one at a time.
-SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile
+# Most tests share the cores, the slowest files first; those that measure for real come after them, one at a time.
+SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+SLOWEST_FIRST := tests/integration tests/processes tests/unit tests
 
 test: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore tests/integration $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not alone" $(SLOWEST_FIRST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m alone tests/integration $(PYTEST_ARGS)
 
 unit: setup
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(PYTEST_ARGS)

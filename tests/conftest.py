@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 
 from hypothesis import settings
 
-# These machines are shared: how long an example takes says nothing about the code.
-settings.register_profile("shared-machine", deadline=None)
-settings.load_profile("shared-machine")
+# The tests start hundreds of Python processes: what they import is compiled once and not in each of them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# These machines are shared: how long an example takes says nothing about the code. Each run draws other examples, so
+# that few a run are many in a week; `pytest --hypothesis-profile=thorough` draws many at once.
+settings.register_profile("quick", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile("quick")
 
 # What a script starts in the background ignores Ctrl-C, and so would every command that a test stops by it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,6 +24,10 @@ from tests.support.cli_process import (
 )
 from tests.support.redis_process import wait_until
 
+pytestmark = pytest.mark.alone
+
+TRIALS = 20
+
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
@@ -43,10 +47,17 @@ def find(process: subprocess.Popen[str], *words: str) -> int:
     return pid
 
 
-def test_kill_minus_nine_of_the_command_leaves_no_process(state: Path) -> None:
+def test_a_state_folder_in_use_is_told_and_kill_minus_nine_of_its_user_leaves_no_process(state: Path) -> None:
     tuning = start_tuning(state)
     with stopped_at_end(tuning):
         await_event(tuning, event="progress", state="tuning")
+        ended = run_fractune("jobs", "--state", str(state))
+        assert ended.returncode == 7
+        line = error_line(ended)
+        assert f"another fractune stack (pid {tuning.pid}) uses {state}" in line
+        address = line.partition("--server ")[2].split()[0]
+        assert len(events(run_fractune("jobs", "--server", address, "--json"))) == 1
+
         started = descendants(tuning.pid)
         assert len(started) >= 8  # redis, server, four workers or more, and the children of those that have had work
         assert any("redis-server" in command_of(pid) for pid in started)
@@ -94,22 +105,10 @@ def test_redis_gone_in_mid_job_is_told_and_the_next_run_goes_on(state: Path) -> 
             operators = await_event(again, event="operator")["trials"]
 
 
-def test_a_state_folder_in_use_is_told_with_who_uses_it(state: Path) -> None:
-    tuning = start_tuning(state)
-    with stopped_at_end(tuning):
-        await_event(tuning, event="job")
-        ended = run_fractune("jobs", "--state", str(state))
-        assert ended.returncode == 7
-        line = error_line(ended)
-        assert f"another fractune stack (pid {tuning.pid}) uses {state}" in line
-        address = line.partition("--server ")[2].split()[0]
-        assert len(events(run_fractune("jobs", "--server", address, "--json"))) == 1
-
-
 def test_parts_killed_in_mid_job_are_started_again_and_no_record_is_lost_or_doubled(state: Path) -> None:
     model = write_model(state.parent / "m.onnx")
     where = ("--state", str(state), "--out", str(state.parent), "--json", "--only", "conv2d")
-    tuning = start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", "40", *where)
+    tuning = start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", str(TRIALS), *where)
     parts = [("worker", "measure-cpu-1"), ("worker", "build-0"), ("worker", "--role tune"), ("cli server",)]
     with stopped_at_end(tuning):
         for part in parts:
@@ -118,6 +117,6 @@ def test_parts_killed_in_mid_job_are_started_again_and_no_record_is_lost_or_doub
         result = await_event(tuning, event="result")
         tuning.communicate(timeout=90)
     assert tuning.returncode == 0
-    assert result["trials"] == {"cpu:1": 40}
+    assert result["trials"] == {"cpu:1": TRIALS}
     trials = events(run_fractune("log", "show", "--kind", "trial", "--state", str(state), "--limit", "999", "--json"))
-    assert len(trials) == len({record["candidate_id"] for record in trials}) == 40
+    assert len(trials) == len({record["candidate_id"] for record in trials}) == TRIALS

@@ -7,26 +7,25 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fractune import Client
 from fractune.inference.choosing import choose_variant
 from fractune.inference.gpu.driver import NoDriver, ask_gpu, look_at_gpu
 from fractune.inference.gpu.share import check_gpu, gpu_share_here
 from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle
 from fractune_core.cuda.environment import MPS_PERCENTAGE
-from fractune_core.errors import BadBundle, BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.shares import Device
 from fractune_workers.cuda.compilers import find_compiler
-from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
+from tests.support.cli_process import error_line, events, run_fractune, write_model
 from tests.support.cubins import cubin_arch, cubins_in
-from tests.support.redis_process import running_redis, wait_until
+from tests.support.fleet_processes import fleet_of_processes
+from tests.support.redis_process import running_redis
 from tests.support.simulated_cuda import Staged
 from tests.support.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.simulated_gpu_measurer import DEVICE, SECRET, SMS, simulated_gpu_measurers
@@ -57,29 +56,13 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("gpu-fleet")
-    ready = folder / "ready"
-    with ExitStack() as running:
-        url = running.enter_context(running_redis())
-        running.enter_context(simulated_gpu_measurers(url, *SHARES))
-
-        def start(*args: str) -> None:
-            env = {"FRACTUNE_SECRET": SECRET.decode()}
-            running.enter_context(stopped_at_end(start_fractune(*args, "--redis", url, env=env)))
-
-        start("server", "--listen", "127.0.0.1:0", "--state", str(folder / "state"), "--ready-file", str(ready))
-        for role in ("compile", "tune", "build"):
-            start("worker", "--role", role, "--gate", str(folder / "gate"))
-        wait_until(ready.exists, 60)
-        with Client(ready.read_text()) as client:
-            wait_until(lambda: registered(client) == 3 + len(SHARES), 120)
-            yield Fleet(client.address, folder, write_model(folder / "small.onnx"))
-
-
-def registered(client: Client) -> int:
-    try:
-        return len(client.workers())
-    except ServerUnreachable:
-        return 0
+    workers = [("--role", role) for role in ("compile", "tune", "build")]
+    with (
+        running_redis() as url,
+        simulated_gpu_measurers(url, *SHARES),
+        fleet_of_processes(url, folder, *workers, secret=SECRET.decode(), others=len(SHARES)) as address,
+    ):
+        yield Fleet(address, folder, write_model(folder / "small.onnx"))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.measuring.session import ArtifactBatch, Outcome
 from tests.support.cli_process import write_model
 from tests.support.cubins import cubin_arch, cubins_in
-from tests.support.simulated_bench import SimulatedGpuMachine, SimulatedSession
+from tests.support.simulated_session import SimulatedGpuMachine, SimulatedSession
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
 
@@ -26,15 +26,15 @@ CANDIDATES = 8
 def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = SimulatedGpuMachine(gate=tmp_path)
+    machine = SimulatedGpuMachine(core_locks=tmp_path)
     measured: dict[str, bytes] = {}
 
-    class NotingBench(SimulatedSession):
+    class NotingSession(SimulatedSession):
         def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
             measured.update(batch.codes)
             return super().timed(batch, policy)
 
-    monkeypatch.setattr("tests.support.simulated_bench.SimulatedSession", NotingBench)
+    monkeypatch.setattr("tests.support.simulated_session.SimulatedSession", NotingSession)
     monkeypatch.setattr(measurer_pool, "MeasurementSession", machine.bench)
     monkeypatch.setattr(experiment, "default_lock_dir", lambda: tmp_path)
     told: list[str] = []

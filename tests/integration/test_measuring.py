@@ -28,6 +28,8 @@ from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from fractune_workers.measuring.validation import validate
 from tests.support.worker_processes import matmul_workload
 
+pytestmark = pytest.mark.alone
+
 SIZE = 96
 CANDIDATES = 4
 SHARES = ["cpu:1", *(pytest.param(share, marks=pytest.mark.gpu) for share in ("full", "green:32"))]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fractune.local.noise_file import NOISE_FILE, load_noise
-from tests.support.cli_process import descendants, error_line, events, run_fractune, start_fractune
+from tests.support.cli_process import descendants, error_line, events, run_fractune, start_fractune, write_model
 from tests.support.worker_processes import alive
 
 pytestmark = pytest.mark.timeout(240)
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.timeout(240)
 
 def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) -> None:
     state, picture = tmp_path / "state", tmp_path / "noise.svg"
+    model = write_model(tmp_path / "m.onnx")  # the built-in convolution takes seconds to compile
     options = ["--share", "cpu:1", "--measurers", "1", "--candidates", "8", "--json", "--picture", str(picture)]
+    options += ["--model", str(model), "--only", "conv"]
     ended = run_fractune("noise", *options, "--state", str(state))
     (report,) = events(ended)
     assert report["event"] == "noise"

@@ -119,7 +119,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     wait_until(turned_until_started)
     round_id = context.store.jobs.rounds("job1")[0].round_id
     candidates = [f"c{index}" for index in range(4)]
-    proposed = {"event": "proposed", "job": "job1", "round_id": round_id, "workload_hash": name}
+    proposed: dict[str, object] = {"event": "proposed", "job": "job1", "round_id": round_id, "workload_hash": name}
     proposed |= {"candidates": candidates, "exhausted": False}
     with context.redis.pipeline(transaction=True) as pipe:
         pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(proposed)})

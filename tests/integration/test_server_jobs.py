@@ -13,7 +13,7 @@ import pytest
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
 from tests.support.redis_process import running_redis, wait_until
-from tests.support.server_process import Client, ServerProcess, model_bytes, running_server
+from tests.support.server_process import Client, ServerProcess, as_call, model_bytes, running_server
 
 OPERATORS = (("conv2d_a", 4), ("conv2d_b", 2), ("dense", 1))
 
@@ -108,7 +108,7 @@ def test_without_a_trial_in_the_log_there_is_nothing_to_measure_again(client: Cl
 def test_a_rerank_or_variants_that_cannot_be_meant(client: Client, spec: dict[str, Any]) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         client.create(client.upload(fresh()), **spec)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert as_call(refused.value).code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_one_variant_for_all_shares(client: Client) -> None:
@@ -187,8 +187,7 @@ def test_a_share_that_nobody_offers(client: Client) -> None:
     model = client.upload(fresh())
     with pytest.raises(grpc.RpcError) as caught:
         client.create(model, shares=["cpu:1", "cpu:7"])
-    error = caught.value
-    assert isinstance(error, grpc.Call)
+    error = as_call(caught.value)
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert dict(error.trailing_metadata() or ())["fractune-error"] == "ShareUnavailable"
     assert error.details() == (f"no worker offers cpu:7; offered: cpu:1, cpu:2 on {DEVICE.key}. Start a worker for it")
@@ -223,8 +222,7 @@ def test_watchers_beyond_the_places_are_refused_and_the_others_go_on(client: Cli
             next(call)
         with pytest.raises(grpc.RpcError) as caught:
             next(client.jobs.WatchJob(pb.WatchJobRequest(name=name)))
-        assert isinstance(caught.value, grpc.Call)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert as_call(caught.value).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert client.job(name).name == name
         calls[0].cancel()
         wait_until(lambda: _can_watch(client, name))
@@ -250,8 +248,7 @@ def test_a_watch_keeps_its_deadline(client: Client, fleet: SimulatedFleet) -> No
         name = client.create(client.upload(fresh()), trials=4).name
         with pytest.raises(grpc.RpcError) as caught:
             list(client.jobs.WatchJob(pb.WatchJobRequest(name=name), timeout=0.5))
-        assert isinstance(caught.value, grpc.Call)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert as_call(caught.value).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     finally:
         fleet.workers["compile-1"].hold.clear()
     assert client.finish(name).state == pb.JOB_STATE_DONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from fractune_core.convert import record_from_proto
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, simulated_fleet
 from tests.support.redis_process import running_redis
-from tests.support.server_process import Client, model_bytes, running_server
+from tests.support.server_process import Client, as_call, model_bytes, running_server
 
 MODEL = model_bytes(("conv2d", 2), ("dense", 1))
 
@@ -47,8 +48,8 @@ def done(client: Client) -> pb.Job:
 def refused(call: object, *args: object) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call(*args)  # type: ignore[operator]
-    assert isinstance(caught.value, grpc.Call)
-    return caught.value.code(), caught.value.details() or ""
+    error = as_call(caught.value)
+    return error.code(), error.details() or ""
 
 
 def export(client: Client, **chosen: str) -> list[pb.ExportRecordsResponse]:
@@ -85,7 +86,7 @@ def test_an_upload_that_does_not_match_its_digest_is_refused(client: Client) -> 
 
 
 def test_bad_requests_are_refused_by_name(client: Client, done: pb.Job) -> None:
-    bad = {
+    bad: dict[str, dict[str, Any]] = {
         "trials is -1": {"trials": -1},
         "round_size is -5": {"round_size": -5},
         "more is -1": {"more": -1},

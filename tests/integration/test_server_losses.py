@@ -21,7 +21,7 @@ from fractune_core.messages import worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.fleet_simulated import simulated_fleet
 from tests.support.redis_process import running_redis, wait_until
-from tests.support.server_process import Client, model_bytes, running_server
+from tests.support.server_process import Client, as_call, model_bytes, running_server
 
 
 def fresh(operators: int = 3) -> bytes:
@@ -169,9 +169,9 @@ def test_redis_killed_in_mid_job_comes_back(tmp_path: Path, empty: bool) -> None
                 broker.kill()
                 with pytest.raises(grpc.RpcError) as caught:
                     client.fleet.ListWorkers(pb.ListWorkersRequest())
-                assert isinstance(caught.value, grpc.Call)
-                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-                assert dict(caught.value.trailing_metadata() or ())["fractune-error"] == "RedisGone"
+                error = as_call(caught.value)
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+                assert dict(error.trailing_metadata() or ())["fractune-error"] == "RedisGone"
                 broker.come_back(empty=empty)
                 job = client.finish(name, timeout_s=90)
                 assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")

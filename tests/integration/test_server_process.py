@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -37,7 +38,7 @@ def refused(redis_url: str, state: Path, **options: object) -> tuple[int, str]:
 def test_health_and_an_orderly_end(redis_url: str, tmp_path: Path) -> None:
     with running_server(redis_url, tmp_path / "state") as server:
         with grpc.insecure_channel(server.address) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
+            health: Any = health_pb2_grpc.HealthStub(channel)
             for service in ("", "fractune.v1.JobService"):
                 answer = health.Check(health_pb2.HealthCheckRequest(service=service))
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -61,7 +62,7 @@ def test_reflection_names_the_services_and_lets_a_generic_client_call(redis_url:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert {"fractune.v1.JobService", "fractune.v1.LogService"} <= set(database.get_services())
         method = DescriptorPool(database).FindServiceByName("fractune.v1.JobService").FindMethodByName("ListJobs")
-        call = channel.unary_unary(
+        call: Any = channel.unary_unary(
             "/fractune.v1.JobService/ListJobs",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=GetMessageClass(method.output_type).FromString,

@@ -16,6 +16,7 @@ from tests.support.confinement_cases import real_gpu, real_mps
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
 ]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,13 @@ import pytest
 import fractune
 from benchmarks.models import find_model
 from benchmarks.reference import expected_outputs
-from fractune import Client
 from fractune_core.bundles import Bundle
-from fractune_core.errors import ServerUnreachable
 from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
+from tests.support.fleet_processes import fleet_of_processes
 from tests.support.paths import REPOSITORY
-from tests.support.redis_process import running_redis, wait_until
+from tests.support.redis_process import running_redis
+
+pytestmark = pytest.mark.alone
 
 ONLY = "conv2d"
 SHARES = ("cpu:1", "cpu:2")
@@ -48,30 +48,10 @@ class Fleet:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
-    ready = folder / "ready"
-    secret = {"FRACTUNE_SECRET": "a secret for tests"}
-    with ExitStack() as running:
-        redis = ("--redis", running.enter_context(running_redis()))
-
-        def start(*args: str) -> None:
-            running.enter_context(stopped_at_end(start_fractune(*args, *redis, env=secret)))
-
-        start("server", "--listen", "127.0.0.1:0", "--state", str(folder / "state"), "--ready-file", str(ready))
-        for role in ("compile", "tune", "build"):
-            start("worker", "--role", role, "--gate", str(folder / "gate"))
-        for share in SHARES:
-            start("worker", "--role", "measure", "--share", share, "--gate", str(folder / "gate"))
-        wait_until(ready.exists, 60)
-        with Client(ready.read_text()) as client:
-            wait_until(lambda: registered(client) == 5, 120)
-            yield Fleet(client.address, folder, write_model(folder / "small.onnx"))
-
-
-def registered(client: Client) -> int:
-    try:
-        return len(client.workers())
-    except ServerUnreachable:
-        return 0
+    workers = [("--role", role) for role in ("compile", "tune", "build")]
+    measurers = [("--role", "measure", "--share", share) for share in SHARES]
+    with running_redis() as url, fleet_of_processes(url, folder, *workers, *measurers) as address:
+        yield Fleet(address, folder, write_model(folder / "small.onnx"))
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +111,9 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
 
 
 def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: Fleet, tmp_path: Path) -> None:
-    model = find_model("magika")
-    args = ["--shares", ",".join(SHARES), "--trials", "8", "--only", "conv2d", *model.options]
+    model, share = find_model("magika"), "cpu:2"
+    # Its convolution, ten times the work of all the rest, takes most of a minute to tune.
+    args = ["--shares", share, "--trials", "8", "--only", "matmul", *model.options]
     told = events(
         run_fractune("tune", str(model.path), *args, "--server", fleet.address, "--out", str(tmp_path), "--json")
     )
@@ -140,7 +121,7 @@ def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: F
     inputs = {"bytes": np.random.default_rng(1).integers(0, 256, model.inputs["bytes"]).astype(np.int32)}
     (expected,) = expected_outputs(model.path, inputs)
     names = [variant["name"] for variant in loaded.bundle.variants]
-    assert {*SHARES, "untuned"} <= set(names)
+    assert {share, "untuned"} <= set(names)
     for name in names:
         (output,) = loaded.run(inputs, name)
         np.testing.assert_allclose(output, expected, rtol=1e-3, atol=1e-5 * float(np.abs(expected).max()))
@@ -294,7 +275,7 @@ def test_a_generic_client_that_knows_only_reflection_tunes_a_model(fleet: Fleet)
         states = pool.FindEnumTypeByName("fractune.v1.JobState").values_by_name
         assert seen[-1].state == states["JOB_STATE_DONE"].number
         assert seen[-1].result.bundle.startswith("bundles/")
-        health = channel.unary_unary("/grpc.health.v1.Health/Check", lambda _: b"", lambda answer: answer)
+        health: Any = channel.unary_unary("/grpc.health.v1.Health/Check", lambda _: b"", lambda answer: answer)
         assert health(None, timeout=10) == b"\x08\x01"  # status: SERVING
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import uuid
@@ -18,7 +17,6 @@ from rq.serializers import JSONSerializer
 from fractune_core.blobs import put_blob
 from fractune_core.messages import (
     BUILD_QUEUE,
-    EVENT_FIELD,
     HANDLER,
     SERVER_STREAM,
     artifact_blob,
@@ -29,7 +27,7 @@ from fractune_core.messages import (
 )
 from fractune_core.records import UNTUNED, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
-from tests.support.redis_process import running_redis, wait_until
+from tests.support.redis_process import events_of, running_redis, wait_until
 from tests.support.worker_processes import WorkerProcess, alive, matmul_workload, worker
 
 pytestmark = pytest.mark.timeout(240)
@@ -47,7 +45,7 @@ class Fleet:
         Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(HANDLER, args=(work,), timeout=3600)
 
     def events(self, stream: str) -> list[dict[str, Any]]:
-        return [json.loads(fields[EVENT_FIELD.encode()]) for _, fields in self.redis.xrange(stream)]
+        return events_of(self.redis, stream)
 
     def records(self, stream: str, round_id: str) -> list[TuningRecord]:
         events = [e for e in self.events(stream) if e["event"] == "measured" and e["round_id"] == round_id]

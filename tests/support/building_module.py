@@ -29,8 +29,8 @@ def _obey(trace: str, _target: Any) -> bytes:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    building.read_trace = lambda text, _workload: SimpleNamespace(mod=text)
-    building.build_object = _obey
+    building.read_trace = lambda text, _workload: SimpleNamespace(mod=text)  # type: ignore[attr-defined, assignment]
+    building.build_object = _obey  # type: ignore[attr-defined, assignment]
     child = building.BuilderChild()
     child._workloads["w"] = None
     return {"build": child.build, "pid": os.getpid}

@@ -54,7 +54,7 @@ def waiting_records() -> Iterator[dict[str, object]]:
 
 def fill_redis(connection: redis.Redis) -> None:
     for command in _commands():
-        connection.execute_command(*command)
+        connection.execute_command(*command)  # type: ignore[no-untyped-call]
 
 
 def query(folder: Path, sql: str) -> list[tuple[object, ...]]:

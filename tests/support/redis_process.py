@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import redis
+
+from fractune_core.messages import EVENT_FIELD
 
 
 def wait_until(holds: object, timeout_s: float = 30.0, every_s: float = 0.02) -> None:
@@ -21,6 +25,12 @@ def wait_until(holds: object, timeout_s: float = 30.0, every_s: float = 0.02) ->
             return
         time.sleep(every_s)
     raise TimeoutError(f"not within {timeout_s} s: {holds}")
+
+
+def events_of(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:
+    """All that was ever sent on the stream and was not trimmed."""
+    entries: Any = connection.xrange(stream)
+    return [json.loads(fields[EVENT_FIELD.encode()]) for _, fields in entries]
 
 
 @contextlib.contextmanager

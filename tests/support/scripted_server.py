@@ -117,6 +117,9 @@ class ScriptedServer(
         match = pb.OperatorMatch(operator=operator, how="none", reason="no published record")
         return pb.MatchModelResponse(matches=[match])
 
+    def TabulateModel(self, request: pb.TabulateModelRequest, context: Any) -> pb.TabulateModelResponse:
+        abort(context, NotFound(f"nothing of {request.model} was measured"))
+
     def DownloadBundle(self, request: pb.DownloadBundleRequest, context: Any) -> Iterator[pb.DownloadBundleResponse]:
         if request.name not in self.bundles:
             abort(context, NotFound(f"no {request.name}"))

@@ -76,6 +76,12 @@ class Client:
         return list(self.jobs.WatchJob(pb.WatchJobRequest(name=name), timeout=timeout_s))[-1]
 
 
+def as_call(error: object) -> grpc.Call:
+    """A client's grpc.RpcError is a grpc.Call too, which its type does not say."""
+    assert isinstance(error, grpc.Call)
+    return error
+
+
 def model_bytes(*operators: tuple[str, int], space: int = 1_000_000) -> bytes:
     """A model of the simulated fleet: operators by name and weight."""
     entries = [{"name": name, "weight": weight, "space": space} for name, weight in operators]

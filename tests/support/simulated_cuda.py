@@ -52,6 +52,11 @@ class CUstream_flags(IntEnum):
     CU_STREAM_NON_BLOCKING = 1
 
 
+# Within the simulated module, these names are its members.
+_Attribute = CUdevice_attribute
+_ResourceType = CUdevResourceType
+
+
 class CUstream(int):
     pass
 
@@ -145,7 +150,7 @@ class SimulatedCuda:
         self._current = context
         return (_OK,)
 
-    def cuDeviceGetAttribute(self, attribute: CUdevice_attribute, device: object) -> _Result:
+    def cuDeviceGetAttribute(self, attribute: _Attribute, device: object) -> _Result:
         assert device == "device"
         told = {
             CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: self._sms,
@@ -264,7 +269,7 @@ class SimulatedCuda:
         ctypes.memmove(host, self._memory[address], size)
         return (_OK,)
 
-    def cuDeviceGetDevResource(self, device: object, kind: CUdevResourceType) -> _Result:
+    def cuDeviceGetDevResource(self, device: object, kind: _ResourceType) -> _Result:
         assert (device, kind) == ("device", CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
         return _OK, self._resource(self._sms)
 
@@ -294,7 +299,7 @@ class SimulatedCuda:
         self._streams[stream] = green
         return _OK, stream
 
-    def cuGreenCtxGetDevResource(self, green: int, kind: CUdevResourceType) -> _Result:
+    def cuGreenCtxGetDevResource(self, green: int, kind: _ResourceType) -> _Result:
         assert kind == CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
         return _OK, self._resource(self._green[green])
 

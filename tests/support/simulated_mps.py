@@ -10,13 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from unittest.mock import patch
 
 from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_workers.cuda.driver import DriverFailed
 from fractune_workers.gpu import mps_daemon
 from fractune_workers.gpu.mps_control import PROGRAM, MpsControl
-from fractune_workers.gpu.nvml import Gpu
+from fractune_workers.gpu.nvml import Clocks, Gpu, NvmlFailed
 from tests.support import simulated_mps_control
 from tests.support.simulated_mps_control import SMS, tell
 
@@ -38,18 +37,27 @@ H200 = Gpu(
 H200_SMS = dict.fromkeys(range(1, 8), 8)
 H200_SMS |= {8: 10, 9: 10, 10: 12, 11: 14, 12: 14, 13: 16, 14: 18, 15: 18, 20: 26, 25: 32, 40: 52, 46: 60, 50: 66}
 H200_SMS |= {100: 132}
+# Imported, so that Python finds it compiled.
+_PROGRAM = """#!{} -IS
+import sys
+sys.path.insert(0, "{}")
+from simulated_mps_control import main
+sys.exit(main())
+"""
 _ERRORS = {"807": "CUDA_ERROR_MPS_SERVER_NOT_READY", "915": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"}
 
 
 @contextlib.contextmanager
 def installed_program() -> Iterator[Path]:
     """A short folder: `bin` in it has the program, and daemons of our own go there; none survives it."""
+    from unittest.mock import patch  # half of what a confined process would import, and it installs no program
+
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))
         stack.enter_context(patch.object(mps_daemon, "default_folder", folder.joinpath))
         program = folder / "bin" / PROGRAM
         program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {simulated_mps_control.__file__} "$@"\n')
+        program.write_text(_PROGRAM.format(sys.executable, Path(simulated_mps_control.__file__).parent))
         program.chmod(0o755)
         try:
             yield folder
@@ -67,6 +75,9 @@ class OneGpu:
 
     def gpus(self) -> list[Gpu]:
         return [self.gpu]
+
+    def clocks(self, uuid: str) -> Clocks:
+        raise NvmlFailed(f"{uuid} has no clock: it is simulated")
 
 
 class Scripted(MpsControl):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -95,6 +96,7 @@ def _parent(pid: int) -> int:
         return 0
 
 
+@functools.cache
 def matmul_workload(size: int) -> dict[str, Any]:
     """A small real operator: its hash and MetaSchedule's workload as JSON, made in a process of its own."""
     code = f"""

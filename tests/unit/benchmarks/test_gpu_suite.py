@@ -192,7 +192,12 @@ def test_a_wrong_option_is_named(args: list[str], says: str, capsys: pytest.Capt
 def test_parts_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plans: list[Plan] = []
     monkeypatch.setattr(suite_main, "open_nvml", OneGpu)
-    monkeypatch.setattr(suite_main, "run_plan", lambda plan, _gpu, _private: plans.append(plan) or 0)
+
+    def note(plan: Plan, _gpu: Gpu, _private: Path) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(suite_main, "run_plan", note)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert suite_main.main(["--part", "faults", "--part", "shares", "--minutes", "10", "--out", str(tmp_path)]) == 0
     assert suite_main.main([]) == 0

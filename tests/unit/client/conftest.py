@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -20,7 +22,13 @@ class Small:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """In a process of its own: the tests of inference run without the compiler."""
-    folder = tmp_path_factory.mktemp("small")
-    subprocess.run([sys.executable, "-m", "tests.support.real_bundle", str(folder)], check=True, cwd=REPOSITORY)
+    """In a process of its own: the tests of inference run without the compiler. Once for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "small"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            subprocess.run([sys.executable, "-m", "tests.support.real_bundle", str(folder)], check=True, cwd=REPOSITORY)
+            (folder / "made").touch()
     return Small(folder / "small.onnx", folder / "small.fractune")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 import pytest
@@ -63,7 +64,7 @@ def test_a_server_that_does_not_answer_in_time_is_unreachable(server: ScriptedSe
     def hang(*_: object) -> None:
         released.wait(30)
 
-    server._maybe_fail = hang  # type: ignore[method-assign]
+    server._maybe_fail = hang  # type: ignore[method-assign, assignment]
     with RpcClient(server.address, timeout_s=0.2) as client, pytest.raises(ServerUnreachable, match="in time"):
         client.workers()
     released.set()
@@ -107,9 +108,8 @@ def test_watching_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_servers_own_word_ends_watching(client: RpcClient, server: ScriptedServer) -> None:
-    def watch(context: grpc.ServicerContext) -> Iterator[pb.Job]:
+    def watch(context: grpc.ServicerContext) -> NoReturn:
         abort(context, RedisGone("Redis stopped"))
-        yield pb.Job()
 
     server.watch = watch
     with pytest.raises(RedisGone):

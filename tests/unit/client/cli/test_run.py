@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from fractune.cli import main
 from fractune.inference.comparing import differences, time_in_turns
 from fractune.inference.tensors import read_inputs
 from fractune_core.errors import BadBundle, BadRequest
@@ -50,6 +54,17 @@ def test_turns_go_forth_and_back(*, apart: bool) -> None:
     assert {name: len(secs) for name, secs in run_secs.items()} == {"a": 3, "b": 3}
 
 
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
+    """`fractune run` in this process: exit code and standard error. Its signals and variables are taken back."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    with patch.dict(os.environ):
+        yield lambda *args: (main(["run", *args]), capfd.readouterr().err)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*_FRACTUNE, "run", *args], capture_output=True, text=True, check=False)
 
@@ -63,17 +78,19 @@ def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
         ({"outputs": None}, "'outputs' is missing"),
     ],
 )
-def test_a_bundle_that_does_not_run_here_is_refused(tmp_path: Path, changes: dict[str, object], says: str) -> None:
+def test_a_bundle_that_does_not_run_here_is_refused(
+    refused: Callable[..., tuple[int, str]], tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
     path = tmp_path / "m.fractune"
     path.write_bytes(bundle_bytes(**changes))
-    ended = run_cli(str(path))
-    assert ended.returncode == BadBundle.exit_code
-    assert ended.stderr.startswith("fractune: m.fractune")
-    assert says in ended.stderr
-    assert ended.stderr.count("\n") == 1
+    code, told = refused(str(path))
+    assert code == BadBundle.exit_code
+    assert told.startswith("fractune: m.fractune")
+    assert says in told
+    assert told.count("\n") == 1
 
 
-def test_torn_bundles_and_wrong_shares_are_one_line(tmp_path: Path) -> None:
+def test_torn_bundles_and_wrong_shares_are_one_line(refused: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     torn = tmp_path / "torn.fractune"
     torn.write_bytes(bundle_bytes()[:-40])
     good = tmp_path / "good.fractune"
@@ -91,9 +108,9 @@ def test_torn_bundles_and_wrong_shares_are_one_line(tmp_path: Path) -> None:
         ([str(good), "--public-key", str(tmp_path / "none")], 2, "--public-key"),
         ([str(good), "--public-key", str(key)], 2, "no public key"),
     ):
-        ended = run_cli(*args)
-        assert (ended.returncode, ended.stderr.count("\n")) == (code, 1), ended.stderr
-        assert says in ended.stderr
+        ended, told = refused(*args)
+        assert (ended, told.count("\n")) == (code, 1), told
+        assert says in told
 
 
 def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:

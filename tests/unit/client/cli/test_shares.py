@@ -27,7 +27,12 @@ def nothing_outlives_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def offer(share: str, units: int | None, **changes: Any) -> dict[str, Any]:
     usual = {"units_total": 132, "unit": "sm", "memory_bytes": 16 << 30, "reserved": False, "proof": "not proved"}
-    rest = {"instances": [], "refusal": "", "device_key": "", "fraction": None if units is None else units / 132}
+    rest: dict[str, Any] = {
+        "instances": [],
+        "refusal": "",
+        "device_key": "",
+        "fraction": None if units is None else units / 132,
+    }
     return {"share": share, "units": units, **usual, **rest, **changes}
 
 

@@ -54,7 +54,8 @@ def truth(small: Small, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(small.model), options, providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": x})[0]
+    output: np.ndarray[Any, Any] = session.run(None, {"x": x})[0]
+    return output
 
 
 def run_script(script: str, *args: str) -> Any:
@@ -172,8 +173,9 @@ def test_a_model_that_nobody_holds_ends_its_thread(small: Small) -> None:
 def test_arrays_are_used_where_they_lie_if_they_can_be(model: Model) -> None:
     fitting = aligned_bytes(4096).view("float32").reshape(SHAPE)
     odd = aligned_bytes(4100)[4:].view("float32").reshape(SHAPE)
-    tensor = tvm_ffi.from_dlpack(fitting)
-    for given, shared in ((fitting, True), (tensor, True), (odd, False), (tvm_ffi.from_dlpack(odd), False)):
+    tensor, odd_tensor = tvm_ffi.from_dlpack(fitting), tvm_ffi.from_dlpack(odd)
+    cases: list[tuple[Any, bool]] = [(fitting, True), (tensor, True), (odd, False), (odd_tensor, False)]
+    for given, shared in cases:
         (argument,) = as_arguments(model.inputs, {"x": given})
         at = given.data_ptr() if hasattr(given, "data_ptr") else given.ctypes.data
         assert (argument.data_ptr() == at) is shared
@@ -312,8 +314,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("threads", ["", "1", "7"])
-@pytest.mark.parametrize("bind", ["", "0", "1"])
+@pytest.mark.parametrize(("threads", "bind"), [("", ""), ("1", "0"), ("7", "1"), ("7", ""), ("", "0")])
 def test_the_pool_is_as_large_as_the_share_whatever_the_environment_says(
     small: Small, monkeypatch: pytest.MonkeyPatch, threads: str, bind: str
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_a_machine_with_everything_is_ready() -> None:
         ({"libraries": (ML, NO_BINDINGS)}, "package cuda-bindings", "fractune[cuda]' (it is not installed)"),
     ],
 )
-def test_measuring_says_what_is_missing_and_how_to_get_it(lacking: dict[str, object], what: str, words: str) -> None:
+def test_measuring_says_what_is_missing_and_how_to_get_it(lacking: dict[str, Any], what: str, words: str) -> None:
     found = use("gpu", replace(Here(), **lacking))
     assert not found.ready
     assert [*missing(found)] == [what]
@@ -173,7 +174,7 @@ def test_this_very_environment_has_what_the_stack_needs() -> None:
     ],
 )
 def test_the_exit_code_answers_what_was_asked(
-    machine: list[Here], lacking: dict[str, object], args: list[str], code: int
+    machine: list[Here], lacking: dict[str, Any], args: list[str], code: int
 ) -> None:
     machine[0] = replace(Here(), **lacking)
     assert main(["doctor", *args]) == code

@@ -67,18 +67,24 @@ def parts(tmp_path: Path) -> Iterator[Parts]:
     end_in_order(started.running)
 
 
+def tended(part: Running) -> Running:
+    """The part, after a look at it: it may have been started again."""
+    part.tend()
+    return part
+
+
 def test_a_part_that_was_killed_is_started_again(parts: Parts) -> None:
     part = parts.start("p", "import time; time.sleep(60)")
     first = part.pid
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: (part.tend(), part.pid != first)[1])
+    wait_until(lambda: tended(part).pid != first)
     assert alive(part.pid)
 
 
 def test_a_refusal_is_raised_with_its_code_and_line(parts: Parts) -> None:
     part = parts.start("p", "import sys; sys.stderr.write('noise\\nfractune: cpu:64 is too large\\n'); sys.exit(4)")
     with pytest.raises(ShareUnavailable, match=r"^cpu:64 is too large$"):
-        wait_until(lambda: part.tend() or False)
+        wait_until(lambda: tended(part).pid < 0)
 
 
 LIVE = "import time; time.sleep(60)"
@@ -95,7 +101,12 @@ def test_who_is_refused_a_share_that_others_have_is_let_go(parts: Parts) -> None
         parts.start("other", LIVE, kind="measure-cpu"),
     ]
     gone: list[str] = []
-    wait_until(lambda: (gone.extend(tend_all(running)), gone)[1] != [])
+
+    def found() -> bool:
+        gone.extend(tend_all(running))
+        return bool(gone)
+
+    wait_until(found)
     assert gone == ["first"]
     assert [each.part.name for each in running] == ["second", "other"]
     assert tend_all(running) == []
@@ -118,14 +129,14 @@ def test_when_all_of_a_kind_are_refused_it_is_told(parts: Parts) -> None:
 def test_a_part_that_keeps_dying_is_given_up_with_its_last_words(parts: Parts) -> None:
     part = parts.start("p", "import sys; sys.exit('no luck')")
     with pytest.raises(FractuneError, match=r"p ended with exit code 1 \(no luck\).*given up after 5 restarts"):
-        wait_until(lambda: part.tend() or False)
+        wait_until(lambda: tended(part).pid < 0)
 
 
 def test_a_part_that_must_not_die_raises_what_its_death_means(parts: Parts) -> None:
     part = parts.start("redis", "import time; time.sleep(60)", fatal=RedisGone)
     os.kill(part.pid, signal.SIGKILL)
     with pytest.raises(RedisGone, match="killed by SIGKILL"):
-        wait_until(lambda: part.tend() or False)
+        wait_until(lambda: tended(part).pid < 0)
 
 
 def test_parts_end_rank_by_rank_and_the_deaf_are_killed(

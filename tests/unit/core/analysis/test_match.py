@@ -239,7 +239,7 @@ def test_a_robust_model_loses_no_more_than_what_is_tuned_at_one_share(
     assert chosen.keys() == times.keys()
     assert regret == pytest.approx(_model_regret(times, chosen))
     for units in (1, 2):
-        tuned = {op: min(found[units], key=lambda name, f=found, u=units: f[u][name]) for op, found in times.items()}
+        tuned = {op: min(found[units], key=found[units].__getitem__) for op, found in times.items()}
         assert regret <= _model_regret(times, tuned) + 1e-6
     every = [dict(zip(times, names, strict=True)) for names in product("abc", repeat=len(times))]
     assert regret <= 1e-6 + 2 * max(_model_regret(times, one) for one in every)

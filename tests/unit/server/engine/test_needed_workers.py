@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -27,7 +27,7 @@ def a_job(state: JobState) -> ActiveJob:
 
 def worker(role: str, share: str = "", isa: str = DEVICE.isa) -> WorkerInfo:
     measuring = role == "measure"
-    info = {"name": f"{role} {share} {isa}", "role": role, "target": ""}
+    info: dict[str, Any] = {"name": f"{role} {share} {isa}", "role": role, "target": ""}
     info |= {"device": replace(DEVICE, isa=isa).to_json() if measuring else {}}
     return cast(WorkerInfo, info | {"granted": granted(int(share[-1])).to_json() if measuring else {}})
 

@@ -37,7 +37,8 @@ def test_a_variant_for_each_share_and_a_robust_one_where_it_is_another() -> None
         "untuned": {},
     }
     robust = variants[2].matches["f" * 16]
-    assert (robust.how, robust.regret) == (How.ROBUST, pytest.approx(0.1))
+    assert robust.how is How.ROBUST
+    assert robust.regret == pytest.approx(0.1)
     assert measured_secs(PLACE, [found], variants) == {
         "cpu:1": {"cpu:1": 2.0, "cpu:2": 6.0, "robust": 2.2, "untuned": 18.0},
         "cpu:2": {"cpu:1": 6.0, "cpu:2": 2.0, "robust": 2.2, "untuned": 18.0},

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"throttled_ns": {"hw_thermal": -1}}, "must not be below 0"),
     ],
 )
-def test_a_doubtful_record_is_refused_by_name(changes: dict[str, object], complaint: str) -> None:
+def test_a_doubtful_record_is_refused_by_name(changes: dict[str, Any], complaint: str) -> None:
     record = replace(validation('["x"]', 1, 1.0), **{"record_id": "r1", **changes})
     with pytest.raises(BadRequest, match=rf"^records/r1: .*{complaint}"):
         check_record(record)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -41,8 +42,8 @@ EVERYTHING = RecordFilter()
 WORKLOADS = ["f" * 16, "e" * 16, "d" * 16, "c" * 16]
 
 
-def trial(trace: str, units: int, secs: float, **changes: object) -> TuningRecord:
-    fields = {"record_id": f"trial {trace}@{units}", "kind": Kind.TRIAL, **changes}
+def trial(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:
+    fields: dict[str, Any] = {"record_id": f"trial {trace}@{units}", "kind": Kind.TRIAL, **changes}
     return replace(validation(trace, units, secs), **fields)
 
 
@@ -50,7 +51,7 @@ def failed(trace: str, units: int) -> TuningRecord:
     return trial(trace, units, 1.0, status=Status.RUN_FAILED, cause="crashed", run_secs=())
 
 
-def job(name: str, **changes: object) -> StoredJob:
+def job(name: str, **changes: Any) -> StoredJob:
     spec = JobSpec(model="a" * 64, model_name="net.onnx", shares=("cpu:2", "cpu:1"))
     made = StoredJob(name, spec, 1.0, DEVICE, {"cpu:2": granted(2), "cpu:1": granted(1)}, "llvm")
     return replace(made, **changes)

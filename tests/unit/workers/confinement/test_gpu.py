@@ -43,9 +43,12 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Confinement]]:
         if share.mechanism == "mig":
             claimed.append(MigConfinement(share, *seams, claims=tmp_path))
             return claimed[-1]
-        return {"full": FullConfinement, "green": GreenConfinement, "none": NoConfinement}[share.mechanism](
-            share, *seams
-        )
+        kinds: dict[str, Callable[..., Confinement]] = {
+            "full": FullConfinement,
+            "green": GreenConfinement,
+            "none": NoConfinement,
+        }
+        return kinds[share.mechanism](share, *seams)
 
     yield made
     for each in claimed:

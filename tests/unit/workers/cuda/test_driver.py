@@ -64,7 +64,7 @@ def test_a_kernel_is_waited_for_before_its_memory_is_read(h200: SimulatedGpu) ->
     driver = simulated_driver(h200)
     context = GreenContext(driver, 16)
     unwaited = SimulatedCuda(h200)
-    unwaited.cuStreamSynchronize = lambda _stream: (0,)  # type: ignore[method-assign]  # the wait that is left out
+    unwaited.cuStreamSynchronize = lambda _stream: (0,)  # type: ignore[method-assign, assignment]  # the wait that is left out
     assert driver.count_sms(context.stream) == 16
     driver.cuda.cuStreamSynchronize = unwaited.cuStreamSynchronize
     assert driver.count_sms(context.stream) == 1  # zeros: memory that no kernel has written to

@@ -78,11 +78,11 @@ def test_an_evolution_begins_once_a_round_was_measured(child: SearcherChild) -> 
 def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child: SearcherChild) -> None:
     operator = matmul(64)
     child.open(operator.workload_hash, operator.workload_json, str(parse_target("cuda:sm_90", 1)), "key", 5, [], [])
-    first = child.propose(operator.workload_hash, "key", 16)
+    first = child.propose(operator.workload_hash, "key", 8)
     results = [(item["candidate"], "mps:25", 1e-3 * (1 + at)) for at, item in enumerate(first)]
     child.learn(operator.workload_hash, "key", results, 1)
-    second = child.propose(operator.workload_hash, "key", 16)
-    assert len({item["trace"] for item in (*first, *second)}) == 32
+    second = child.propose(operator.workload_hash, "key", 8)
+    assert len({item["trace"] for item in (*first, *second)}) == 16
 
 
 def test_the_fastest_are_kept_in_order() -> None:

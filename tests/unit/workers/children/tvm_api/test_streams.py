@@ -34,7 +34,7 @@ def test_another_thread_has_not() -> None:
 
 
 def test_a_stream_that_is_not_taken_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams.tvm_ffi, "get_raw_stream", lambda _device: 0)
+    monkeypatch.setattr("tvm_ffi.get_raw_stream", lambda _device: 0)
     with (
         pytest.raises(ShareUnavailable, match="launches on stream 0x0, not on 0x2000"),
         streams.launching_on(0x2000, CPU),

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +23,26 @@ import pytest
 import redis
 
 from fractune_core.blobs import put_blob, sign
-from fractune_core.messages import EVENT_FIELD, SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
+from fractune_core.messages import SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from fractune_core.records import Status, TuningRecord, candidate_id
 from fractune_core.shares import Device
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.poison import FOLDER, PoisonDevice
-from tests.support.redis_process import running_redis, wait_until
+from tests.support.poison_measurer import DIES, SECRET, SHARE
+from tests.support.redis_process import events_of, running_redis, wait_until
 
 pytestmark = pytest.mark.timeout(150)
 
-SECRET = b"a secret for tests"
-SHARE = "mps:25"
 CANDIDATES = 160
 BATCH = 4
 GUILTY = {"crash": Status.CRASHED, "poison": Status.CRASHED, "hang": Status.RUN_TIMEOUT}
 TARGET = '{"kind":"cuda"}'
 
-# A measuring worker as it is, but for what it confines to and what runs in its child.
-_MAIN = """
-import sys
-from pathlib import Path
-from tests.support.poison import PoisonConfinement
-from fractune_workers import bench, fate
-from fractune_workers.main import WorkerOptions, run_worker
-bench.confinement_for, bench._CHILD, bench._TRIAL_TIMEOUT_S = PoisonConfinement, "tests.support.poison_child", 1.0
-name, url, folder, fate._REOPEN_TIMEOUT_S = *sys.argv[1:-1], float(sys.argv[-1])
-run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", None, Path(folder), name))
-"""
-
 
 class Measurers:
-    """Measuring worker processes on one device, and the requeuer that gives lost work again."""
+    """Measuring worker processes on one device, and what gives lost work again."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -67,10 +54,11 @@ class Measurers:
         self._requeuer = Requeuer(self.redis, self.queues, self.given_up.append)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def arrive(self, patience_s: float = 60.0) -> str:
+    def arrive(self, *more: str, patience_s: float = 60.0) -> str:
         name = f"measurer-{len(self.processes)}"
+        where = (self.url, str(self.folder / "gate"), str(patience_s))
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, name, self.url, str(self.folder / "gate"), str(patience_s)],
+            [sys.executable, "-m", "tests.support.poison_measurer", name, *where, *more],
             env={**os.environ, FOLDER: str(self.device.folder)},
         )
         return name
@@ -103,13 +91,22 @@ class Measurers:
         self.queues.enqueue(measure_queue(Device("cuda", "poison", 100, 8, 1).key, SHARE), work)
 
     def records(self) -> list[TuningRecord]:
-        events = [json.loads(fields[EVENT_FIELD.encode()]) for _, fields in self.redis.xrange(SERVER_STREAM)]
+        events = events_of(self.redis, SERVER_STREAM)
         assert all(event["event"] == "measured" for event in events), events
         return [TuningRecord.from_json(event["record"]) for event in events]
 
     def sweep(self) -> None:
         """What the server does again and again."""
         self._requeuer.sweep(live_workers(self.redis))
+
+    def sweep_until(self, holds: Callable[[], object], timeout_s: float = 30.0) -> None:
+        """Only a sweep takes the last execution of a killed worker away, and only once its entry has expired."""
+
+        def swept() -> object:
+            self.sweep()
+            return holds()
+
+        wait_until(swept, timeout_s, every_s=0.1)
 
     def stop(self) -> None:
         for process in self.processes.values():
@@ -150,13 +147,8 @@ def test_a_storm_of_faults_leaves_every_candidate_accounted_for(measurers: Measu
     wait_until(lambda: len(measurers.records()) >= CANDIDATES // 4, 60)
     measurers.kill(names[0])
     measurers.arrive()
-
-    def all_there() -> bool:
-        measurers.sweep()
-        return len(measurers.records()) >= CANDIDATES
-
-    wait_until(all_there, 100, every_s=0.2)
-    wait_until(measurers.queues.idle)
+    measurers.sweep_until(lambda: len(measurers.records()) >= CANDIDATES, 100)
+    measurers.sweep_until(measurers.queues.idle)
     found = measurers.records()
     assert Counter(record.candidate_id for record in found) == dict.fromkeys(kernels, 1)
     expected = {name: GUILTY.get(kernel["do"], Status.OK) for name, kernel in kernels.items()}
@@ -170,6 +162,20 @@ def test_a_storm_of_faults_leaves_every_candidate_accounted_for(measurers: Measu
     assert all(2 <= runs[each] <= 3 for each in guilty), {each: runs[each] for each in guilty}
 
 
+def test_a_worker_killed_between_its_results_and_the_end_of_its_work_leaves_nothing_to_do(measurers: Measurers) -> None:
+    killed = measurers.arrive(DIES)
+    measurers.wait_for(killed)
+    kernels = {f"{number:032x}": {"id": f"{number}", "do": "good"} for number in range(BATCH)}
+    measurers.ask(kernels)
+    assert measurers.processes[killed].wait(60) == -signal.SIGKILL
+    assert not measurers.queues.idle()
+    measurers.arrive()
+    measurers.sweep_until(measurers.queues.idle, 60)
+    assert Counter(record.candidate_id for record in measurers.records()) == dict.fromkeys(kernels, 1)
+    assert Counter(measurers.device.notes("runs"))["0"] == 1
+    assert measurers.given_up == []
+
+
 def test_a_stopped_worker_leaves_no_attempt_behind(measurers: Measurers) -> None:
     """SIGTERM lets the work in hand end; what waits is done by whoever comes next."""
     first = measurers.arrive()
@@ -180,9 +186,9 @@ def test_a_stopped_worker_leaves_no_attempt_behind(measurers: Measurers) -> None
     wait_until(measurers.records)
     measurers.processes[first].send_signal(signal.SIGTERM)
     assert measurers.processes[first].wait(30) == 0
-    (path,) = (measurers.folder / "gate").glob("device-*/state.json")
-    state = json.loads(path.read_text())
-    assert (state["clients"], state["attempts"], state["suspects"], state["failure"]) == ([], {}, [], "")
+    (state,) = (measurers.folder / "gate").glob("device-*/state.json")
+    found = json.loads(state.read_text())
+    assert (found["clients"], found["attempts"], found["suspects"], found["failure"]) == ([], {}, [], "")
     measurers.arrive()
     wait_until(lambda: len(measurers.records()) == 8, 60)
     assert {record.status for record in measurers.records()} == {Status.OK}

@@ -1,0 +1,50 @@
+"""A server and its workers as processes of the command line, each started by hand and all stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from fractune.rpc import RpcClient
+from fractune_core.errors import ServerUnreachable
+from tests.support.cli_process import start_fractune, stopped_at_end
+from tests.support.redis_process import wait_until
+from tests.support.worker_processes import SECRET
+
+
+@contextlib.contextmanager
+def fleet_of_processes(
+    redis_url: str, folder: Path, *workers: tuple[str, ...], secret: str = SECRET.decode(), others: int = 0
+) -> Iterator[str]:
+    """The server's address, once all workers are there: these, by their options, and `others` that were started
+    elsewhere.
+    """
+    ready = folder / "ready"
+    commands: list[tuple[str, ...]] = [
+        ("server", "--listen", "127.0.0.1:0", "--state", str(folder / "state"), "--ready-file", str(ready))
+    ]
+    commands += [("worker", *options, "--gate", str(folder / "gate")) for options in workers]
+    with contextlib.ExitStack() as running:
+        processes = [start_fractune(*each, "--redis", redis_url, env={"FRACTUNE_SECRET": secret}) for each in commands]
+        for process in processes:
+            running.enter_context(stopped_at_end(process))
+        running.callback(_terminate, processes)
+        wait_until(ready.exists, 60)
+        with RpcClient(ready.read_text()) as client:
+            wait_until(lambda: _registered(client) == len(workers) + others, 120)
+            yield client.address
+
+
+def _terminate(processes: list[subprocess.Popen[str]]) -> None:
+    """Each takes a while to end: none waits for another."""
+    for process in processes:
+        process.terminate()
+
+
+def _registered(client: RpcClient) -> int:
+    try:
+        return len(client.workers())
+    except ServerUnreachable:
+        return 0
