@@ -46,10 +46,12 @@ _MAIN = """
 import sys
 from pathlib import Path
 from tests.support.poison import PoisonConfinement
-from fractune_workers import bench, fate
+from fractune_workers.faults import guard
 from fractune_workers.main import WorkerOptions, run_worker
-bench.confinement_for, bench._CHILD, bench._TRIAL_TIMEOUT_S = PoisonConfinement, "tests.support.poison_child", 1.0
-name, url, folder, fate._REOPEN_TIMEOUT_S = *sys.argv[1:-1], float(sys.argv[-1])
+from fractune_workers.measuring import session
+session.confinement_for, session._CHILD = PoisonConfinement, "tests.support.poison_child"
+session._TRIAL_TIMEOUT_S = 1.0
+name, url, folder, guard._REOPEN_TIMEOUT_S = *sys.argv[1:-1], float(sys.argv[-1])
 run_worker(WorkerOptions("measure", url, b"a secret for tests", "mps:25", None, Path(folder), name))
 """
 

@@ -11,7 +11,7 @@ from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.calibration import experiment, measurer_pool
 from fractune_workers.calibration.experiment import NoiseOptions, measure_noise
-from fractune_workers.children.tvm_api.archives import unpack
+from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.measuring.session import ArtifactBatch, Outcome
 from tests.support.cli_process import write_model
