@@ -23,7 +23,7 @@ from fractune_workers.calibration.measurer_pool import assign_cores, start_pool
 from fractune_workers.calibration.report import Pass, Setting, report
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring.session import Outcome
-from tests.support.simulated_bench import TARGET, SimulatedGpuMachine
+from tests.support.simulated_session import TARGET, SimulatedGpuMachine
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_the_largest_number_that_ranks_well_is_advised() -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpuMachine:
     machine = SimulatedGpuMachine()
-    monkeypatch.setattr(pool_module, "MeasurementSession", machine.bench)
+    monkeypatch.setattr(pool_module, "MeasurementSession", machine.session)
     return machine
 
 
@@ -176,13 +176,13 @@ def test_only_numbers_that_may_measure_at_the_same_time_are_tried(
         assert [each.cores for each in pool.measurers] == [[core] for core in range(len(pool.measurers))]
         assert len(pool.measurers) >= counts[-1]
         assert pool.device_info["target"] == TARGET
-    assert machine.stopped == machine.benches
+    assert machine.stopped == machine.sessions
 
 
 def test_where_not_even_one_can_be_had_it_is_a_refusal(machine: SimulatedGpuMachine) -> None:
     with contextlib.ExitStack() as held, pytest.raises(ShareUnavailable, match="every instance"):
         start_pool(Share.parse("mig:1g.10gb"), [1, 2], range(16), held)
-    assert machine.stopped == machine.benches == 0
+    assert machine.stopped == machine.sessions == 0
 
 
 def test_measurers_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(

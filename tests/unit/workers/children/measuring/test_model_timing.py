@@ -32,12 +32,12 @@ class NotedOutput:
         return self.name
 
 
-def test_every_inference_of_a_turn_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_inference_of_a_repeat_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     device = NotedDevice()
     clock = iter([0.0, 0.008, 0.016, 0.024])
     monkeypatch.setattr(model_timing.time, "perf_counter", lambda: next(clock))
     machine = {"main": lambda *args: device.notes.append(f"call {args}")}
-    secs = model_timing._one_turn(machine, [1, 2], Processor(device, 0x2000))
+    secs = model_timing._repeat(machine, [1, 2], Processor(device, 0x2000))
     assert secs == pytest.approx(0.008)
     assert device.notes == ["call (1, 2)", "sync 0x2000"] * 3
 
