@@ -26,15 +26,15 @@ CANDIDATES = 8
 def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = SimulatedGpuMachine(gate=tmp_path)
+    machine = SimulatedGpuMachine(lock_dir=tmp_path)
     measured: dict[str, bytes] = {}
 
-    class NotingBench(SimulatedSession):
+    class NotingSession(SimulatedSession):
         def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
             measured.update(batch.codes)
             return super().timed(batch, policy)
 
-    monkeypatch.setattr("tests.support.simulated_session.SimulatedSession", NotingBench)
+    monkeypatch.setattr("tests.support.simulated_session.SimulatedSession", NotingSession)
     monkeypatch.setattr(measurer_pool, "MeasurementSession", machine.session)
     monkeypatch.setattr(experiment, "default_lock_dir", lambda: tmp_path)
     told: list[str] = []

@@ -34,7 +34,7 @@ class SimulatedGpuMachine:
     uuid: str = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
     timed: list[tuple[int, str]] = field(default_factory=list)
     """what was timed: number of the session, candidate"""
-    core_locks: Path | None = None
+    lock_dir: Path | None = None
     claims: list[Any] = field(default_factory=list)
     """what lay in the GPU's folder of lock files whenever something was timed"""
     sessions: int = 0
@@ -79,8 +79,8 @@ class SimulatedSession:
 
     def _time(self, name: str, code: bytes, policy: TimingPolicy) -> Outcome:
         self._machine.timed.append((self._number, name))
-        if self._machine.core_locks is not None:
-            found = (self._machine.core_locks / f"gpu-{self.gpu_uuid}").glob("claim-*")
+        if self._machine.lock_dir is not None:
+            found = (self._machine.lock_dir / f"gpu-{self.gpu_uuid}").glob("claim-*")
             self._machine.claims.append([json.loads(path.read_text().splitlines()[0]) for path in found])
         return Outcome(Status.OK, run_secs=(made_up_s(code),) * policy.repeats, policy=policy)
 

@@ -185,10 +185,10 @@ def test_where_not_even_one_can_be_had_it_is_a_refusal(machine: SimulatedGpuMach
     assert machine.stopped == machine.sessions == 0
 
 
-def test_measurers_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(
+def test_measurers_of_a_gpu_share_the_candidates_and_nothing_else_measures_there(
     machine: SimulatedGpuMachine, tmp_path: Path
 ) -> None:
-    machine.core_locks = tmp_path
+    machine.lock_dir = tmp_path
     codes = {f"c{number}": bytes([number]) for number in range(12)}
     candidates = Candidates(SampleOperator("conv2d", "0" * 16, "{}", TARGET), [], [], codes)
     wanted = [each for each in settings([1, 2, 4]) if not each.builds]
