@@ -13,7 +13,7 @@ from fractune_workers.confinement import confinement_for
 
 _TURN_MS = 50
 """One turn calls the model until this long has passed"""
-_SLOW_S, _FEWEST_TURNS = 1.0, 3
+_SLOW_S, _FEWEST_REPEATS = 1.0, 3
 """A finalist whose first turn takes this long gets the fewest turns: of what is hardly tuned, more tell nothing"""
 
 
@@ -23,7 +23,7 @@ def time_in_turn(finalists: list[list[str]], turns: int) -> list[list[float]]:
     A slow one is timed in the first rounds only.
     """
     evaluators = [_evaluator(Path(path), variant) for path, variant in finalists]
-    wanted = [_FEWEST_TURNS if _secs(evaluate) > _SLOW_S else turns for evaluate in evaluators]
+    wanted = [_FEWEST_REPEATS if _secs(evaluate) > _SLOW_S else turns for evaluate in evaluators]
     run_secs: list[list[float]] = [[] for _ in evaluators]
     for turn in range(turns):
         places = [place for place, count in enumerate(wanted) if turn < count]

@@ -149,7 +149,7 @@ def _watch(names: list[str], measured: list[Any], failures: Counter[str]) -> Any
     from tvm.ir.utils import derived_object
     from tvm.s_tir import meta_schedule as ms
 
-    from fractune_workers.children.tvm_api.artifacts import write_trace
+    from fractune_workers.children.tvm_api.traces import write_trace
 
     @derived_object
     class Watch(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]

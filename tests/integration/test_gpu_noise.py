@@ -11,7 +11,7 @@ from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.calibration import experiment, measurer_pool
 from fractune_workers.calibration.experiment import NoiseOptions, measure_noise
-from fractune_workers.children.tvm_api.archives import unpack
+from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.measuring.session import ArtifactBatch, Outcome
 from tests.support.cli_process import write_model
@@ -26,7 +26,7 @@ CANDIDATES = 8
 def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = SimulatedGpuMachine(core_locks=tmp_path)
+    machine = SimulatedGpuMachine(lock_dir=tmp_path)
     measured: dict[str, bytes] = {}
 
     class NotingSession(SimulatedSession):
@@ -35,7 +35,7 @@ def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
             return super().timed(batch, policy)
 
     monkeypatch.setattr("tests.support.simulated_session.SimulatedSession", NotingSession)
-    monkeypatch.setattr(measurer_pool, "MeasurementSession", machine.bench)
+    monkeypatch.setattr(measurer_pool, "MeasurementSession", machine.session)
     monkeypatch.setattr(experiment, "default_lock_dir", lambda: tmp_path)
     told: list[str] = []
     model = write_model(tmp_path / "m.onnx")  # the built-in convolution takes seconds to compile

@@ -28,7 +28,7 @@ from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.child import Child
-from fractune_workers.children.tvm_api.archives import unpack
+from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.cuda.compilers import find_compiler
 from tests.support.cli_process import write_model

@@ -16,7 +16,7 @@ from fractune_core.shares import Share
 from fractune_workers.calibration.child_thread import running
 from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
-from fractune_workers.children.tvm_api.archives import unpack
+from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.confinement import confinement_for
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.gpu.mps_control import PROGRAM

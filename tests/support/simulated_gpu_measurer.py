@@ -18,7 +18,7 @@ from fractune_core.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
-from fractune_workers.children.tvm_api.archives import unpack
+from fractune_workers.children.tvm_api.artifacts import unpack
 from tests.support.cubins import cubin_arch, cubins_in
 from tests.support.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record
 

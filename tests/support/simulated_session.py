@@ -1,4 +1,4 @@
-"""Benches on shares of a GPU that does not exist: nothing runs, and a candidate's time is made up from its code."""
+"""Sessions on shares of a GPU that does not exist: nothing runs, and a candidate's time is made up from its code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGET = target_key(json.dumps(gpu_target("sm_90")))
 
 @dataclass
 class SimulatedGpuMachine:
-    """A machine with one GPU: `bench` stands in for `fractune_workers.measuring.session.MeasurementSession`."""
+    """A machine with one GPU: `session` stands in for `fractune_workers.measuring.session.MeasurementSession`."""
 
     units: dict[str, int] = field(default_factory=lambda: {"mps:25": 32, "mps:34": 44, "green:32": 32, "full": SMS})
     """SMs granted, by share"""
@@ -33,19 +33,19 @@ class SimulatedGpuMachine:
     """MIG instances of 16 SMs"""
     uuid: str = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
     timed: list[tuple[int, str]] = field(default_factory=list)
-    """what was timed: number of the bench, candidate"""
-    core_locks: Path | None = None
+    """what was timed: number of the session, candidate"""
+    lock_dir: Path | None = None
     claims: list[Any] = field(default_factory=list)
-    """what lay in the GPU's folder of the gate whenever something was timed"""
-    benches: int = 0
+    """what lay in the GPU's folder of lock files whenever something was timed"""
+    sessions: int = 0
     stopped: int = 0
 
-    def bench(self, share: Share, cores: Sequence[int], _margin: float = DEFAULT_MARGIN) -> SimulatedSession:
-        taken = self.benches - self.stopped
+    def session(self, share: Share, cores: Sequence[int], _margin: float = DEFAULT_MARGIN) -> SimulatedSession:
+        taken = self.sessions - self.stopped
         if share.mechanism == "mig" and taken >= self.instances:
             raise ShareUnavailable(f"share '{share}': other workers hold every instance of that kind ({taken})")
-        self.benches += 1
-        return SimulatedSession(self, self.benches - 1, share, list(cores))
+        self.sessions += 1
+        return SimulatedSession(self, self.sessions - 1, share, list(cores))
 
 
 class SimulatedSession:
@@ -79,8 +79,8 @@ class SimulatedSession:
 
     def _time(self, name: str, code: bytes, policy: TimingPolicy) -> Outcome:
         self._machine.timed.append((self._number, name))
-        if self._machine.core_locks is not None:
-            found = (self._machine.core_locks / f"gpu-{self.gpu_uuid}").glob("claim-*")
+        if self._machine.lock_dir is not None:
+            found = (self._machine.lock_dir / f"gpu-{self.gpu_uuid}").glob("claim-*")
             self._machine.claims.append([json.loads(path.read_text().splitlines()[0]) for path in found])
         return Outcome(Status.OK, run_secs=(made_up_s(code),) * policy.repeats, policy=policy)
 

@@ -47,10 +47,6 @@ class Preparation:
     """of the present child; starts none"""
     do: Callable[[], None]
 
-    def ensure(self) -> None:
-        if not self.is_done():
-            self.do()
-
 
 def guard_for(child: Child, confinement: Confinement, lock_dir: Path) -> Guard | None:
     """The guard of a child under a share whose faults spread to other clients of the device; None where a fault stays

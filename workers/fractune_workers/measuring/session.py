@@ -129,7 +129,7 @@ class MeasurementSession:
     def handshake(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
         if self._guard is None:
-            self._preparation().ensure()
+            self._prepare()
         else:
             self._guard.get_ready(self._preparation())
 
@@ -185,10 +185,10 @@ class MeasurementSession:
 
         `alone`: while nothing else runs on the device, as far as faults spread there. Raises one of CHILD_ERRORS.
         """
-        preparation = self._preparation(batch)
         if self._guard is not None:
-            return self._guard.run([artifact_name(code) for code in codes], preparation, run, alone=alone)
-        preparation.ensure()
+            names = [artifact_name(code) for code in codes]
+            return self._guard.run(names, self._preparation(batch), run, alone=alone)
+        self._prepare(batch)
         return run()
 
     def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
@@ -219,7 +219,9 @@ class MeasurementSession:
     def _preparation(self, batch: ArtifactBatch | None = None) -> Preparation:
         return Preparation(partial(self.is_prepared, batch), partial(self._prepare, batch))
 
-    def _prepare(self, batch: ArtifactBatch | None) -> None:
+    def _prepare(self, batch: ArtifactBatch | None = None) -> None:
+        if self.is_prepared(batch):
+            return
         if self._child.ensure() != self._verified:
             self.device_info = self._child.call("device_info", _HANDSHAKE_TIMEOUT_S)
             self._verified = self._child.generation

@@ -146,7 +146,7 @@ def test_the_largest_number_that_ranks_well_is_advised() -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpuMachine:
     machine = SimulatedGpuMachine()
-    monkeypatch.setattr(pool_module, "MeasurementSession", machine.bench)
+    monkeypatch.setattr(pool_module, "MeasurementSession", machine.session)
     return machine
 
 
@@ -178,19 +178,19 @@ def test_only_numbers_that_may_measure_at_the_same_time_are_tried(
         assert [each.cores for each in pool.measurers] == [[core] for core in range(len(pool.measurers))]
         assert len(pool.measurers) >= counts[-1]
         assert pool.device_info["target"] == TARGET
-    assert machine.stopped == machine.benches
+    assert machine.stopped == machine.sessions
 
 
 def test_where_not_even_one_can_be_had_it_is_a_refusal(machine: SimulatedGpuMachine) -> None:
     with contextlib.ExitStack() as held, pytest.raises(ShareUnavailable, match="every instance"):
         start_pool(Share.parse("mig:1g.10gb"), [1, 2], range(16), held)
-    assert machine.stopped == machine.benches == 0
+    assert machine.stopped == machine.sessions == 0
 
 
-def test_measurers_of_a_gpu_share_the_candidates_and_nobody_else_measures_there(
+def test_measurers_of_a_gpu_share_the_candidates_and_nothing_else_measures_there(
     machine: SimulatedGpuMachine, tmp_path: Path
 ) -> None:
-    machine.core_locks = tmp_path
+    machine.lock_dir = tmp_path
     codes = {f"c{number}": bytes([number]) for number in range(12)}
     candidates = Candidates(SampleOperator("conv2d", "0" * 16, "{}", TARGET), [], [], codes)
     wanted = [each for each in settings([1, 2, 4]) if not each.builds]

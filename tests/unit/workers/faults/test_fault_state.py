@@ -103,7 +103,7 @@ def test_of_several_that_fail_together_none_is_named() -> None:
     assert (set(state.suspects), state.verdicts) == ({"x", "y"}, {})
 
 
-def test_a_process_that_only_gets_ready_is_nobodys_guilt() -> None:
+def test_a_process_that_only_gets_ready_blames_no_artifact() -> None:
     state, ending = flying(FaultState(), "a", alone=True).fail("a", CRASH, spreads=True)
     assert (ending, state.suspects, state.verdicts) == (Ending.OWN_FAULT, (), {})
 
@@ -117,7 +117,7 @@ def test_a_death_during_an_attempt_fails_the_state_and_an_idle_death_does_not() 
     assert (idle.failure, set(idle.clients), set(idle.attempts)) == ("", {"b"}, {"b"})
 
 
-def test_a_dead_one_that_waited_to_fly_alone_holds_nobody_up() -> None:
+def test_a_dead_member_that_waited_to_run_alone_holds_no_other_up() -> None:
     state = flying(suspect("x"), "b", "y").begin("a", ("x",))[0]
     assert "a" in state.members
     assert asked(state, "c", "z") is Step.WAIT
@@ -150,9 +150,9 @@ class Nature(Enum):
     SNEAK = "sneak"
     """takes the device down, and ends as if nothing were"""
     FAILING = "failing"
-    """fails, and harms nobody"""
+    """fails, and harms no other"""
     MOODY = "moody"
-    """fails beside others only, and harms nobody"""
+    """fails beside others only, and harms no other"""
 
 
 @dataclass
@@ -175,7 +175,7 @@ class World:
     state: FaultState = field(default_factory=FaultState)
     workers: list[Worker] = field(default_factory=list)
     down: bool = False
-    """the truth about the device; it comes up when everybody has left"""
+    """the truth about the device; it is active again when every client has left"""
     born: int = 0
     measured: list[str] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
@@ -248,7 +248,7 @@ class World:
         worker.candidate, worker.alone = "", False
 
     def reopen(self) -> None:
-        """By somebody who looked at the device a while ago."""
+        """By a member that looked at the device a while ago."""
         self.down = self.down and not self.state.is_deserted
         self.change(self.state.reopen(self.state.number))
 
@@ -259,7 +259,7 @@ class World:
         assert not any(attempt.alone for attempt in state.attempts.values()) or len(state.attempts) == 1
         assert not set(state.verdicts) & set(state.suspects)
         if self.state.failure and state.failure:
-            assert set(state.attempts) <= set(self.state.attempts), "nobody takes off in a failed state"
+            assert set(state.attempts) <= set(self.state.attempts), "no attempt begins in a failed state"
         if state.number > self.state.number:
             assert self.state.is_deserted
         self.state = state
@@ -275,7 +275,7 @@ NATURES = st.lists(st.sampled_from([*Nature, Nature.GOOD, Nature.GOOD]), min_siz
 
 @settings(max_examples=200)
 @given(NATURES, st.integers(1, 4), st.lists(st.tuples(EVENTS, st.integers(0, 7)), max_size=120))
-def test_every_candidate_ends_measured_or_quarantined_once_and_nobody_is_blamed_for_another(
+def test_every_candidate_ends_measured_or_quarantined_once_and_no_artifact_is_blamed_for_another(
     natures: list[Nature], workers: int, schedule: list[tuple[str, int]]
 ) -> None:
     named = {f"c{number}": nature for number, nature in enumerate(natures)}

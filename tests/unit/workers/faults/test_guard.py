@@ -131,7 +131,7 @@ def test_an_idle_measurer_leaves_too_and_comes_back(measurers: Measurers) -> Non
     assert measurers.child(0).generation >= 2
 
 
-def test_a_hang_that_is_released_before_the_kill_disturbs_nobody(measurers: Measurers) -> None:
+def test_a_hang_that_is_released_before_the_kill_disturbs_no_other(measurers: Measurers) -> None:
     hanging = measurers.child(1).pid
     outcome = measurers.trials(1, stuck="hang")()["stuck"]
     assert outcome.status is Status.RUN_TIMEOUT

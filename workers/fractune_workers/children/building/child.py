@@ -23,12 +23,13 @@ import tvm
 from fractune_core.parent_death import die_with_parent
 from fractune_core.records import UNTUNED, Status
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
-from fractune_workers.children.tvm_api.artifacts import args_of, build_object, read_trace, read_workload
+from fractune_workers.children.tvm_api.artifacts import build_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
+from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
 
 _LIMIT_CPU_S = 10
 _MET = 0.9

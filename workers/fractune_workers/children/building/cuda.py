@@ -19,7 +19,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.targets import FAST_MATH
 from fractune_workers.children.building.embed_cubin import embed_cubin
 from fractune_workers.children.building.launch_limits import check_limits
-from fractune_workers.children.tvm_api.archives import pack
+from fractune_workers.children.tvm_api.artifacts import pack
 from fractune_workers.cuda.compilers import CudaCompiler
 
 HOST_OBJECT, DEVICE_OBJECT = "host.o", "device.o"

@@ -17,7 +17,6 @@ from fractune_workers.children.compiling.variants import compile_variant
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.importing.signature import describe_main, onnx_names
-from fractune_workers.children.tvm_api.artifacts import read_workload
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 from fractune_workers.children.tvm_api.target import (
@@ -30,6 +29,7 @@ from fractune_workers.children.tvm_api.target import (
     target_key,
 )
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
+from fractune_workers.children.tvm_api.traces import read_workload
 from fractune_workers.children.tvm_api.weights import lift_weights, pack_weights
 
 _ANY_CORES = 1

@@ -16,8 +16,8 @@ from tvm.s_tir import meta_schedule as ms
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
 from fractune_workers.children.importing.passes import is_scheduled
-from fractune_workers.children.tvm_api.artifacts import read_trace
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
+from fractune_workers.children.tvm_api.traces import read_trace
 
 
 def compile_variant(mod: Any, target: Any, schedules: dict[Any, str]) -> dict[str, bytes]:

@@ -15,8 +15,8 @@ import tvm
 
 from fractune_core.records import candidate_id
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.tvm_api.artifacts import read_workload
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
+from fractune_workers.children.tvm_api.traces import read_workload
 
 _OPERATORS_KEPT = 256
 

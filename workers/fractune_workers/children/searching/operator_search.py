@@ -20,9 +20,9 @@ from fractune_core.analysis.joint_time import joint_time_s
 from fractune_workers.children.searching.decisions import SurrogateModel, features_of
 from fractune_workers.children.searching.surrogate import Surrogate
 from fractune_workers.children.searching.transfer import seeds
-from fractune_workers.children.tvm_api.artifacts import read_trace, write_trace
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.tensor_cores import space_for
+from fractune_workers.children.tvm_api.traces import read_trace, write_trace
 
 _POPULATION, _GENERATIONS = 64, 2
 """of one round: an eighth of MetaSchedule's population for half its generations (docs/decisions/0009-surrogate.md)"""

@@ -18,7 +18,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
 from fractune_core.records import UNTUNED
-from fractune_workers.children.tvm_api.artifacts import write_trace
+from fractune_workers.children.tvm_api.traces import write_trace
 
 _TILE = "SamplePerfectTile"
 _CATEGORICAL = "SampleCategorical"

@@ -1,55 +1,24 @@
-"""Artifacts: machine code of one candidate in memory, an object file or an archive of them, loaded without a linker."""
+"""Artifacts: machine code of one candidate in memory, built by TVM and loaded without a linker.
+
+An artifact is one object file, or several in the archive format of `ar`, which `ar t` and `ar x` read.
+"""
 
 from __future__ import annotations
 
-import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tvm_ffi_orcjit
-from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build
-from tvm.s_tir.schedule import Trace
 
-from fractune_core.records import UNTUNED
-from fractune_workers.children.tvm_api.archives import is_archive, unpack
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 
-
-def read_workload(text: str) -> Any:
-    """MetaSchedule's Workload from its JSON text."""
-    return ms.database.Workload.from_json(json.loads(text))
-
-
-def read_trace(text: str, workload: Any) -> Any:
-    """The schedule that the trace gives when it is applied to the workload; the bare one for UNTUNED."""
-    sch = Schedule(workload.mod, debug_mask="none")
-    if text != UNTUNED:
-        Trace.apply_json_to_schedule(json.loads(text), sch)
-    return sch
-
-
-def write_trace(trace: Any) -> str:
-    """A trace as JSON text, always the same text for the same trace."""
-    return json.dumps(trace.as_json(), separators=(",", ":"), default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """TVM's containers and its boxed numbers (IntImm, FloatImm) as Python's."""
-    return list(value) if hasattr(value, "__iter__") else value.value
-
-
-def args_of(workload: Any) -> list[Any]:
-    """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each."""
-    return [
-        [kind, str(dtype), [int(dim) for dim in shape]]
-        for kind, dtype, shape in (
-            info.as_json() for info in ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
-        )
-    ]
+_MAGIC = b"!<arch>\n"
+_HEADER_BYTES = 60
+_LONGEST_NAME = 15
+_END = b"`\n"
 
 
 def build_object(mod: Any, target: Any) -> bytes:
@@ -66,3 +35,41 @@ def load_objects(objects: list[bytes]) -> Any:
     """The runtime module in object files, or archives of them. Two loads never share code, unlike two of one path."""
     members = [part for each in objects for part in (unpack(each).values() if is_archive(each) else [each])]
     return tvm_ffi_orcjit.default_session().load_module(members)
+
+
+def pack(members: Mapping[str, bytes]) -> bytes:
+    """An archive of the members, by file name, in their order; the same bytes for the same members.
+
+    Raises ValueError for a name of more than 15 characters: the format's long names are not needed here.
+    """
+    archive = bytearray(_MAGIC)
+    for name, content in members.items():
+        if len(name) > _LONGEST_NAME:
+            raise ValueError(f"'{name}' has more than {_LONGEST_NAME} characters")
+        # name, time, owner, group, mode, size: all text, filled up with blanks
+        archive += f"{name + '/':<16}{0:<12}{0:<6}{0:<6}{644:<8}{len(content):<10}".encode() + _END + content
+        archive += b"\n" * (len(content) % 2)
+    return bytes(archive)
+
+
+def is_archive(content: bytes) -> bool:
+    return content.startswith(_MAGIC)
+
+
+def unpack(archive: bytes) -> dict[str, bytes]:
+    """The members by name. Raises ValueError for what `pack` did not write, a torn archive among it."""
+    if not is_archive(archive):
+        raise ValueError("not an archive")
+    members: dict[str, bytes] = {}
+    at = len(_MAGIC)
+    while at < len(archive):
+        header = archive[at : at + _HEADER_BYTES]
+        if header[-2:] != _END or len(header) != _HEADER_BYTES:
+            raise ValueError(f"no member begins at byte {at}")
+        name, size = header[:16].decode().rstrip().removesuffix("/"), int(header[48:58])
+        start = at + _HEADER_BYTES
+        if start + size > len(archive):
+            raise ValueError(f"member {name} is torn")
+        members[name] = archive[start : start + size]
+        at = start + size + size % 2
+    return members

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+import tvm_ffi
 
-from fractune_core.errors import FractuneError
+from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import COLD, TimingPolicy
 from fractune_workers.child import ChildDied
 from fractune_workers.children.tvm_api.error_line import first_line
-from fractune_workers.children.tvm_api.streams import launching_on
 
 
 def _nothing() -> None:
@@ -105,3 +105,22 @@ class Processor:
 
 def cpu_processor() -> Processor:
     return Processor(tvm.cpu())
+
+
+@contextlib.contextmanager
+def launching_on(stream: int, device: str = "cuda:0") -> Iterator[None]:
+    """Within the block, this thread's kernels for `device` go to `stream` (an address; 0 = the default stream).
+
+    The setting belongs to the thread: another one still launches on the default stream, unconfined. TVM copies and
+    syncs on the NULL stream, which a green context's stream does not wait for: before reading what a kernel wrote,
+    call `tvm.device(device).sync(stream)`. Raises ShareUnavailable when TVM does not take the stream.
+    """
+    found = tvm_ffi.device(device)
+    with tvm_ffi.use_raw_stream(found, stream):
+        taken = tvm_ffi.get_raw_stream(found)
+        if taken != stream:
+            raise ShareUnavailable(
+                f"TVM launches on stream {taken:#x}, not on {stream:#x}, which is the confined one; install the locked "
+                "version of apache-tvm-ffi"
+            )
+        yield

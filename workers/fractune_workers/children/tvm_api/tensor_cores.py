@@ -6,8 +6,8 @@ from typing import Any
 
 import tvm
 
-from fractune_workers.children.tvm_api.artifacts import args_of
 from fractune_workers.children.tvm_api.intrinsics import load_tensor_cores
+from fractune_workers.children.tvm_api.traces import args_of
 
 _OF_TARGET = "post-order-apply"
 _TYPES = frozenset({"float16", "int8"})

@@ -16,7 +16,7 @@ from fractune_core.errors import FractuneError
 from fractune_workers.children.building import cuda
 from fractune_workers.children.building.launch_limits import TooLarge, shared_bytes_at_launch
 from fractune_workers.children.tvm_api import no_gpu as no_gpu_module
-from fractune_workers.children.tvm_api.archives import unpack
+from fractune_workers.children.tvm_api.artifacts import unpack
 
 ELEMENTS = 1 << 16
 

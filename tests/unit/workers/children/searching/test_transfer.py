@@ -19,9 +19,10 @@ from tvm.s_tir.meta_schedule.database import Workload
 from fractune_core.records import UNTUNED
 from fractune_workers.children.searching.transfer import adapt, scale_tile, seeds, sketches_of
 from fractune_workers.children.tvm_api.arrays import difference, random_args
-from fractune_workers.children.tvm_api.artifacts import args_of, build_object, load_objects, read_trace, write_trace
+from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.tvm_api.processor import cpu_processor
+from fractune_workers.children.tvm_api.traces import args_of, read_trace, write_trace
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

@@ -8,7 +8,7 @@ import pytest
 import tvm_ffi
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.children.tvm_api import streams
+from fractune_workers.children.tvm_api import processor
 
 CPU = "cpu:0"
 
@@ -19,14 +19,14 @@ def stream_here() -> int:
 
 def test_within_the_block_this_thread_has_the_stream() -> None:
     before = stream_here()
-    with streams.launching_on(0x2000, CPU):
+    with processor.launching_on(0x2000, CPU):
         assert stream_here() == 0x2000
     assert stream_here() == before
 
 
 def test_another_thread_has_not() -> None:
     seen: list[int] = []
-    with streams.launching_on(0x2000, CPU):
+    with processor.launching_on(0x2000, CPU):
         thread = threading.Thread(target=lambda: seen.append(stream_here()))
         thread.start()
         thread.join()
@@ -37,6 +37,6 @@ def test_a_stream_that_is_not_taken_is_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tvm_ffi.get_raw_stream", lambda _device: 0)
     with (
         pytest.raises(ShareUnavailable, match="launches on stream 0x0, not on 0x2000"),
-        streams.launching_on(0x2000, CPU),
+        processor.launching_on(0x2000, CPU),
     ):
         pass

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_workers.children.tvm_api.archives import is_archive, pack, unpack
+from fractune_workers.children.tvm_api.artifacts import is_archive, pack, unpack
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz._0123456789", min_size=1, max_size=15)
 

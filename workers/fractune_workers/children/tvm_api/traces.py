@@ -1,0 +1,46 @@
+"""Workloads, and the traces of schedules for them, as text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.schedule import Trace
+
+from fractune_core.records import UNTUNED
+
+
+def read_workload(text: str) -> Any:
+    """MetaSchedule's Workload from its JSON text."""
+    return ms.database.Workload.from_json(json.loads(text))
+
+
+def read_trace(text: str, workload: Any) -> Any:
+    """The schedule that the trace gives when it is applied to the workload; the bare one for UNTUNED."""
+    sch = Schedule(workload.mod, debug_mask="none")
+    if text != UNTUNED:
+        Trace.apply_json_to_schedule(json.loads(text), sch)
+    return sch
+
+
+def write_trace(trace: Any) -> str:
+    """A trace as JSON text, always the same text for the same trace."""
+    return json.dumps(trace.as_json(), separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """TVM's containers and its boxed numbers (IntImm, FloatImm) as Python's."""
+    return list(value) if hasattr(value, "__iter__") else value.value
+
+
+def args_of(workload: Any) -> list[Any]:
+    """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each."""
+    return [
+        [kind, str(dtype), [int(dim) for dim in shape]]
+        for kind, dtype, shape in (
+            info.as_json() for info in ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
+        )
+    ]
