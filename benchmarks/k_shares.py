@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ours
-from benchmarks.contest import time_bundles
-from benchmarks.machine import arguments, write_result
-from benchmarks.models import Model, find_model
+from benchmarks.support import ours
+from benchmarks.support.contest import time_bundles
+from benchmarks.support.machine import arguments, write_result
+from benchmarks.support.models import Model, find_model
 
 SHARES = ("cpu:1", "cpu:2")
 BOTH = ",".join(SHARES)

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import arguments, write_result
-from benchmarks.models import Model, find_model
+from benchmarks.support.machine import arguments, write_result
+from benchmarks.support.models import Model, find_model
 from fractune_workers.child import Child
 
 FIRST_OUTPUT_BAR_S = 0.3
@@ -97,7 +97,7 @@ def _untuned(model: Model, out: Path) -> Path:
 
 def _fresh(what: str, bundle: Path) -> dict[str, Any]:
     """What a process of its own measured."""
-    command = [sys.executable, "-m", "benchmarks.load_child", what, str(bundle)]
+    command = [sys.executable, "-m", "benchmarks.support.load_child", what, str(bundle)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise SystemExit(f"load: {' '.join(command)} failed: {ended.stderr.strip()[-500:]}")

@@ -1,6 +1,6 @@
 """What matching a whole model at a share costs when the log is long: `Matcher` as the server uses it.
 
-A made-up log (benchmarks.match_log) of a million records, SQLite, and a model of 1,000 operators. Cold: a fresh
+A made-up log (benchmarks.support.match_log) of a million records, SQLite, and a model of 1,000 operators. Cold: a fresh
 process, the store opened anew, the pages of its file dropped from the memory of the system; from opening the store to
 the first answer. Warm: the calls after that in the same process. Beside the wall clock stand the processor time of
 the process, and how long it waited for a processor that others had: on a busy machine they tell what the call itself
@@ -24,8 +24,8 @@ from pathlib import Path
 
 import redis
 
-from benchmarks import match_log
-from benchmarks.machine import arguments, write_result
+from benchmarks.support import match_log
+from benchmarks.support.machine import arguments, write_result
 from fractune_core.analysis.match import How, Policy
 from fractune_server.selection.model_match import Matcher, MatchQuery
 from fractune_server.store.blob_files import BlobStore

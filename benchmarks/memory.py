@@ -15,10 +15,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import ours
-from benchmarks.machine import arguments, write_result
-from benchmarks.models import find_model
-from benchmarks.runs import finite
+from benchmarks.support import ours
+from benchmarks.support.machine import arguments, write_result
+from benchmarks.support.models import find_model
+from benchmarks.support.runs import finite
 
 PEAK_BAR_BYTES = 4 << 30
 GROWTH_BAR = 1.05

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import queue_cost
-from benchmarks.machine import arguments, write_result
 from benchmarks.recorder_rate import records_per_s
 from benchmarks.scheduler_cost import SHARE, costs_ms
+from benchmarks.support.machine import arguments, write_result
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_workers.roles.tune import BATCH
 from tests.support.fleet_simulated import simulated_fleet

@@ -17,7 +17,7 @@ import redis
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-from benchmarks.machine import arguments, write_result
+from benchmarks.support.machine import arguments, write_result
 from fractune_core.messages import BUILD_QUEUE, HANDLER, SERVER_STREAM
 from fractune_workers import entry
 from fractune_workers.context import WorkerContext

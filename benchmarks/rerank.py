@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ours
-from benchmarks.contest import time_bundles
-from benchmarks.machine import arguments, write_result
-from benchmarks.models import Model, find_model
+from benchmarks.support import ours
+from benchmarks.support.contest import time_bundles
+from benchmarks.support.machine import arguments, write_result
+from benchmarks.support.models import Model, find_model
 
 SAVED_BAR = 0.8
 LATENCY_BAR = 1.03

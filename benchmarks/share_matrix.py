@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ours
-from benchmarks.contest import contest_secs, open_session, time_bundles
-from benchmarks.machine import arguments, write_result
-from benchmarks.models import Model, find_model, operators_of
-from benchmarks.reference import differences
+from benchmarks.support import ours
+from benchmarks.support.contest import contest_secs, open_session, time_bundles
+from benchmarks.support.machine import arguments, write_result
+from benchmarks.support.models import Model, find_model, operators_of
+from benchmarks.support.reference import differences
 from fractune_core.analysis.slowdown_ci import Slowdown, ratio, slowdown
 from fractune_core.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT

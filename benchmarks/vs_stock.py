@@ -28,12 +28,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ours, stock
-from benchmarks.contest import contest, open_session
-from benchmarks.machine import arguments, write_result
-from benchmarks.models import Model, Operator, find_model, heavy, operators_of
-from benchmarks.runs import Run, finite
-from benchmarks.trajectory import Trial, best, first_held, held_curve, incumbents
+from benchmarks.support import ours, stock
+from benchmarks.support.contest import contest, open_session
+from benchmarks.support.machine import arguments, write_result
+from benchmarks.support.models import Model, Operator, find_model, heavy, operators_of
+from benchmarks.support.runs import Run, finite
+from benchmarks.support.trajectory import Trial, best, first_held, held_curve, incumbents
 from fractune.local.noise_file import NOISE_FILE
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Kind, TuningRecord

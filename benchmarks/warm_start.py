@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ours
-from benchmarks.contest import contest, open_session
-from benchmarks.machine import arguments, write_result
-from benchmarks.models import Model, find_model, operators_of, resized
-from benchmarks.runs import Run, finite
+from benchmarks.support import ours
+from benchmarks.support.contest import contest, open_session
+from benchmarks.support.machine import arguments, write_result
+from benchmarks.support.models import Model, find_model, operators_of, resized
+from benchmarks.support.runs import Run, finite
 from fractune_core.records import TuningRecord
 
 SAME_TRIALS_BAR = 0

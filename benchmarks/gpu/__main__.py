@@ -22,7 +22,7 @@ from typing import NoReturn
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.suite import Plan, run_plan
 from benchmarks.gpu.tidy import private_folder
-from benchmarks.machine import RESULTS
+from benchmarks.support.machine import RESULTS
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.gpu.command import python
 from benchmarks.gpu.noise import QUARTER
 from benchmarks.gpu.part import Finding, PartFailed, Slice
-from benchmarks.trajectory import Trial, final_latency, latencies
+from benchmarks.support.trajectory import Trial, final_latency, latencies
 from benchmarks.vs_stock import LATENCY_BAR, RATE_BAR, TIME_BAR
 from fractune.local.noise_file import NOISE_FILE
 

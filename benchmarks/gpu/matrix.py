@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu.command import fractune
 from benchmarks.gpu.part import Finding, PartFailed, Slice
-from benchmarks.models import Model, find_model, heavy, operators_of
+from benchmarks.support.models import Model, find_model, heavy, operators_of
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_workers.gpu.nvml import Gpu
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HANG
-from benchmarks.machine import write_json
+from benchmarks.support.machine import write_json
 from fractune_core.errors import FractuneError
 from fractune_core.records import Status
 from fractune_core.shares import Share

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.part import Finding, Part, PartFailed, Slice
-from benchmarks.machine import facts, write_json
+from benchmarks.support.machine import facts, write_json
 from fractune_workers.gpu.nvml import Gpu
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import fractune
-from benchmarks.models import find_model
-from benchmarks.reference import expected_outputs
+from benchmarks.support.models import find_model
+from benchmarks.support.reference import expected_outputs
 from fractune_core.bundles import Bundle
 from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
 from tests.support.fleet_processes import fleet_of_processes

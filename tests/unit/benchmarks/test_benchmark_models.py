@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.models import MODELS, Operator, find_model, heavy
+from benchmarks.support.models import MODELS, Operator, find_model, heavy
 
 
 def named(*names: str) -> list[Operator]:

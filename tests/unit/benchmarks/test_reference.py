@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.reference import expected_outputs
+from benchmarks.support.reference import expected_outputs
 
 PARAMETERS = ("scale", "bias", "mean", "var")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.trajectory import (
+from benchmarks.support.trajectory import (
     Trial,
     best,
     final_latency,

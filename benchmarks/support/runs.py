@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.processes import Ended
-from benchmarks.trajectory import Trial, final_latency, moment_of
+from benchmarks.support.processes import Ended
+from benchmarks.support.trajectory import Trial, final_latency, moment_of
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One fresh process that loads a bundle and runs it: its seconds, or its memory, as one line of JSON.
 
-Usage: python -m benchmarks.load_child seconds|memory BUNDLE
+Usage: python -m benchmarks.support.load_child seconds|memory BUNDLE
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import Model
-from benchmarks.processes import Ended, run_timed
-from benchmarks.runs import Run
-from benchmarks.trajectory import Trial
+from benchmarks.support.models import Model
+from benchmarks.support.processes import Ended, run_timed
+from benchmarks.support.runs import Run
+from benchmarks.support.trajectory import Trial
 from fractune_core.records import Kind, Status, TuningRecord
 
 _COMMAND = [sys.executable, "-m", "fractune.cli"]

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.models import Operator
+from benchmarks.support.models import Operator
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Share
 from fractune_workers.builder_process import BuilderProcess
@@ -81,7 +81,7 @@ def time_bundles(share: str, finalists: Sequence[tuple[Path, str]], turns: int) 
     confinement = confinement_for(Share.parse(share))
     cores = CpuConfinement(Share.parse(share)).cores
     child = Child(
-        "benchmarks.bundles_child",
+        "benchmarks.support.bundles_child",
         [share, ",".join(map(str, cores))],
         env={**confinement.environment(), "PYTHONPATH": _import_path()},
     )

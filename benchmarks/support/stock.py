@@ -3,7 +3,7 @@
 Nothing is turned but what a comparison needs: the tasks, the trials, the size of a round, the threads of the search,
 and a builder that imports TVM's intrinsics before its clock starts. Runner, search, cost model and task scheduler are
 TVM's defaults. Only the import of the model is ours, so that both sides begin with the same workloads. Run as a
-process of its own: python -m benchmarks.stock MODEL --out FILE [--only A,B] [--share cpu:2] [--target cuda:sm_90]
+process of its own: python -m benchmarks.support.stock MODEL --out FILE [--only A,B] [--share cpu:2] [--target cuda:sm_90]
 [--trials 384] [--round 64] [--seed 1]. It knows no --quick: benchmarks.vs_stock runs it.
 
 On a GPU it builds on all cores, and its kernels run in the share that its environment holds it to: all of the GPU, a
@@ -28,10 +28,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import Model, find_model
-from benchmarks.processes import run_timed
-from benchmarks.runs import Run
-from benchmarks.trajectory import Trial
+from benchmarks.support.models import Model, find_model
+from benchmarks.support.processes import run_timed
+from benchmarks.support.runs import Run
+from benchmarks.support.trajectory import Trial
 from fractune_core.jobs import JobSpec
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
@@ -41,7 +41,7 @@ def tune(model: Model, share: str, only: str, trials: int, round_size: int, seed
     """Tune in a fresh process, to its end. `target`: as of `fractune tune`; empty for this host's processor."""
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         out = Path(folder) / "stock.json"
-        command = [sys.executable, "-m", "benchmarks.stock", model.name, "--share", share, "--only", only]
+        command = [sys.executable, "-m", "benchmarks.support.stock", model.name, "--share", share, "--only", only]
         command += ["--trials", str(trials), "--round", str(round_size), "--seed", str(seed), "--out", str(out)]
         command += ["--target", target] if target else []
         with _held_to(Share.parse(share)) as environment:
