@@ -31,7 +31,7 @@ from fractune_server.selection.model_match import Matcher, MatchQuery
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
-from tests.support.redis_process import running_redis
+from tests.support.processes.redis_process import running_redis
 
 WARM_BAR_S = 0.1
 COLD_BAR_S = 2.0

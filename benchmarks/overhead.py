@@ -18,9 +18,9 @@ from benchmarks.scheduler_cost import SHARE, costs_ms
 from benchmarks.support.machine import arguments, write_result
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_workers.roles.tune import BATCH
-from tests.support.fleet_simulated import simulated_fleet
-from tests.support.redis_process import running_redis
-from tests.support.server_process import model_bytes, running_server
+from tests.support.processes.fleet_simulated import simulated_fleet
+from tests.support.processes.redis_process import running_redis
+from tests.support.processes.server_process import model_bytes, running_server
 
 TRIAL_BAR_MS = 20.0
 QUEUE_BAR_MS = queue_cost.LIMIT_MS

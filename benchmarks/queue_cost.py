@@ -23,7 +23,7 @@ from fractune_workers import entry
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.tune import BATCH
-from tests.support.redis_process import running_redis
+from tests.support.processes.redis_process import running_redis
 
 TRACE = "x" * 3500
 """as long as the trace of a convolution"""

@@ -31,7 +31,7 @@ from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues
-from tests.support.fleet_simulated import (
+from tests.support.processes.fleet_simulated import (
     DEVICE,
     SECRET,
     TARGET,
@@ -41,7 +41,7 @@ from tests.support.fleet_simulated import (
     target_operator,
     workload_hash,
 )
-from tests.support.redis_process import running_redis
+from tests.support.processes.redis_process import running_redis
 
 SHARE = "cpu:1"
 _TRIALS_BEHIND = 8

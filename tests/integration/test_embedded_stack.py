@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli_process import (
+from tests.support.processes.cli_process import (
     await_event,
     command_of,
     descendants,
@@ -22,7 +22,7 @@ from tests.support.cli_process import (
     users_of,
     write_model,
 )
-from tests.support.redis_process import wait_until
+from tests.support.processes.redis_process import wait_until
 
 pytestmark = pytest.mark.alone
 

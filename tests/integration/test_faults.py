@@ -1,4 +1,4 @@
-"""A storm of faults: real measuring workers on a real Redis share a device that is simulated (tests/support/poison.py).
+"""A storm of faults: real measuring workers on a real Redis share a device that is simulated (tests/support/children/poison.py).
 
 One candidate in twenty crashes, hangs or poisons the device, and a worker is killed in the middle of it. Every
 candidate is accounted for once, and only the guilty are blamed.
@@ -29,9 +29,9 @@ from fractune_core.shares import Device
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
-from tests.support.poison import FOLDER, PoisonDevice
-from tests.support.poison_measurer import DIES, SECRET, SHARE
-from tests.support.redis_process import events_of, running_redis, wait_until
+from tests.support.children.poison import FOLDER, PoisonDevice
+from tests.support.children.poison_measurer import DIES, SECRET, SHARE
+from tests.support.processes.redis_process import events_of, running_redis, wait_until
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -58,7 +58,7 @@ class Measurers:
         name = f"measurer-{len(self.processes)}"
         where = (self.url, str(self.folder / "gate"), str(patience_s))
         self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.poison_measurer", name, *where, *more],
+            [sys.executable, "-m", "tests.support.children.poison_measurer", name, *where, *more],
             env={**os.environ, FOLDER: str(self.device.folder)},
         )
         return name

@@ -22,14 +22,14 @@ from fractune_core.cuda.environment import MPS_PERCENTAGE
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.shares import Device
 from fractune_workers.cuda.compilers import find_compiler
-from tests.support.cli_process import error_line, events, run_fractune, write_model
-from tests.support.cubins import cubin_arch, cubins_in
-from tests.support.fleet_processes import fleet_of_processes
-from tests.support.redis_process import running_redis
-from tests.support.simulated_cuda import Staged
-from tests.support.simulated_gpu import MODELS, SimulatedGpu
-from tests.support.simulated_gpu_measurer import DEVICE, SECRET, SMS, simulated_gpu_measurers
-from tests.support.simulated_libcuda import SimulatedLibcuda
+from tests.support.hardware.cubins import cubin_arch, cubins_in
+from tests.support.hardware.simulated_cuda import Staged
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.hardware.simulated_gpu_measurer import DEVICE, SECRET, SMS, simulated_gpu_measurers
+from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
+from tests.support.processes.cli_process import error_line, events, run_fractune, write_model
+from tests.support.processes.fleet_processes import fleet_of_processes
+from tests.support.processes.redis_process import running_redis
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),

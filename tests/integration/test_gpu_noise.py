@@ -14,9 +14,9 @@ from fractune_workers.calibration.experiment import NoiseOptions, measure_noise
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.measuring.session import ArtifactBatch, Outcome
-from tests.support.cli_process import write_model
-from tests.support.cubins import cubin_arch, cubins_in
-from tests.support.simulated_session import SimulatedGpuMachine, SimulatedSession
+from tests.support.hardware.cubins import cubin_arch, cubins_in
+from tests.support.hardware.simulated_session import SimulatedGpuMachine, SimulatedSession
+from tests.support.processes.cli_process import write_model
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
 
@@ -34,7 +34,7 @@ def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(
             measured.update(batch.codes)
             return super().timed(batch, policy)
 
-    monkeypatch.setattr("tests.support.simulated_session.SimulatedSession", NotingSession)
+    monkeypatch.setattr("tests.support.hardware.simulated_session.SimulatedSession", NotingSession)
     monkeypatch.setattr(measurer_pool, "MeasurementSession", machine.session)
     monkeypatch.setattr(experiment, "default_lock_dir", lambda: tmp_path)
     told: list[str] = []

@@ -26,7 +26,7 @@ from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, measure_stable
 from fractune_workers.measuring.validation import validate
-from tests.support.worker_processes import matmul_workload
+from tests.support.processes.worker_processes import matmul_workload
 
 pytestmark = pytest.mark.alone
 
@@ -87,7 +87,7 @@ def built(request: pytest.FixtureRequest) -> Built:
 def test_every_candidate_computes_what_numpy_does(built: Built) -> None:
     confinement = confinement_for(built.share, built.cores)
     cores = ",".join(map(str, built.cores))
-    child = Child("tests.support.measured_child", [str(built.share), cores], env=confinement.environment())
+    child = Child("tests.support.children.measured_child", [str(built.share), cores], env=confinement.environment())
     try:
         child.call("begin", 60, args_info=built.batch.args_info, seed=built.batch.seed)
         for name, code in built.batch.codes.items():

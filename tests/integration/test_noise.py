@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from fractune.local.noise_file import NOISE_FILE, load_noise
-from tests.support.cli_process import descendants, error_line, events, run_fractune, start_fractune, write_model
-from tests.support.worker_processes import alive
+from tests.support.processes.cli_process import (
+    descendants,
+    error_line,
+    events,
+    run_fractune,
+    start_fractune,
+    write_model,
+)
+from tests.support.processes.worker_processes import alive
 
 pytestmark = pytest.mark.timeout(240)
 

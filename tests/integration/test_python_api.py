@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli_process import descendants, events, parent_of, run_fractune, users_of, write_model
 from tests.support.paths import REPOSITORY
-from tests.support.redis_process import wait_until
+from tests.support.processes.cli_process import descendants, events, parent_of, run_fractune, users_of, write_model
+from tests.support.processes.redis_process import wait_until
 
 HEADING = "## From Python"
 _CODE = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -24,7 +24,7 @@ from fractune_server.store.models import IngestedModel
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
-from tests.support.fleet_simulated import (
+from tests.support.processes.fleet_simulated import (
     DEVICE,
     SECRET,
     TARGET,
@@ -35,7 +35,7 @@ from tests.support.fleet_simulated import (
     target_operator,
     workload_hash,
 )
-from tests.support.redis_process import running_redis, wait_until
+from tests.support.processes.redis_process import running_redis, wait_until
 from tests.unit.server.transport.test_streams import BUILD, send
 
 

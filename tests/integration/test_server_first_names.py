@@ -12,8 +12,8 @@ from fractune_core import messages
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support import first_names
-from tests.support.redis_process import running_redis
-from tests.support.server_process import running_server
+from tests.support.processes.redis_process import running_redis
+from tests.support.processes.server_process import running_server
 
 
 def test_a_job_cut_off_in_its_validation_goes_on(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
-from tests.support.redis_process import running_redis, wait_until
-from tests.support.server_process import Client, ServerProcess, as_call, model_bytes, running_server
+from tests.support.processes.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
+from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
 
 OPERATORS = (("conv2d_a", 4), ("conv2d_b", 2), ("dense", 1))
 

@@ -12,9 +12,9 @@ import pytest
 
 from fractune_core.convert import record_from_proto
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, simulated_fleet
-from tests.support.redis_process import running_redis
-from tests.support.server_process import Client, as_call, model_bytes, running_server
+from tests.support.processes.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, simulated_fleet
+from tests.support.processes.redis_process import running_redis
+from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
 
 MODEL = model_bytes(("conv2d", 2), ("dense", 1))
 

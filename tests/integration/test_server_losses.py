@@ -19,9 +19,9 @@ import redis
 
 from fractune_core.messages import worker_key
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.fleet_simulated import simulated_fleet
-from tests.support.redis_process import running_redis, wait_until
-from tests.support.server_process import Client, as_call, model_bytes, running_server
+from tests.support.processes.fleet_simulated import simulated_fleet
+from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
 
 
 def fresh(operators: int = 3) -> bytes:
@@ -76,7 +76,8 @@ def held_worker(url: str, role: str) -> Iterator[str]:
     """A worker process that takes work and never does it; killed at the end."""
     name = f"{role}-held"
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.fleet_simulated", url, role, name], env={**os.environ, "HOLD": "1"}
+        [sys.executable, "-m", "tests.support.processes.fleet_simulated", url, role, name],
+        env={**os.environ, "HOLD": "1"},
     )
     try:
         with redis.Redis.from_url(url) as connection:

@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from fractune_server.main import announce
-from tests.support.redis_process import running_redis
-from tests.support.server_process import ServerProcess, running_server
+from tests.support.processes.redis_process import running_redis
+from tests.support.processes.server_process import ServerProcess, running_server
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 
 from fractune.local.noise_file import NOISE_FILE, load_noise
 from fractune_workers.cuda.compilers import find_compiler
-from tests.support.cli_process import events, run_fractune
-from tests.support.confinement_cases import real_gpu, real_mps
+from tests.support.hardware.confinement_cases import real_gpu, real_mps
+from tests.support.processes.cli_process import events, run_fractune
 
 pytestmark = [
     pytest.mark.gpu,

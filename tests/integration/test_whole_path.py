@@ -20,10 +20,17 @@ import fractune
 from benchmarks.support.models import find_model
 from benchmarks.support.reference import expected_outputs
 from fractune_core.bundles import Bundle
-from tests.support.cli_process import error_line, events, run_fractune, start_fractune, stopped_at_end, write_model
-from tests.support.fleet_processes import fleet_of_processes
 from tests.support.paths import REPOSITORY
-from tests.support.redis_process import running_redis
+from tests.support.processes.cli_process import (
+    error_line,
+    events,
+    run_fractune,
+    start_fractune,
+    stopped_at_end,
+    write_model,
+)
+from tests.support.processes.fleet_processes import fleet_of_processes
+from tests.support.processes.redis_process import running_redis
 
 pytestmark = pytest.mark.alone
 

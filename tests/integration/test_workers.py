@@ -27,8 +27,8 @@ from fractune_core.messages import (
 )
 from fractune_core.records import UNTUNED, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
-from tests.support.redis_process import events_of, running_redis, wait_until
-from tests.support.worker_processes import WorkerProcess, alive, matmul_workload, worker
+from tests.support.processes.redis_process import events_of, running_redis, wait_until
+from tests.support.processes.worker_processes import WorkerProcess, alive, matmul_workload, worker
 
 pytestmark = pytest.mark.timeout(240)
 

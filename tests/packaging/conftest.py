@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.clean_environments import Environment, closure, empty_environment, install, link
 from tests.support.paths import REPOSITORY
+from tests.support.processes.clean_environments import Environment, closure, empty_environment, install, link
 
 
 @pytest.fixture(scope="session")

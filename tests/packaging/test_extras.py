@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.support.clean_environments import NAME, Environment, asked_for, closure, empty_environment, link
 from tests.support.paths import REPOSITORY
+from tests.support.processes.clean_environments import NAME, Environment, asked_for, closure, empty_environment, link
 from tests.test_arrows import imports_of
 
 QUEUE = {"redis", "rq"}
@@ -67,7 +67,7 @@ print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name)))
 COMPILE = """
 import pathlib
 sys.path.append(sys.argv.pop())  # for what makes the model
-from tests.support.cli_process import write_model
+from tests.support.processes.cli_process import write_model
 from tests.support.real_bundle import compile_model
 folder = pathlib.Path.cwd()
 compile_model(write_model(folder / "small.onnx"), folder / "small.fractune", tuned=["cpu:1"])

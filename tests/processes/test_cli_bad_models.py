@@ -9,7 +9,14 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.support.cli_process import await_event, error_line, run_fractune, start_fractune, stopped_at_end, write_model
+from tests.support.processes.cli_process import (
+    await_event,
+    error_line,
+    run_fractune,
+    start_fractune,
+    stopped_at_end,
+    write_model,
+)
 
 
 @pytest.fixture(scope="module")

@@ -31,10 +31,10 @@ from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.cuda.compilers import find_compiler
-from tests.support.cli_process import write_model
-from tests.support.cubins import cubin_arch, cubins_in
-from tests.support.redis_process import running_redis, wait_until
-from tests.support.worker_processes import SECRET, matmul_workload, worker
+from tests.support.hardware.cubins import cubin_arch, cubins_in
+from tests.support.processes.cli_process import write_model
+from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.worker_processes import SECRET, matmul_workload, worker
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here; `make setup` installs NVRTC")

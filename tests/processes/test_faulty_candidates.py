@@ -26,9 +26,9 @@ from fractune_workers.gpu.visible import visible_gpu
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 from fractune_workers.measuring.validation import validate
-from tests.support.cli_process import events, run_fractune, write_model
-from tests.support.cubins import cubin_arch, cubins_in
-from tests.support.worker_processes import alive
+from tests.support.hardware.cubins import cubin_arch, cubins_in
+from tests.support.processes.cli_process import events, run_fractune, write_model
+from tests.support.processes.worker_processes import alive
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gpu import against_stock, faults, matrix, noise, shares
 from benchmarks.gpu.part import PartFailed, Slice
-from tests.support.simulated_mps import H200
+from tests.support.hardware.simulated_mps import H200
 
 pytestmark = [
     pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is an NVIDIA driver here"),

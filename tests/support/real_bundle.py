@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.shares import GrantedShare
-from tests.support.cli_process import write_model
+from tests.support.processes.cli_process import write_model
 
 
 def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:

@@ -13,8 +13,8 @@ from benchmarks.gpu.faulty import ADDRESS, CORRUPT, FAULTS, GOOD, HANG, spoilt
 from benchmarks.gpu.storm import judged
 from fractune_core.records import Status
 from fractune_workers.measuring.session import Outcome
+from tests.support.hardware.simulated_mps import H200
 from tests.support.paths import REPOSITORY
-from tests.support.simulated_mps import H200
 
 TESTS = REPOSITORY / "tests"
 SOURCE = """

@@ -24,10 +24,10 @@ from benchmarks.gpu.tidy import end_daemons, private_folder
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.mps_control import PROGRAM
 from fractune_workers.gpu.nvml import Gpu
+from tests.support.hardware.simulated_mps import H200, installed_program
 from tests.support.paths import REPOSITORY
-from tests.support.redis_process import wait_until
-from tests.support.simulated_mps import H200, installed_program
-from tests.support.worker_processes import alive
+from tests.support.processes.redis_process import wait_until
+from tests.support.processes.worker_processes import alive
 
 SCRIPT = REPOSITORY / "scripts" / "gpu_suite"
 HAS_DRIVER = Path("/proc/driver/nvidia/version").exists()
@@ -314,7 +314,7 @@ def test_a_suite_that_is_stopped_leaves_no_process_and_no_daemon(
 import sys
 from benchmarks.gpu import __main__ as suite, command, tidy
 from benchmarks.gpu.part import Part
-from tests.support.simulated_mps import OneGpu
+from tests.support.hardware.simulated_mps import OneGpu
 command._STOP_TIMEOUT_S = 1.0
 def stuck(given):
     print("private", given.private, flush=True)

@@ -15,7 +15,7 @@ from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script, record
-from tests.support.scripted_server import ScriptedServer, abort, serving
+from tests.support.processes.scripted_server import ScriptedServer, abort, serving
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fractune_core.cgroups import cpu_quota
-from tests.support.cgroup_tree import V1_MOUNT, a_host
-from tests.support.real_cgroup import capped_cgroup
+from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
+from tests.support.hardware.real_cgroup import capped_cgroup
 
 
 def test_without_a_quota(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
-from tests.support.redis_process import wait_until
-from tests.support.worker_processes import alive
+from tests.support.processes.redis_process import wait_until
+from tests.support.processes.worker_processes import alive
 
-MODULE = "tests.support.child_module"
+MODULE = "tests.support.children.child_module"
 
 
 @pytest.fixture

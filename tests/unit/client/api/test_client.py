@@ -31,9 +31,9 @@ from fractune.from_proto import job_status, offered_share
 from fractune_core.bundles import Bundle
 from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.cli_process import write_model
 from tests.support.client_samples import DEVICE, bundle_bytes, granted, job_script, record
-from tests.support.scripted_server import ScriptedServer, abort, serving
+from tests.support.processes.cli_process import write_model
+from tests.support.processes.scripted_server import ScriptedServer, abort, serving
 
 SHARES = ["cpu:1", "cpu:2"]
 

@@ -13,8 +13,8 @@ import pytest
 
 from fractune.api.models import model_file
 from fractune.errors import BadModel
-from tests.support.cli_process import write_model
 from tests.support.paths import REPOSITORY
+from tests.support.processes.cli_process import write_model
 
 # In a process of its own: this one must stay without TVM's compiler.
 _WRITES_AN_IR_MODULE = """

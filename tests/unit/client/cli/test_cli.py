@@ -24,7 +24,7 @@ from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest, JobFailed, error_kinds
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import bundle_bytes, granted, job_script, record
-from tests.support.scripted_server import ScriptedServer, serving
+from tests.support.processes.scripted_server import ScriptedServer, serving
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from fractune.cli import main
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu import nvml
 from fractune_workers.inventory.shares import PROOF_FAILED
-from tests.support.simulated_gpu import MODELS, SimulatedGpu
-from tests.support.simulated_nvml import SimulatedNvml
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.hardware.simulated_nvml import SimulatedNvml
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from fractune.inference.cpu.share import confine, share_here
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import Share
-from tests.support.cgroup_tree import a_host
+from tests.support.hardware.cgroup_tree import a_host
 
 
 def test_without_a_quota_the_affinity_counts(tmp_path: Path) -> None:

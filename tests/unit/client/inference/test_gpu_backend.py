@@ -18,9 +18,9 @@ from fractune_core.analysis.match import How
 from fractune_core.bundles import Bundle, write_bundle
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.shares import Device, GrantedShare
-from tests.support.simulated_cuda import Staged
-from tests.support.simulated_gpu import MODELS, SimulatedGpu
-from tests.support.simulated_libcuda import SimulatedLibcuda
+from tests.support.hardware.simulated_cuda import Staged
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
 from tests.unit.client.conftest import Small
 
 _SECOND_CPU = (1, 1)

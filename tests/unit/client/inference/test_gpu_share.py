@@ -17,9 +17,9 @@ from fractune_core.cuda.environment import MPS_PERCENTAGE, VISIBLE_DEVICES
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
 from fractune_core.shares import Device, GrantedShare, Share
 from tests.support.client_samples import bundle_bytes
-from tests.support.simulated_cuda import Staged
-from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
-from tests.support.simulated_libcuda import SimulatedLibcuda
+from tests.support.hardware.simulated_cuda import Staged
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
 
 H200 = Device("cuda", "sm_90", 132, 140, 51_200, "NVIDIA H200")
 WHOLE = H200.units

@@ -30,7 +30,7 @@ from fractune_core.bundles import Bundle, write_bundle
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_workers.confinement.cpu import thread_affinities
 from tests.support.paths import REPOSITORY
-from tests.support.redis_process import wait_until
+from tests.support.processes.redis_process import wait_until
 from tests.unit.client.conftest import Small
 
 SHAPE = (1, 4, 16, 16)

@@ -34,7 +34,7 @@ from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.store.tables import metadata
 from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
-from tests.support.redis_process import wait_until
+from tests.support.processes.redis_process import wait_until
 from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
 
 KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)

@@ -26,8 +26,8 @@ from fractune_server.transport.recorder import Recorder
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
-from tests.support.fleet_simulated import DEVICE, made_up_record
-from tests.support.redis_process import running_redis, wait_until
+from tests.support.processes.fleet_simulated import DEVICE, made_up_record
+from tests.support.processes.redis_process import running_redis, wait_until
 
 STREAM = messages.tuner_stream("tune-1")
 BUILD: messages.BuildWork = {

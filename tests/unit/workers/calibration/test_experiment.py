@@ -23,7 +23,7 @@ from fractune_workers.calibration.measurer_pool import assign_cores, start_pool
 from fractune_workers.calibration.report import Pass, Setting, report
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring.session import Outcome
-from tests.support.simulated_session import TARGET, SimulatedGpuMachine
+from tests.support.hardware.simulated_session import TARGET, SimulatedGpuMachine
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from fractune_workers.confinement.beside_mps import BesideMps
 from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.none import NoConfinement
 from fractune_workers.gpu.nvml import NoNvidiaDriver, Nvml
-from tests.support.confinement_cases import full_confinement, green_confinement
-from tests.support.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.hardware.confinement_cases import full_confinement, green_confinement
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 
 
 def no_nvml() -> Nvml:

@@ -13,7 +13,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.confinement import Confinement
-from tests.support.confinement_cases import CASES, GPU_CASES, Case
+from tests.support.hardware.confinement_cases import CASES, GPU_CASES, Case
 
 CALL_TIMEOUT_S = 30.0
 
@@ -31,7 +31,7 @@ class Machine:
     @contextlib.contextmanager
     def process(self, share: str = "", env: dict[str, str] | None = None) -> Iterator[Child]:
         """A process that can enter the share."""
-        child = Child("tests.support.confinement_child", [self.name, share or self.case.share], env=env)
+        child = Child("tests.support.children.confinement_child", [self.name, share or self.case.share], env=env)
         try:
             yield child
         finally:

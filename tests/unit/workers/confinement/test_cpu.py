@@ -13,8 +13,8 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.child import open_child
 from fractune_workers.confinement.cpu import CpuConfinement
-from tests.support.cgroup_tree import a_host
-from tests.support.real_cgroup import capped_cgroup
+from tests.support.hardware.cgroup_tree import a_host
+from tests.support.hardware.real_cgroup import capped_cgroup
 
 ALLOWED = sorted(os.sched_getaffinity(0))
 

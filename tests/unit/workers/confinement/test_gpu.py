@@ -15,9 +15,9 @@ from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.confinement.none import NoConfinement
 from fractune_workers.gpu.nvml import NvidiaMl
-from tests.support.simulated_cuda import Staged, simulated_driver
-from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
-from tests.support.simulated_nvml import LIBRARY_NOT_FOUND, NOT_SUPPORTED, SimulatedNvml
+from tests.support.hardware.simulated_cuda import Staged, simulated_driver
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.support.hardware.simulated_nvml import LIBRARY_NOT_FOUND, NOT_SUPPORTED, SimulatedNvml
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"

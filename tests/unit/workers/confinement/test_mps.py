@@ -23,8 +23,7 @@ from fractune_workers.confinement.mps_sm import MpsSmConfinement
 from fractune_workers.cuda.driver import Driver, DriverFailed
 from fractune_workers.gpu.mps_control import MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon
-from tests.support.redis_process import wait_until
-from tests.support.simulated_mps import (
+from tests.support.hardware.simulated_mps import (
     H200,
     H200_SMS,
     MEMORY_BYTES,
@@ -34,7 +33,8 @@ from tests.support.simulated_mps import (
     installed_program,
     open_simulated_driver,
 )
-from tests.support.simulated_mps_control import CHUNK_SMS, SMS, tell
+from tests.support.hardware.simulated_mps_control import CHUNK_SMS, SMS, tell
+from tests.support.processes.redis_process import wait_until
 
 PERCENT_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"

@@ -16,8 +16,8 @@ from fractune_workers.cuda import anchor, smid
 from fractune_workers.cuda.anchor import GpuAnchor
 from fractune_workers.cuda.driver import CudaDriver, DriverFailed, open_driver
 from fractune_workers.cuda.green_context import GreenContext
-from tests.support.simulated_cuda import SimulatedCuda, Staged, simulated_driver
-from tests.support.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.hardware.simulated_cuda import SimulatedCuda, Staged, simulated_driver
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_the_binding_has_every_name_that_is_used(h200: SimulatedGpu) -> None:
     assert missing == set()
     for enum in ("CUdevice_attribute", "CUdevResourceType", "CUgreenCtxCreate_flags", "CUstream_flags", "CUresult"):
         ours = getattr(driver.cuda, enum, None) or getattr(
-            __import__("tests.support.simulated_cuda", fromlist=[enum]), enum
+            __import__("tests.support.hardware.simulated_cuda", fromlist=[enum]), enum
         )
         assert {each.name: int(each) for each in ours} == {
             each.name: int(getattr(getattr(binding, enum), each.name)) for each in ours

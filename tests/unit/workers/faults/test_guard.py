@@ -26,9 +26,9 @@ from fractune_workers.faults.guard import guard_for
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome, artifact_name
 from fractune_workers.measuring.validation import validate
-from tests.support.poison import FOLDER, PoisonConfinement, PoisonDevice
-from tests.support.redis_process import wait_until
-from tests.support.worker_processes import alive
+from tests.support.children.poison import FOLDER, PoisonConfinement, PoisonDevice
+from tests.support.processes.redis_process import wait_until
+from tests.support.processes.worker_processes import alive
 
 
 class Measurers:
@@ -77,7 +77,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoisonDevice:
     folder.mkdir()
     monkeypatch.setenv(FOLDER, str(folder))
     monkeypatch.setattr(session_module, "confinement_for", PoisonConfinement)
-    monkeypatch.setattr(session_module, "_CHILD", "tests.support.poison_child")
+    monkeypatch.setattr(session_module, "_CHILD", "tests.support.children.poison_child")
     monkeypatch.setattr(session_module, "_TRIAL_TIMEOUT_S", 1.0)
     monkeypatch.setattr(session_module, "default_lock_dir", lambda: tmp_path / "gate")
     return PoisonDevice(folder)
@@ -291,7 +291,7 @@ def test_no_member_is_left_behind(device: PoisonDevice, tmp_path: Path) -> None:
 
 def test_a_cpu_share_needs_no_guard(tmp_path: Path) -> None:
     confinement = CpuConfinement(Share.parse("cpu:1"))
-    assert guard_for(Child("tests.support.child_module"), confinement, tmp_path) is None
+    assert guard_for(Child("tests.support.children.child_module"), confinement, tmp_path) is None
     assert list(tmp_path.iterdir()) == []
     assert confinement.is_active()
     assert confinement.before_kill(1)

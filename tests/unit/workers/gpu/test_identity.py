@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fractune_workers.gpu.identity import gpu_device
 from fractune_workers.gpu.nvml import NvidiaMl
-from tests.support.simulated_cuda import simulated_driver
-from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
-from tests.support.simulated_nvml import SimulatedNvml
+from tests.support.hardware.simulated_cuda import simulated_driver
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.support.hardware.simulated_nvml import SimulatedNvml
 
 
 def test_the_device_is_known_by_what_decides_its_speed() -> None:

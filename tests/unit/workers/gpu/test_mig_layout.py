@@ -14,8 +14,8 @@ from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_workers.gpu.mig_layout import PROFILES, Profile, commands, placements, plan_layout
 from fractune_workers.gpu.nvidia_smi import apply_layout
 from fractune_workers.gpu.nvml import Gpu, NvidiaMl
-from tests.support.simulated_gpu import MODELS, InsufficientResources, SimulatedGpu, gpu_in_mig_mode
-from tests.support.simulated_nvml import SimulatedNvml
+from tests.support.hardware.simulated_gpu import MODELS, InsufficientResources, SimulatedGpu, gpu_in_mig_mode
+from tests.support.hardware.simulated_nvml import SimulatedNvml
 
 PLAIN = [profile for profile in PROFILES if profile.name in {"1g", "2g", "3g", "4g", "7g"}]
 

@@ -21,7 +21,7 @@ from fractune_workers.gpu.mps_control import (
     PartitionRefused,
     ServerState,
 )
-from tests.support.simulated_mps import Scripted, installed_program
+from tests.support.hardware.simulated_mps import Scripted, installed_program
 
 GPU = "GPU-74d43ed3-cdf7-e667-3644-bf5b4f46ed65"
 NAME = "D/79e/DgwYMDAAAAAAAAAAAAAAAAAAAAAAAA"

@@ -15,10 +15,10 @@ from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.mps_control import PROGRAM, MpsClient, MpsControl, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
-from tests.support.redis_process import wait_until
-from tests.support.simulated_mps import H200, installed_program
-from tests.support.simulated_mps_control import tell
-from tests.support.worker_processes import alive
+from tests.support.hardware.simulated_mps import H200, installed_program
+from tests.support.hardware.simulated_mps_control import tell
+from tests.support.processes.redis_process import wait_until
+from tests.support.processes.worker_processes import alive
 
 HOLD = """
 import sys

@@ -7,8 +7,8 @@ import pytest
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl, NvmlFailed
 from fractune_workers.gpu.visible import visible_gpu
-from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
-from tests.support.simulated_nvml import LIBRARY_NOT_FOUND, NOT_SUPPORTED, SimulatedNvml
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.support.hardware.simulated_nvml import LIBRARY_NOT_FOUND, NOT_SUPPORTED, SimulatedNvml
 
 PAIR = [SimulatedGpu(MODELS["H100"]), gpu_in_mig_mode("H200", ("3g", 4), ("1g", 0), number=1)]
 

@@ -17,8 +17,8 @@ from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
 from fractune_workers.inventory import shares
 from fractune_workers.inventory.shares import DeviceShares, ShareInfo, machine_shares
-from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
-from tests.support.simulated_nvml import SimulatedNvml
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.support.hardware.simulated_nvml import SimulatedNvml
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.flock import is_locked
-from tests.support.redis_process import wait_until
+from tests.support.processes.redis_process import wait_until
 
 _HOLD = """
 import sys

@@ -18,7 +18,7 @@ from fractune_core.shares import GrantedShare
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.flock import locked
 from fractune_workers.locks.gpu_slots import GpuSlots
-from tests.support.redis_process import wait_until
+from tests.support.processes.redis_process import wait_until
 
 GPU = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
 OTHER_GPU = "GPU-00000001-cdf7-e667-3644-bf5b4f46ed65"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.gpu.nvml import Clocks, NvidiaMl
 from fractune_workers.measuring.session import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, measure_stable
-from tests.support.simulated_gpu import MODELS, SimulatedGpu
-from tests.support.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.hardware.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
 
 REASONS = ("sw_power_cap", "sw_thermal", "hw_thermal", "hw_power_brake")
 

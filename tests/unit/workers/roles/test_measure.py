@@ -15,8 +15,8 @@ from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring import session as session_module
 from fractune_workers.roles.measure import Measurer
-from tests.support.poison import FOLDER, PoisonConfinement
-from tests.support.redis_process import wait_until
+from tests.support.children.poison import FOLDER, PoisonConfinement
+from tests.support.processes.redis_process import wait_until
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def measurers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     (tmp_path / "device").mkdir()
     monkeypatch.setenv(FOLDER, str(tmp_path / "device"))
     monkeypatch.setattr(session_module, "confinement_for", PoisonConfinement)
-    monkeypatch.setattr(session_module, "_CHILD", "tests.support.poison_child")
+    monkeypatch.setattr(session_module, "_CHILD", "tests.support.children.poison_child")
     with contextlib.ExitStack() as held:
         ready = []
         for number in range(5):

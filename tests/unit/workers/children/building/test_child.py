@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from fractune_workers.child import Child, ChildDied
-from tests.support.redis_process import wait_until
-from tests.support.worker_processes import alive
+from tests.support.processes.redis_process import wait_until
+from tests.support.processes.worker_processes import alive
 
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    child = Child("tests.support.building_module")
+    child = Child("tests.support.children.building_module")
     yield child
     child.stop()
 

@@ -31,9 +31,9 @@ from fractune_workers.confinement import stream_of
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.cuda.driver import CudaDriver
 from fractune_workers.gpu.nvml import NvidiaMl
-from tests.support.simulated_cuda import Staged, simulated_driver
-from tests.support.simulated_gpu import MODELS, SimulatedGpu
-from tests.support.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
+from tests.support.hardware.simulated_cuda import Staged, simulated_driver
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.hardware.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

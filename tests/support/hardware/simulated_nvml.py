@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import NoReturn
 
-from tests.support.simulated_gpu import SimulatedGpu, SimulatedInstance
+from tests.support.hardware.simulated_gpu import SimulatedGpu, SimulatedInstance
 
 NOT_SUPPORTED = 3
 NOT_FOUND = 6

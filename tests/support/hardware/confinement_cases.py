@@ -27,10 +27,10 @@ from fractune_workers.confinement.mps import MpsConfinement
 from fractune_workers.confinement.mps_sm import MpsSmConfinement
 from fractune_workers.gpu.mps_control import PROGRAM
 from fractune_workers.gpu.nvml import NvidiaMl, open_nvml
-from tests.support.simulated_cuda import simulated_driver
-from tests.support.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
-from tests.support.simulated_mps import OneGpu, installed_program, open_simulated_driver
-from tests.support.simulated_nvml import SimulatedNvml
+from tests.support.hardware.simulated_cuda import simulated_driver
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.support.hardware.simulated_mps import OneGpu, installed_program, open_simulated_driver
+from tests.support.hardware.simulated_nvml import SimulatedNvml
 
 Machine = Callable[[], AbstractContextManager[dict[str, str]]]
 """Sets up what a case needs, and gives environment variables for its processes"""

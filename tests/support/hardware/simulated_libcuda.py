@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from fractune.inference.gpu.driver import Attribute
-from tests.support.simulated_cuda import CUdevice_attribute, SimulatedCuda, Staged
-from tests.support.simulated_gpu import SimulatedGpu
+from tests.support.hardware.simulated_cuda import CUdevice_attribute, SimulatedCuda, Staged
+from tests.support.hardware.simulated_gpu import SimulatedGpu
 
 _SHOWN = {
     Attribute.MULTIPROCESSOR_COUNT: CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fractune_core.shares import Share
-from tests.support.confinement_cases import ALL_CASES
+from tests.support.hardware.confinement_cases import ALL_CASES
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

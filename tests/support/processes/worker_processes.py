@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from fractune_core.messages import WorkerInfo, worker_key
-from tests.support.redis_process import wait_until
+from tests.support.processes.redis_process import wait_until
 
 SECRET = b"a secret for tests"
 

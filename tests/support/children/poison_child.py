@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fractune_core.shares import Device, Share
-from tests.support.poison import PoisonConfinement
+from tests.support.children.poison import PoisonConfinement
 
 _LOOK_EVERY_S = 0.002
 

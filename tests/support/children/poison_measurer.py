@@ -13,7 +13,7 @@ from fractune_workers.context import ResultTransaction
 from fractune_workers.faults import guard
 from fractune_workers.main import WorkerOptions, run_worker
 from fractune_workers.measuring import session
-from tests.support.poison import PoisonConfinement
+from tests.support.children.poison import PoisonConfinement
 
 SECRET = b"a secret for tests"
 SHARE = "mps:25"
@@ -30,7 +30,7 @@ _send = ResultTransaction.send
 
 def main(name: str, url: str, folder: str, patience_s: str, *more: str) -> None:
     session.confinement_for = PoisonConfinement  # type: ignore[attr-defined]
-    session._CHILD = "tests.support.poison_child"
+    session._CHILD = "tests.support.children.poison_child"
     session._TRIAL_TIMEOUT_S = 1.0
     guard._REOPEN_TIMEOUT_S = float(patience_s)
     if DIES in more:

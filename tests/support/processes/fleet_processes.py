@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fractune.rpc import RpcClient
 from fractune_core.errors import ServerUnreachable
-from tests.support.cli_process import start_fractune, stopped_at_end
-from tests.support.redis_process import wait_until
-from tests.support.worker_processes import SECRET
+from tests.support.processes.cli_process import start_fractune, stopped_at_end
+from tests.support.processes.redis_process import wait_until
+from tests.support.processes.worker_processes import SECRET
 
 
 @contextlib.contextmanager

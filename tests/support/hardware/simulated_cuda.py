@@ -18,7 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from fractune_workers.cuda.driver import CudaDriver
-from tests.support.simulated_gpu import SimulatedGpu
+from tests.support.hardware.simulated_gpu import SimulatedGpu
 
 
 class CUresult(IntEnum):

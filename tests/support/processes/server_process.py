@@ -1,4 +1,4 @@
-"""A real server process for tests, and a client of it; `python -m tests.support.server_process JSON` runs it."""
+"""A real server process for tests, and a client of it; `python -m tests.support.processes.server_process JSON` runs it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fractune_core.errors import FractuneError
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.main import ServerOptions, run_server
-from tests.support.fleet_simulated import SECRET
-from tests.support.redis_process import wait_until
+from tests.support.processes.fleet_simulated import SECRET
+from tests.support.processes.redis_process import wait_until
 
 
 class Client:
@@ -97,7 +97,8 @@ class ServerProcess:
         self.stderr = folder / "stderr"
         with self.stderr.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.server_process", json.dumps(whole | options)], stderr=stderr
+                [sys.executable, "-m", "tests.support.processes.server_process", json.dumps(whole | options)],
+                stderr=stderr,
             )
         try:
             wait_until(lambda: ready.exists() or self.process.poll() is not None)

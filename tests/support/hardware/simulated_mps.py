@@ -16,8 +16,8 @@ from fractune_workers.cuda.driver import DriverFailed
 from fractune_workers.gpu import mps_daemon
 from fractune_workers.gpu.mps_control import PROGRAM, MpsControl
 from fractune_workers.gpu.nvml import Clocks, Gpu, NvmlFailed
-from tests.support import simulated_mps_control
-from tests.support.simulated_mps_control import SMS, tell
+from tests.support.hardware import simulated_mps_control
+from tests.support.hardware.simulated_mps_control import SMS, tell
 
 MEMORY_BYTES = 141 << 30
 H200 = Gpu(

@@ -1,0 +1,1 @@
+"""Child processes that misbehave on purpose, or say what they find."""

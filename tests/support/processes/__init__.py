@@ -1,0 +1,1 @@
+"""Real processes to test against: Redis, servers, workers, the command line."""
