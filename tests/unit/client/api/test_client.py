@@ -27,7 +27,7 @@ from fractune.errors import (
     ShareUnavailable,
     StateUnusable,
 )
-from fractune.from_proto import job_status, offered_share
+from fractune.from_proto import job_status, offered_share, operator_match
 from fractune_core.bundles import Bundle
 from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto
 from fractune_core.pb import fractune_pb2 as pb
@@ -317,3 +317,12 @@ def test_progress_is_a_bar_lines_a_function_or_nothing(capsys: pytest.CaptureFix
     assert "tuning, 2/8 trials, 2.0 trials/s, 3 s left, failed: run_timeout 1" in shown
     assert "m.onnx" in shown
     assert "done, 8/8 trials" in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("regret", "known", "shown"), [(float("nan"), None, "not measured"), (0.02, 0.02, "2.0%")])
+def test_a_regret_that_was_not_measured_is_none(regret: float, known: float | None, shown: str) -> None:
+    answer = pb.OperatorMatch(operator=pb.Operator(display_name="conv"), how="near", regret=regret)
+    found = fractune.MatchResult("cpu:1", (operator_match(answer),))
+    assert found.operators[0].regret == known
+    assert found.to_json()[0]["regret"] == known
+    assert shown in str(found.table)
