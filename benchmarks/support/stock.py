@@ -4,8 +4,7 @@ Nothing is turned but what a comparison needs: the tasks, the trials, the size o
 and a builder that imports TVM's intrinsics before its clock starts. Runner, search, cost model and task scheduler are
 TVM's defaults. Only the import of the model is ours, so that both sides begin with the same workloads. Run as a
 process of its own: python -m benchmarks.support.stock MODEL --out FILE [--only A,B] [--share cpu:2] [--target
-cuda:sm_90]
-[--trials 384] [--round 64] [--seed 1]. It knows no --quick: benchmarks.vs_stock runs it.
+cuda:sm_90] [--trials 384] [--round 64] [--seed 1]. It knows no --quick: benchmarks.vs_stock runs it.
 
 On a GPU it builds on all cores, and its kernels run in the share that its environment holds it to: all of the GPU, a
 MIG instance, or a share of MPS. A green context it cannot have, because it launches on CUDA's default stream.

@@ -1,5 +1,4 @@
-"""A real server process for tests, and a client of it; `python -m tests.support.processes.server_process JSON`
-runs it."""
+"""A real server process for tests, and a client of it: `python -m tests.support.processes.server_process JSON`."""
 
 from __future__ import annotations
 
