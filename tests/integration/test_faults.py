@@ -1,4 +1,5 @@
-"""A storm of faults: real measuring workers on a real Redis share a device that is simulated (tests/support/children/poison.py).
+"""A storm of faults: real measuring workers on a real Redis share a simulated device
+(tests/support/children/poison.py).
 
 One candidate in twenty crashes, hangs or poisons the device, and a worker is killed in the middle of it. Every
 candidate is accounted for once, and only the guilty are blamed.
