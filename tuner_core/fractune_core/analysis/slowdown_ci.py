@@ -56,7 +56,7 @@ def slowdown(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: 
 
 
 def ratio(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool) -> float:
-    """How many times as long `run_secs` are: what `loss` tells, without its interval."""
+    """How many times as long `run_secs` are: what `slowdown` says, without its interval."""
     return _ratio(run_secs, best_secs, pairs=in_turn and len(run_secs) == len(best_secs))
 
 
