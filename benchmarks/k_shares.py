@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours
-from benchmarks.support.contest import time_bundles
+from benchmarks.support.interleaved import time_bundles
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model
 

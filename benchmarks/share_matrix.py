@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours
-from benchmarks.support.contest import contest_secs, open_session, time_bundles
+from benchmarks.support.interleaved import interleaved_secs, open_session, time_bundles
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model, operators_of
 from benchmarks.support.reference import differences
@@ -125,16 +125,16 @@ def _operators(
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     operators = operators_of(model)
     for share in SHARES:
-        bench, cores = open_session(share)
+        session, cores = open_session(share)
         try:
             for operator in operators:
                 name = operator.workload_hash
                 traces = {label: held[name] for label, held in winners.items() if name in held}
                 if len(traces) == len(winners):
-                    secs = contest_secs(operator, traces, target, bench, cores)
+                    secs = interleaved_secs(operator, traces, target, session, cores)
                     found.setdefault(operator.name, {})[share] = secs
         finally:
-            bench.stop()
+            session.stop()
     return found
 
 

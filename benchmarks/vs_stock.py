@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours, stock
-from benchmarks.support.contest import contest, open_session
+from benchmarks.support.interleaved import median_secs, open_session
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, Operator, find_model, heavy, operators_of
 from benchmarks.support.runs import Run, finite
@@ -246,16 +246,16 @@ def _measure_again(
     share: str,
 ) -> dict[str, dict[str, float]]:
     """Seconds by workload hash, then by trace: of what the sides end with, and of every incumbent of each side."""
-    bench, cores = open_session(share)
+    session, cores = open_session(share)
     times: dict[str, dict[str, float]] = {}
     try:
         for operator in operators:
             name = operator.workload_hash
             found = {trial.trace for side in sides for trial in incumbents(side) if trial.operator == name}
             found |= {held[name] for held in final.values() if name in held}
-            times[name] = contest(operator, {trace: trace for trace in sorted(found)}, target, bench, cores)
+            times[name] = median_secs(operator, {trace: trace for trace in sorted(found)}, target, session, cores)
     finally:
-        bench.stop()
+        session.stop()
     return times
 
 

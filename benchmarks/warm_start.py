@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours
-from benchmarks.support.contest import contest, open_session
+from benchmarks.support.interleaved import median_secs, open_session
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model, operators_of, resized
 from benchmarks.support.runs import Run, finite
@@ -129,17 +129,17 @@ def _measure_again(sibling: Model, records: dict[str, list[TuningRecord]], share
     held = {side: ours.winners(found, share) for side, found in records.items()}
     target = records["cold"][0].target
     ratios = []
-    bench, cores = open_session(share)
+    session, cores = open_session(share)
     try:
         for operator in operators_of(sibling):
             name = operator.workload_hash
             if all(name in traces for traces in held.values()):
                 traces = {side: found[name] for side, found in held.items()}
-                times = contest(operator, traces, target, bench, cores)
+                times = median_secs(operator, traces, target, session, cores)
                 if all(math.isfinite(secs) for secs in times.values()):
                     ratios.append(times["warm"] / times["cold"])
     finally:
-        bench.stop()
+        session.stop()
     return statistics.geometric_mean(ratios) if ratios else None
 
 

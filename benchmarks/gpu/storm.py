@@ -1,6 +1,6 @@
 """A storm of faults on a real GPU: one candidate in twenty reads an illegal address, hangs, or corrupts memory.
 
-The candidates go through the benches of four measurers side by side, as a search's do. What corrupts the memory of its
+The candidates go through the sessions of four measurers side by side, as a search's do. What corrupts the memory of its
 own process is not found by a trial, which looks at no output: it must be found by the final, which does. Run as a
 process of its own: python -m benchmarks.gpu.storm --out FILE [--candidates 120] [--share mps:25] [--measurers 4]
 [--seed 0]. The part `faults` of the suite runs it.
@@ -145,9 +145,9 @@ def _race_all(share: Share, measurers: int, codes: Mapping[str, bytes]) -> dict[
     def measure(_number: int) -> list[tuple[str, Outcome]]:
         found: list[tuple[str, Outcome]] = []
         try:
-            with _open_bench(share) as bench:
+            with _open_session(share) as session:
                 while (batch := _next(waiting)) is not None:
-                    found += bench.trials(ArtifactBatch(ARGS_INFO, 0, batch)).items()
+                    found += session.trials(ArtifactBatch(ARGS_INFO, 0, batch)).items()
                     print(f"{len(found)} candidates timed by this measurer", flush=True)
         except FractuneError as error:  # what it had in hand stays without an outcome, and is told of
             print(f"a measurer gave up: {error}", file=sys.stderr, flush=True)
@@ -162,13 +162,13 @@ def _race_all(share: Share, measurers: int, codes: Mapping[str, bytes]) -> dict[
 
 
 @contextlib.contextmanager
-def _open_bench(share: Share) -> Iterator[MeasurementSession]:
-    bench = MeasurementSession(share, [])
+def _open_session(share: Share) -> Iterator[MeasurementSession]:
+    session = MeasurementSession(share, [])
     try:
-        bench.handshake()
-        yield bench
+        session.handshake()
+        yield session
     finally:
-        bench.stop()
+        session.stop()
 
 
 def _final(share: Share, kinds: Mapping[str, str], codes: Mapping[str, bytes]) -> dict[str, Outcome]:
@@ -176,8 +176,8 @@ def _final(share: Share, kinds: Mapping[str, str], codes: Mapping[str, bytes]) -
     good, *others = [name for name, kind in kinds.items() if kind == GOOD][: _FINAL_GOOD + 1]
     corrupting = [name for name, kind in kinds.items() if kind == CORRUPT]
     finalists = {_UNTUNED: codes[good], **{name: codes[name] for name in (*others, *corrupting)}}
-    with _open_bench(share) as bench:
-        return validate(bench, ArtifactBatch(ARGS_INFO, 0, finalists), _UNTUNED)
+    with _open_session(share) as session:
+        return validate(session, ArtifactBatch(ARGS_INFO, 0, finalists), _UNTUNED)
 
 
 def judged(kinds: Mapping[str, str], trials: Mapping[str, Sequence[Outcome]], finals: Mapping[str, Outcome]) -> Verdict:

@@ -18,8 +18,8 @@ class Cell:
 
     run_secs: Sequence[float]
     """all repeats, in seconds"""
-    contest: str
-    """what was timed in one contest was timed in turn"""
+    timing: str
+    """cells of one timing were timed in turn"""
 
     @property
     def median_s(self) -> float:
@@ -85,12 +85,12 @@ class CrossTable:
 
 
 def _loss(cell: Cell, other: Cell) -> Slowdown:
-    return slowdown(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest)
+    return slowdown(cell.run_secs, other.run_secs, in_turn=cell.timing == other.timing)
 
 
 def _is_beaten(cell: Cell, other: Cell) -> bool:
     """Beyond the noise. The interval is worked out only where there is a difference to judge."""
-    is_slower = ratio(cell.run_secs, other.run_secs, in_turn=cell.contest == other.contest) > 1.0
+    is_slower = ratio(cell.run_secs, other.run_secs, in_turn=cell.timing == other.timing) > 1.0
     return is_slower and not _loss(cell, other).is_tie
 
 

@@ -19,8 +19,8 @@ SHARES = ("cpu:1", "cpu:2")
 NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005, 1.0)
 
 
-def cell(secs: float, contest: str = "j1") -> Cell:
-    return Cell([secs * noise for noise in NOISE], contest)
+def cell(secs: float, timing: str = "j1") -> Cell:
+    return Cell([secs * noise for noise in NOISE], timing)
 
 
 TABLE = CrossTable(

@@ -22,23 +22,23 @@ from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from fractune_workers.measuring.validation import validate
 
-CONTESTS = 3
-"""contests of each operator; each times every finalist as often as a final does (7 times, slow ones 3 times)"""
+TIMINGS = 3
+"""timings of each operator; each times every finalist as often as a validation does (7 times, slow ones 3 times)"""
 _BUILD_LIMIT_CPU_S = 60
 _BUNDLES_TIMEOUT_S = 1800.0
 _UNTUNED_NAME = "untuned"
 
 
-def contest(
-    operator: Operator, traces: Mapping[str, str], target: str, bench: MeasurementSession, cores: Sequence[int]
+def median_secs(
+    operator: Operator, traces: Mapping[str, str], target: str, session: MeasurementSession, cores: Sequence[int]
 ) -> dict[str, float]:
-    """Median seconds of each finalist, as `contest_secs` times them; infinite for one that fails."""
-    run_secs = contest_secs(operator, traces, target, bench, cores)
+    """Median seconds of each finalist, as `interleaved_secs` times them; infinite for one that fails."""
+    run_secs = interleaved_secs(operator, traces, target, session, cores)
     return {label: statistics.median(secs) for label, secs in run_secs.items()}
 
 
-def contest_secs(
-    operator: Operator, traces: Mapping[str, str], target: str, bench: MeasurementSession, cores: Sequence[int]
+def interleaved_secs(
+    operator: Operator, traces: Mapping[str, str], target: str, session: MeasurementSession, cores: Sequence[int]
 ) -> dict[str, list[float]]:
     """All repeats in seconds of each finalist, named as in `traces`, taken in turn; infinite for one that fails or
     gives wrong output.
@@ -48,9 +48,9 @@ def contest_secs(
     names = {trace: f"candidate{index}" for index, trace in enumerate(dict.fromkeys(traces.values()))}
     batch = _build(operator, {_UNTUNED_NAME: UNTUNED, **{name: trace for trace, name in names.items()}}, target)
     run_secs: dict[str, list[float]] = {name: [] for name in names.values()}
-    for _ in range(CONTESTS):
+    for _ in range(TIMINGS):
         with CoreLocks(default_lock_dir()).measuring(cores):
-            outcomes = validate(bench, batch, _UNTUNED_NAME)
+            outcomes = validate(session, batch, _UNTUNED_NAME)
         for name, secs in run_secs.items():
             secs.extend(outcomes[name].run_secs or (math.inf,))
     return {label: run_secs[names[trace]] for label, trace in traces.items()}
