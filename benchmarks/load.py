@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _untuned(model: Model, out: Path) -> Path:
-    """A bundle that nobody tuned, by the compiler's child just as a job makes one."""
+    """An untuned bundle, by the compiler's child just as a job makes one."""
     child = Child("fractune_workers.children.compiling.child")
     try:
         device = child.call("device", _COMPILE_TIMEOUT_S)

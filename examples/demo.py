@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def find_model() -> Path:
-    """SqueezeNet as the `onnx` package ships it: a real graph that nobody here wrote."""
+    """SqueezeNet as the `onnx` package ships it: a real graph, not written here."""
     spec = importlib.util.find_spec("onnx")
     if spec is None or spec.origin is None:
         raise SystemExit("demo: the package onnx is not installed; run 'make demo', or install 'fractune[local]'")

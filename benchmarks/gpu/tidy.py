@@ -80,7 +80,7 @@ def _ends(pid: int) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    """A zombie is not: in a container nobody may be there to bury it."""
+    """A zombie is not: in a container no process may be there to reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

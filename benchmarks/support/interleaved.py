@@ -1,6 +1,6 @@
 """Candidates of several tuners against each other: built anew, checked for right output, timed in turn, alone.
 
-Nothing else may run on the machine meanwhile; the gate keeps other fractune processes of this user away.
+Nothing else may run on the machine meanwhile; core locks keep other fractune processes of this user away.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _COMMENT = "fractune manifest sha256 "
 _CHUNK_BYTES = 1 << 16
 _UNREADABLE = (
     *(zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError, struct.error, zlib.error, OverflowError),
-    RuntimeError,  # also NotImplementedError: flags of a zip that nobody wrote
+    RuntimeError,  # also NotImplementedError: flags that no zip of ours has
 )
 """all that `zipfile` raises for a file that was changed"""
 _AGAIN = "make the bundle again"
