@@ -37,7 +37,7 @@ pytestmark = [
 ]
 
 SHARES = ("mps:25", "mps:50", "full")
-TRIALS = 6
+TRIALS = 4
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def first_python_block() -> str:
 def test_the_documented_lines_run_as_they_stand(folder: Path) -> None:
     """In a folder with a small `model.onnx`, and with fewer trials; docs/python.md says so."""
     block = first_python_block()
-    lines, replaced = re.subn(r"\btrials=\d+", "trials=8", block)
+    lines, replaced = re.subn(r"\btrials=\d+", "trials=4", block)
     assert replaced == 1
     assert len([line for line in block.splitlines() if line.strip()]) <= 6
     run_python(_RUNS_LINES, folder, lines)
