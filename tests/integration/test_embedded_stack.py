@@ -24,7 +24,6 @@ from tests.support.processes.cli_process import (
 )
 from tests.support.processes.redis_process import wait_until
 
-
 TRIALS = 20
 
 

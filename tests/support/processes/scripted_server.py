@@ -39,6 +39,7 @@ class ScriptedServer(
         self.cancelled: list[str] = []
         self.bundles: dict[str, bytes] = {}
         self.records: list[pb.Record] = []
+        self.tables: list[pb.OperatorTable] = []
         self.imported: list[pb.ImportRecordsRequest] = []
         self.filters: list[pb.RecordFilter] = []
         self.fail_with: FractuneError | None = None
@@ -118,7 +119,9 @@ class ScriptedServer(
         return pb.MatchModelResponse(matches=[match])
 
     def TabulateModel(self, request: pb.TabulateModelRequest, context: Any) -> pb.TabulateModelResponse:
-        abort(context, NotFound(f"nothing of {request.model} was measured"))
+        if not self.tables:
+            abort(context, NotFound(f"nothing of {request.model} was measured"))
+        return pb.TabulateModelResponse(operators=self.tables)
 
     def DownloadBundle(self, request: pb.DownloadBundleRequest, context: Any) -> Iterator[pb.DownloadBundleResponse]:
         if request.name not in self.bundles:

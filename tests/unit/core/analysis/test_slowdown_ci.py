@@ -31,6 +31,18 @@ def test_a_difference_inside_the_noise_is_a_tie() -> None:
     assert slowdown(noisy(1.01, 0.2, 1), noisy(1.0, 0.2, 2), in_turn=False).is_tie
 
 
+def test_faster_beyond_the_noise_is_no_tie_either() -> None:
+    found = slowdown(noisy(0.8, 0.02, 1), noisy(1.0, 0.02, 2), in_turn=True)
+    assert found.high < 0.0
+    assert not found.is_tie
+
+
+@pytest.mark.parametrize(("median", "low", "high"), [(0.3, -0.1, 0.4), (-0.3, -0.4, 0.1)])
+def test_an_interval_that_holds_zero_is_a_tie_however_large_the_median(median: float, low: float, high: float) -> None:
+    assert Slowdown(median, low, high).margin < abs(median)
+    assert Slowdown(median, low, high).is_tie
+
+
 def test_what_slows_both_in_a_turn_cancels_out() -> None:
     weather = noisy(1.0, 0.5, 3)
     mine, best = [1.05 * secs for secs in weather], weather
