@@ -20,7 +20,7 @@ from tests.support.processes.cli_process import write_model
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
 
-CANDIDATES = 5
+CANDIDATES = 8
 
 
 def test_candidates_are_made_for_the_gpu_and_as_many_measurers_tried_as_fit(

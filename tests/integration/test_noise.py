@@ -25,18 +25,18 @@ pytestmark = pytest.mark.timeout(240)
 def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) -> None:
     state, picture = tmp_path / "state", tmp_path / "noise.svg"
     model = write_model(tmp_path / "m.onnx")  # the built-in convolution takes seconds to compile
-    options = ["--share", "cpu:1", "--measurers", "1", "--candidates", "5", "--json", "--picture", str(picture)]
+    options = ["--share", "cpu:1", "--measurers", "1", "--candidates", "8", "--json", "--picture", str(picture)]
     options += ["--model", str(model), "--only", "conv"]
     ended = run_fractune("noise", *options, "--state", str(state))
     (report,) = events(ended)
     assert report["event"] == "noise"
     assert report["granted"]["units"] == 1
-    assert report["candidates"] == 5
+    assert report["candidates"] == 8
     names = [each["name"] for each in report["settings"]]
     assert names == ["validation, alone", "first, alone", "race, alone", "trial, alone", "trial, alone, builds beside"]
     for each in report["settings"]:
         assert each["failures"] == 0
-        assert len(each["median_s"]) == 5
+        assert len(each["median_s"]) == 8
         assert all(secs > 0 for passes in each["median_s"].values() for secs in passes)
         assert -1.0 <= each["tau"] <= 1.0
         assert each["regret"] >= 0.0
@@ -46,7 +46,7 @@ def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) ->
     assert saved.measurers == 1
     assert saved.margin >= 1.10
     assert picture.stat().st_size > 1000
-    assert "building 5 candidates" in ended.stderr
+    assert "building 8 candidates" in ended.stderr
 
 
 @pytest.mark.parametrize(("share", "says"), [("cpu:9999", "larger than this machine"), ("mps:25", "NVIDIA")])
