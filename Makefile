@@ -29,8 +29,7 @@ demo: setup
 	$(BIN)/python examples/demo.py
 
 # Most tests share the cores, the slowest files first; those that measure for real come after them, one at a time.
-# One more process than cores: a test that waits for a process of its own leaves its core to another.
-SIDE_BY_SIDE := -n $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 ))) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 SLOWEST_FIRST := tests/integration tests/processes tests/unit tests
 
 test: setup
