@@ -72,8 +72,8 @@ class Log:
 
     Filters: `model` is part of a model's file name, or `models/SHA256`; `operator` part of an operator's name, or a
     workload hash; `share` as it was asked for (`cpu:1`); `device` part of a device key; `kind` is `trial` or
-    `validation`;
-    `job` a job's name. What is left empty lets everything pass. BadRequest for a share or a kind that there cannot be.
+    `validation`; `job` a job's name. What is left empty lets everything pass. BadRequest for a share or a kind that
+    there cannot be.
     """
 
     def __init__(self, rpc: RpcClient) -> None:
