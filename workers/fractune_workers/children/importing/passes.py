@@ -16,6 +16,8 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.layouts.plan import planned
+from fractune_workers.children.layouts.simplify import simplify
 from fractune_workers.children.tvm_api.error_line import first_line
 
 
@@ -36,7 +38,7 @@ class Operator:
 
 
 def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Legalize and fuse a Relax module until every operator is one TIR function. Raises BadModel.
+    """Plan the layouts of a Relax module, legalize and fuse it until every operator is one TIR function. Raises BadModel.
 
     The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants
     are folded.
@@ -47,6 +49,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             relax.transform.LegalizeOps(enable_warning=False),
+            relax.transform.RewriteDataflowReshape(),  # a view costs nothing, a fused copy does
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
@@ -56,7 +59,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            return passes(mod)
+            return passes(planned(simplify(mod), target))
     except Exception as error:
         raise BadModel(f"TVM cannot lower the model: {first_line(error)}") from error
 
