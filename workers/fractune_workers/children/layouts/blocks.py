@@ -17,8 +17,6 @@ from tvm import te
 TO_BLOCKS, FROM_BLOCKS = "to_blocks", "from_blocks"
 """the names of the operators that change a layout, by which they are counted"""
 
-_FLOAT_BITS = 32
-
 
 @dataclass(frozen=True)
 class Blocks:
@@ -53,11 +51,6 @@ class Blocks:
     def physical(self) -> tuple[int, ...]:
         """The shape in memory."""
         return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :], self.size)
-
-
-def vector_lanes(target: tvm.target.Target) -> int:
-    """How many float32 a vector register of a CPU has: 16 with AVX-512, 8 with AVX2, 4 with NEON."""
-    return int(tvm.get_global_func("target.llvm_get_vector_width")(target)) // _FLOAT_BITS
 
 
 def pack(array: npt.NDArray[Any], axis: int, size: int, fill: float = 0.0) -> npt.NDArray[Any]:

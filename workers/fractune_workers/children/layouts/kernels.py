@@ -5,9 +5,14 @@ In each the innermost spatial loop is a block of output channels: one vector of 
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm import te, topi
 
 CONV, DEPTHWISE, MATMUL = "conv2d_blocked", "depthwise_blocked", "matmul_blocked"
@@ -87,6 +92,49 @@ def depthwise_conv2d(data: te.Tensor, weight: te.Tensor, window: Window) -> te.T
 
     shape = (batch, blocks, *window.extents(height, width, (kernel[0], kernel[1])), size)
     return te.compute(shape, element, name=DEPTHWISE)
+
+
+def max_pool2d(data: te.Tensor, kernel: tuple[int, int], window: Window, extents: tuple[int, int]) -> te.Tensor:
+    """(N, C/b, H, W, b) -> (N, C/b, Y, X, b), of which `extents` are (Y, X): one expression, without a reduction.
+
+    TVM would put the loops of the window inside the one over a block's channels, and could use no vectors then.
+    """
+    lowest = tvm.tirx.min_value(data.dtype)
+
+    def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+        taps = (_tap(data, window, (n, k, *window.at(y, x, *step), lane), lowest) for step in np.ndindex(kernel))
+        return functools.reduce(te.max, taps)
+
+    return te.compute((*data.shape[:2], *extents, data.shape[4]), element, name="max_pool2d")
+
+
+def avg_pool2d(
+    data: te.Tensor, kernel: tuple[int, int], window: Window, extents: tuple[int, int], *, of_padding: bool
+) -> te.Tensor:
+    """As `max_pool2d`; the mean counts the padding's zeros when it is `of_padding`. Without dilation."""
+    zero = tvm.tirx.const(0, data.dtype)
+
+    def count(start: Any, step: int, extent: int) -> Any:
+        return te.min(start + step, extent) - te.max(start, 0)
+
+    def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+        taps = (_tap(data, window, (n, k, *window.at(y, x, *step), lane), zero) for step in np.ndindex(kernel))
+        total = functools.reduce(operator.add, taps)
+        if of_padding or not any(window.padding):
+            return total * tvm.tirx.const(1 / math.prod(kernel), data.dtype)
+        top, left = y * window.strides[0] - window.padding[0], x * window.strides[1] - window.padding[1]
+        counted = count(top, kernel[0], data.shape[2]) * count(left, kernel[1], data.shape[3])
+        return total / counted.astype(data.dtype)
+
+    return te.compute((*data.shape[:2], *extents, data.shape[4]), element, name="avg_pool2d")
+
+
+def _tap(data: te.Tensor, window: Window, index: tuple[Any, ...], outside: Any) -> Any:
+    """What the padded image has at `index`."""
+    n, k, y, x, lane = index
+    y, x = y - window.padding[0], x - window.padding[1]
+    inside = tvm.tirx.all(y >= 0, y < data.shape[2], x >= 0, x < data.shape[3])
+    return tvm.tirx.if_then_else(inside, data(n, k, y, x, lane), outside)
 
 
 def matmul(data: te.Tensor, weight: te.Tensor) -> te.Tensor:

@@ -8,6 +8,7 @@ removed at the end as dead code. So nothing has to be known about the rest of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,13 +28,15 @@ from fractune_workers.children.layouts.blocks import (
     from_blocks,
     pack,
     to_blocks,
-    vector_lanes,
 )
 from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
 _CHANNELS = 1
 """the axis of an image's channels: layouts are NCHW"""
 _FLOAT = "float32"
+_MOST_TAPS = 49
+"""of a pooling window that is written out"""
 _UNARY = frozenset(
     "abs ceil clip cos erf floor negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.relu6 nn.silu round sigmoid sign "
     "sin square tanh".split()
@@ -53,7 +56,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """The module with its layouts planned for the target; what it computes stays the same."""
     if target.kind.name != "llvm":
         return mod
-    planner = _Planner(mod.clone(), vector_lanes(target))
+    planner = _Planner(mod.clone(), vector_unit(target).lanes)
     for name, function in mod.functions.items():
         if isinstance(function, relax.Function):
             planner.builder_.update_func(name, planner.visit_expr(function))
@@ -293,22 +296,21 @@ def _image(planner: _Planner, call: Any) -> tuple[Any, str] | None:
     return known[0], f"NCHW{known[1].size}c"
 
 
-def _pool(planner: _Planner, call: Any, *, pool: Callable[..., Any]) -> _Made:
+def _pool(planner: _Planner, call: Any) -> _Made:
     image = _image(planner, call)
-    if image is None or str(call.attrs.out_layout) != "NCHW":
-        return None
     attrs = call.attrs
-    value = pool(
-        image[0],
-        pool_size=attrs.pool_size,
-        strides=attrs.strides,
-        padding=attrs.padding,
-        dilation=attrs.dilation,
-        ceil_mode=attrs.ceil_mode,
-        count_include_pad=attrs.count_include_pad,
-        layout=image[1],
-    )
-    return value, planner.blocks(shape_of(call), _CHANNELS)
+    kernel = tuple(int(extent) for extent in attrs.pool_size)
+    if image is None or str(attrs.out_layout) != "NCHW" or math.prod(kernel) > _MOST_TAPS:
+        return None
+    made = planner.blocks(shape_of(call), _CHANNELS)
+    options: dict[str, Any] = {"kernel": kernel, "window": _window(attrs), "extents": made.shape[2:]}
+    if call.op.name == "relax.nn.max_pool2d":
+        return planner.kernel(kernels.max_pool2d, image[0], name="max_pool2d", **options), made
+    # What a mean counts at the edges of such an image is a matter of its own.
+    if attrs.ceil_mode or options["window"].dilation != (1, 1):
+        return None
+    options["of_padding"] = bool(attrs.count_include_pad)
+    return planner.kernel(kernels.avg_pool2d, image[0], name="avg_pool2d", **options), made
 
 
 def _adaptive_pool(planner: _Planner, call: Any) -> _Made:
@@ -342,8 +344,8 @@ def _resize(planner: _Planner, call: Any) -> _Made:
 _RULES: dict[str, _Rule] = {
     "nn.conv2d": _conv2d,
     "matmul": _matmul,
-    "nn.max_pool2d": partial(_pool, pool=relax.op.nn.max_pool2d),
-    "nn.avg_pool2d": partial(_pool, pool=relax.op.nn.avg_pool2d),
+    "nn.max_pool2d": _pool,
+    "nn.avg_pool2d": _pool,
     "nn.adaptive_avg_pool2d": _adaptive_pool,
     "image.resize2d": _resize,
     "concat": _concat,
