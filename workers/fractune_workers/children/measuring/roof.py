@@ -1,0 +1,109 @@
+"""The roof of a CPU share: the most arithmetic and the most memory traffic that its cores give.
+
+Two kernels, each on all cores of the share at once, and of several runs the fastest: what slows a run down is no
+limit of the share.
+
+- `fma`: chains of fused multiply-adds in registers, enough of them to hide the latency of one. A chain needs its last
+  value for the next, so no compiler can leave steps out.
+- `triad`: STREAM's triad (McCalpin, 1995) in place, `y = a x + y`, so that what is counted is what moves: a store to
+  another array would first read the line that it overwrites.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.script import tirx as T
+
+from fractune_core.roofs import Roof
+from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
+from fractune_workers.children.tvm_api.processor import Processor
+from fractune_workers.children.tvm_api.target import last_cache_bytes
+
+_CHAINS = 12
+"""two units of a latency of 4 cycles need 8; more than 14 would not fit into the 16 registers of AVX2"""
+_STEPS = 1 << 18
+"""of each chain: 1 to 3 ms"""
+_FMA_RUNS = 12
+_STREAM_BYTES = 96 << 20
+"""both arrays together: more than the part of a last-level cache that a share of a large processor may count on"""
+_TRIAD_RUNS = 4
+_FLOAT32_BYTES = 4
+
+
+def cpu_roof(target: Any, processor: Processor) -> Roof:
+    """The roof of the cores that this process is confined to. It takes 0.3 to 0.5 s, half of it to compile."""
+    cores = len(os.sched_getaffinity(0))
+    lanes = _lanes(target)
+    length = _STREAM_BYTES // (2 * _FLOAT32_BYTES * cores * lanes)
+    kernels = load_objects([build_object(_kernels(cores, lanes, length), target)])
+    chains = map(processor.tensor, (_halves(lanes), _halves(cores, _CHAINS, lanes)))
+    fma_s = _fastest(partial(kernels["fma"], *chains), _FMA_RUNS)
+    halves = _halves(cores, length, lanes)
+    arrays = map(processor.tensor, (halves, halves))
+    triad_s = _fastest(partial(kernels["triad"], *arrays), _TRIAD_RUNS)
+    return Roof(
+        gflops=2 * cores * _CHAINS * lanes * _STEPS / fma_s / 1e9,
+        gb_per_s=3 * cores * length * lanes * _FLOAT32_BYTES / triad_s / 1e9,
+        cache_bytes=last_cache_bytes() or _STREAM_BYTES,
+    )
+
+
+def _fastest(run: Callable[[], object], runs: int) -> float:
+    """Seconds of the fastest run; the first one, which warms up, does not count."""
+    run()
+    return min(_seconds(run) for _ in range(runs))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _halves(*shape: int) -> Any:
+    """Chains of `x = x / 2 + 1 / 2` do not grow or shrink by it, and no number becomes denormal."""
+    return np.full(shape, 0.5, np.float32)
+
+
+def _lanes(target: Any) -> int:
+    """Float32 numbers in a vector register of the target."""
+    return int(tvm.get_global_func("target.llvm_get_vector_width")(target)) // (8 * _FLOAT32_BYTES)
+
+
+def _kernels(cores: int, lanes: int, length: int) -> tvm.IRModule:
+    @T.prim_func
+    def fma(factor_handle: T.handle, chains_handle: T.handle) -> None:
+        T.func_attr({"global_symbol": "fma", "tirx.noalias": True})
+        factor = T.match_buffer(factor_handle, (lanes,), "float32")
+        chains = T.match_buffer(chains_handle, (cores, _CHAINS, lanes), "float32")
+        for core in T.parallel(cores):
+            registers = T.alloc_buffer((_CHAINS, lanes), "float32", scope="local")
+            for chain in T.unroll(_CHAINS):
+                for lane in T.vectorized(lanes):
+                    registers[chain, lane] = chains[core, chain, lane]
+            for _ in T.serial(_STEPS):
+                for chain in T.unroll(_CHAINS):
+                    for lane in T.vectorized(lanes):
+                        registers[chain, lane] = registers[chain, lane] * factor[lane] + factor[lane]
+            for chain in T.unroll(_CHAINS):
+                for lane in T.vectorized(lanes):
+                    chains[core, chain, lane] = registers[chain, lane]
+
+    @T.prim_func
+    def triad(x_handle: T.handle, y_handle: T.handle) -> None:
+        T.func_attr({"global_symbol": "triad", "tirx.noalias": True})
+        x = T.match_buffer(x_handle, (cores, length, lanes), "float32")
+        y = T.match_buffer(y_handle, (cores, length, lanes), "float32")
+        for core in T.parallel(cores):
+            for place in T.serial(length):
+                for lane in T.vectorized(lanes):
+                    y[core, place, lane] = x[core, place, lane] * T.float32(0.5) + y[core, place, lane]
+
+    return tvm.IRModule({"fma": fma, "triad": triad})
