@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm.script import tirx as T
+from tvm.script import tirx
 
 from fractune_core.roofs import Roof
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
@@ -42,7 +42,8 @@ def cpu_roof(target: Any, processor: Processor) -> Roof:
     cores = len(os.sched_getaffinity(0))
     lanes = _lanes(target)
     length = _STREAM_BYTES // (2 * _FLOAT32_BYTES * cores * lanes)
-    kernels = load_objects([build_object(_kernels(cores, lanes, length), target)])
+    module = tvm.IRModule({"fma": _fma(cores, lanes), "triad": _triad(cores, length, lanes)})
+    kernels = load_objects([build_object(module, target)])
     chains = map(processor.tensor, (_halves(lanes), _halves(cores, _CHAINS, lanes)))
     fma_s = _fastest(partial(kernels["fma"], *chains), _FMA_RUNS)
     halves = _halves(cores, length, lanes)
@@ -77,33 +78,37 @@ def _lanes(target: Any) -> int:
     return int(tvm.get_global_func("target.llvm_get_vector_width")(target)) // (8 * _FLOAT32_BYTES)
 
 
-def _kernels(cores: int, lanes: int, length: int) -> tvm.IRModule:
-    @T.prim_func
-    def fma(factor_handle: T.handle, chains_handle: T.handle) -> None:
-        T.func_attr({"global_symbol": "fma", "tirx.noalias": True})
-        factor = T.match_buffer(factor_handle, (lanes,), "float32")
-        chains = T.match_buffer(chains_handle, (cores, _CHAINS, lanes), "float32")
-        for core in T.parallel(cores):
-            registers = T.alloc_buffer((_CHAINS, lanes), "float32", scope="local")
-            for chain in T.unroll(_CHAINS):
-                for lane in T.vectorized(lanes):
+def _fma(cores: int, lanes: int) -> Any:
+    @tirx.prim_func
+    def fma(factor_handle: tirx.handle, chains_handle: tirx.handle) -> None:
+        tirx.func_attr({"global_symbol": "fma", "tirx.noalias": True})
+        factor = tirx.match_buffer(factor_handle, (lanes,), "float32")
+        chains = tirx.match_buffer(chains_handle, (cores, _CHAINS, lanes), "float32")
+        for core in tirx.parallel(cores):
+            registers = tirx.alloc_buffer((_CHAINS, lanes), "float32", scope="local")
+            for chain in tirx.unroll(_CHAINS):
+                for lane in tirx.vectorized(lanes):
                     registers[chain, lane] = chains[core, chain, lane]
-            for _ in T.serial(_STEPS):
-                for chain in T.unroll(_CHAINS):
-                    for lane in T.vectorized(lanes):
+            for _ in tirx.serial(_STEPS):
+                for chain in tirx.unroll(_CHAINS):
+                    for lane in tirx.vectorized(lanes):
                         registers[chain, lane] = registers[chain, lane] * factor[lane] + factor[lane]
-            for chain in T.unroll(_CHAINS):
-                for lane in T.vectorized(lanes):
+            for chain in tirx.unroll(_CHAINS):
+                for lane in tirx.vectorized(lanes):
                     chains[core, chain, lane] = registers[chain, lane]
 
-    @T.prim_func
-    def triad(x_handle: T.handle, y_handle: T.handle) -> None:
-        T.func_attr({"global_symbol": "triad", "tirx.noalias": True})
-        x = T.match_buffer(x_handle, (cores, length, lanes), "float32")
-        y = T.match_buffer(y_handle, (cores, length, lanes), "float32")
-        for core in T.parallel(cores):
-            for place in T.serial(length):
-                for lane in T.vectorized(lanes):
-                    y[core, place, lane] = x[core, place, lane] * T.float32(0.5) + y[core, place, lane]
+    return fma
 
-    return tvm.IRModule({"fma": fma, "triad": triad})
+
+def _triad(cores: int, length: int, lanes: int) -> Any:
+    @tirx.prim_func
+    def triad(x_handle: tirx.handle, y_handle: tirx.handle) -> None:
+        tirx.func_attr({"global_symbol": "triad", "tirx.noalias": True})
+        x = tirx.match_buffer(x_handle, (cores, length, lanes), "float32")
+        y = tirx.match_buffer(y_handle, (cores, length, lanes), "float32")
+        for core in tirx.parallel(cores):
+            for place in tirx.serial(length):
+                for lane in tirx.vectorized(lanes):
+                    y[core, place, lane] = x[core, place, lane] * tirx.float32(0.5) + y[core, place, lane]
+
+    return triad
