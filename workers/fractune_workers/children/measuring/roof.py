@@ -41,7 +41,7 @@ _FLOAT32_BYTES = 4
 
 
 def cpu_roof(target: Any, processor: Processor) -> Roof:
-    """The roof of the cores that this process is confined to. It takes 0.3 to 0.5 s, half of it to compile."""
+    """The roof of the cores that this process is confined to. It takes about half a second."""
     cores = len(os.sched_getaffinity(0))
     lanes = _lanes(target)
     steps, length = _STEPS * math.ceil(cores / 4), _SLICE_BYTES // (_FLOAT32_BYTES * lanes)
