@@ -18,6 +18,8 @@ class Progress:
     """candidates measured at every share"""
     by_share: dict[str, int] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
+    saved: int = 0
+    """candidates that were not searched for, because the operators are near their roof"""
 
 
 @dataclass
