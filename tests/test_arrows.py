@@ -156,8 +156,11 @@ ROOMS = {
         "google.protobuf",
         lazily=("torch",),
     ),
-    "fractune_workers.children.layouts": child_room(),
-    "fractune_workers.children.searching": child_room("fractune_workers.children.tvm_api"),
+    "fractune_workers.children.layouts": child_room("fractune_workers.children.tvm_api"),
+    "fractune_workers.children.searching": child_room(
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+    ),
     "fractune_workers.children.building": child_room("fractune_workers.children.tvm_api", "fractune_workers.cuda"),
     "fractune_workers.children.compiling": child_room(
         "fractune_workers.children.building",

@@ -329,7 +329,7 @@ def _resize(planner: _Planner, call: Any) -> _Made:
     value = relax.op.image.resize2d(
         image[0],
         call.args[1],
-        roi=attrs.roi,
+        roi=[float(edge) for edge in attrs.roi],
         layout=image[1],
         method=attrs.method,
         coordinate_transformation_mode=attrs.coordinate_transformation_mode,
