@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from fractune_core import __version__
 from fractune_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.targets import capability, runs_on
+from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.compiling.variants import compile_variant
 from fractune_workers.children.importing.model_file import load_model
-from fractune_workers.children.importing.passes import extract, prepare
+from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.importing.signature import describe_main, onnx_names
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
@@ -36,6 +39,23 @@ _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds what came of it"""
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    module: Any
+    operators: list[Operator]
+
+
+@lru_cache(maxsize=1)
+def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
+    """The model read last: what was just ingested is compiled soon.
+
+    A path stands for one content; `inputs` is JSON, `identity` the key of a target.
+    """
+    target = parse_target(identity, _ANY_CORES)
+    module = prepare(load_model(Path(path), json.loads(inputs)), target)
+    return _Prepared(module, extract(module, target))
+
+
 def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> dict[str, Any]:
     """The operators of the model file at `path` for `target`, whose code is to run on an `isa`.
 
@@ -43,8 +63,7 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
     """
     parsed = parse_target(target, _ANY_CORES)
     _check_runs(target, parsed, isa)
-    module = load_model(Path(path), inputs)
-    operators = extract(prepare(module, parsed), parsed)
+    prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
     return {
         "target": str(parsed),
         "target_key": target_key(parsed),
@@ -58,7 +77,7 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
                 "flops": 0.0 if operator.narrow else operator.flops,
                 "io_bytes": operator.io_bytes,
             }
-            for operator in operators
+            for operator in prepared.operators
         ],
     }
 
@@ -92,20 +111,20 @@ def compile_bundle(
     """Compile the model once for each variant (`name`, `traces` by workload hash) and write the bundle to `out`."""
     parsed = parse_target(target, _ANY_CORES)
     load_intrinsics(parsed)
-    module = prepare(load_model(Path(path), inputs), parsed)
-    workloads = {op.workload_hash: read_workload(op.workload_json) for op in extract(module, parsed)}
+    prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
+    workloads = {op.workload_hash: read_workload(op.workload_json) for op in prepared.operators}
     for workload in workloads.values():
         prepare_tensor_cores(workload, parsed)
-    lifted, weights = lift_weights(module)
+    lifted, weights = lift_weights(prepared.module)
     packed, layout = pack_weights(weights)
     entries: dict[str, bytes] = {
         RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
         WEIGHTS: packed,
     }
+    schedules = [_known(workloads, variant["traces"]) for variant in variants]
+    compiled = side_by_side([partial(compile_variant, lifted, parsed, traces) for traces in schedules])
     described = []
-    for index, variant in enumerate(variants):
-        traces = variant["traces"]
-        objects = compile_variant(lifted, parsed, _known(workloads, traces))
+    for index, (variant, objects) in enumerate(zip(variants, compiled, strict=True)):
         entries.update({object_entry(index, name): code for name, code in objects.items()})
         described.append({"name": variant["name"], "objects": sorted(objects)})
     whole = {

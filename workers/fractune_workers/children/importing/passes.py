@@ -19,6 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from fractune_core.errors import BadModel
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.layouts.simplify import simplify
+from fractune_workers.children.layouts.transcendental import LEGALIZATIONS
 from fractune_workers.children.tvm_api.error_line import first_line
 
 _FLOAT32_BYTES = 4
@@ -55,7 +56,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
             # Sorting, prefix sums and sampling have no other way into TIR; for a GPU these become kernels of TVM's own.
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(enable_warning=False),
+            relax.transform.LegalizeOps(LEGALIZATIONS if target.kind.name == "llvm" else None, enable_warning=False),
             relax.transform.RewriteDataflowReshape(),  # a view costs nothing, a fused copy does
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),

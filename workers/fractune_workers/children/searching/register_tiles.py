@@ -64,7 +64,9 @@ def _tiles(extents: Extents, registers: int) -> Iterator[tuple[int, int, int]]:
     for blocks in _divisors(extents.blocks, _MOST_BLOCKS):
         for rows in _divisors(extents.rows, _MOST_PIXELS):
             for columns in _divisors(extents.columns, _MOST_PIXELS):
-                if blocks * rows * columns + blocks + 1 <= registers:
+                # Weights that serve one pixel are read from memory as they are multiplied.
+                weights = blocks if rows * columns > 1 else 0
+                if blocks * rows * columns + weights + 1 <= registers:
                     yield blocks, rows, columns
 
 

@@ -19,6 +19,7 @@ from tvm.script import tirx as T  # noqa: N812
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import extract, is_scheduled, prepare, workload_hash
 from fractune_workers.children.tvm_api.target import default_target, parse_target
+from fractune_workers.children.tvm_api.vector_unit import vector_unit
 from fractune_workers.children.tvm_api.weights import lift_weights
 
 TARGET = default_target(1)
@@ -82,10 +83,10 @@ def test_constants_inside_an_operator_tell_it_apart() -> None:
 
 
 def test_the_workload_is_metaschedules_own() -> None:
-    operator = extract(prepare(layers([16, 32]), TARGET), TARGET)[0]
+    operator = extract(prepare(layers([3, 4]), TARGET), TARGET)[0]
     workload = ms.database.Workload.from_json(json.loads(operator.workload_json))
     assert workload_hash(workload.mod) == operator.workload_hash
-    assert operator.flops >= 2 * 16 * 32
+    assert operator.flops >= 2 * 3 * 4
     assert operator.io_bytes == 4 * (16 + 16 * 32 + 32)
     assert not operator.narrow
 
@@ -151,9 +152,11 @@ def test_a_model_without_operators_has_nothing_to_tune() -> None:
 
 
 def test_lifted_weights_give_the_same_output() -> None:
-    prepared = prepare(layers([16, 32, 8]), TARGET)
+    """Of these two, the first is large enough to be packed in blocks."""
+    prepared = prepare(layers([16, 64, 4]), TARGET)
     lifted, weights = lift_weights(prepared)
-    assert [list(weight.shape) for weight in weights] == [[16, 32], [32, 8]]
+    lanes = vector_unit(TARGET).lanes
+    assert [list(weight.shape) for weight in weights] == [[64 // lanes, 16, lanes], [64, 4]]
     assert [param.name for param in lifted["main"].params] == ["x", "weight0", "weight1"]
     x = tvm.runtime.tensor(np.random.default_rng(1).standard_normal((1, 16), np.float32))
     before = relax.VirtualMachine(tvm.relax.build(prepared, TARGET), tvm.cpu())["main"](x)
@@ -163,6 +166,6 @@ def test_lifted_weights_give_the_same_output() -> None:
 
 
 def test_lifting_changes_no_operator() -> None:
-    prepared = prepare(layers([16, 32, 8]), TARGET)
+    prepared = prepare(layers([16, 32, 4]), TARGET)
     lifted, _ = lift_weights(prepared)
     assert extract(lifted, TARGET) == extract(prepared, TARGET)

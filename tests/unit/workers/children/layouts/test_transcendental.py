@@ -1,0 +1,45 @@
+"""Transcendental functions by polynomials: how far they are from NumPy's, and that their code calls no library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from fractune_workers.children.importing.passes import prepare
+from tests.unit.workers.children.layouts.networks import network
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+X = np.linspace(-9, 9, 8192, dtype="float32")
+erf = np.vectorize(math.erf)
+op = relax.op
+
+
+def softmax(x: Any) -> Any:
+    powers = np.exp(x - x.max())
+    return powers / powers.sum()
+
+
+@pytest.mark.parametrize(
+    ("compute", "reference"),
+    [
+        pytest.param(op.exp, np.exp, id="exp"),
+        pytest.param(op.tanh, np.tanh, id="tanh"),
+        pytest.param(op.erf, erf, id="erf"),
+        pytest.param(op.sigmoid, lambda x: 1 / (1 + np.exp(-x)), id="sigmoid"),
+        pytest.param(op.nn.silu, lambda x: x / (1 + np.exp(-x)), id="silu"),
+        pytest.param(op.nn.gelu, lambda x: x * (1 + erf(x / 2**0.5)) / 2, id="gelu"),
+        pytest.param(op.nn.softmax, softmax, id="softmax"),
+    ],
+)
+def test_they_are_close(compute: Callable[..., Any], reference: Callable[..., Any]) -> None:
+    mod = prepare(network([X.shape], lambda net, x: net.emit(compute(x))), TARGET)
+    library = relax.build(mod, TARGET)
+    result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(X)).numpy()
+    expected = reference(X.astype("float64"))
+    assert np.abs(result - expected).max() < 1e-6 * max(1.0, np.abs(expected).max())

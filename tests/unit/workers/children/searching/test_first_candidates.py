@@ -1,0 +1,93 @@
+"""First candidates: valid schedules that compute the same, the register tile in place, the same for every seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from fractune_workers.children.importing.passes import Operator, extract, prepare
+from fractune_workers.children.searching.first_candidates import MOST, first_candidates
+from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.tvm_api.traces import args_of, read_workload
+from fractune_workers.children.tvm_api.vector_unit import vector_unit
+from tests.unit.workers.children.layouts.networks import Network, network
+
+# TVM's own builder calls what TVM has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "num-cores": 2})
+op = relax.op
+
+
+def conv(net: Network, x: Any) -> Any:
+    return net.emit(op.nn.relu(net.emit(op.add(net.conv(x, 16, padding=1), net.weight(1, 16, 1, 1)))))
+
+
+def depthwise(net: Network, x: Any) -> Any:
+    return net.conv(x, 8, groups=8, padding=1)
+
+
+def product(net: Network, x: Any) -> Any:
+    return net.emit(op.matmul(net.emit(op.reshape(x, [72, 8])), net.weight(8, 16)))
+
+
+def softmax(net: Network, x: Any) -> Any:
+    return net.emit(op.nn.softmax(x, 3))
+
+
+def operator(body: Callable[..., Any], kind: str) -> Operator:
+    mod = network([(1, 8, 6, 12)], body)
+    return next(found for found in extract(prepare(mod, TARGET), TARGET) if kind in found.name)
+
+
+def run(mod: Any, args: list[Any]) -> Any:
+    tensors = [tvm.runtime.tensor(each) for each in args]
+    tvm.compile(mod, TARGET)["main"](*tensors)
+    return tensors[-1].numpy()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "count"),
+    [
+        pytest.param(conv, "conv2d", MOST, id="convolution"),
+        pytest.param(depthwise, "conv2d", MOST, id="depthwise"),
+        pytest.param(product, "matmul", MOST, id="product"),
+        pytest.param(softmax, "softmax", 1, id="anything else"),
+    ],
+)
+def test_they_compute_what_the_operator_does(body: Callable[..., Any], kind: str, count: int) -> None:
+    workload = read_workload(operator(body, kind).workload_json)
+    search = OperatorSearch(workload, TARGET, seed=1, threads=1)
+    found = list(first_candidates(workload, search.spaces, search.postprocs, vector_unit(TARGET)))
+    assert 1 <= len(found) <= count
+    assert len(found) > 1 or count == 1
+    rng = np.random.default_rng(0)
+    args = [rng.random(shape, dtype) for _, dtype, shape in args_of(workload)]
+    expected = run(workload.mod, args)
+    for sch in (found[0], found[-1]):
+        np.testing.assert_allclose(run(sch.mod, args), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_search_begins_with_them_whatever_its_seed() -> None:
+    workload = read_workload(operator(conv, "conv2d").workload_json)
+
+    def proposed(seed: int) -> list[str]:
+        search = OperatorSearch(workload, TARGET, seed=seed, threads=1)
+        return [item["trace"] for item in search.propose(4, lambda trace: trace)]
+
+    assert proposed(1) == proposed(2)
+    assert len(set(proposed(1))) == 4
+
+
+def test_what_the_log_knows_is_not_tried_again() -> None:
+    workload = read_workload(operator(conv, "conv2d").workload_json)
+    before = OperatorSearch(workload, TARGET, seed=1, threads=1).propose(2, lambda trace: trace)
+    search = OperatorSearch(workload, TARGET, seed=1, threads=1)
+    search.warm([(item["trace"], 1e-3) for item in before])
+    after = search.propose(4, lambda trace: trace)
+    assert not {item["trace"] for item in before} & {item["trace"] for item in after}

@@ -1,0 +1,63 @@
+"""Register tiles: they divide the loops, fit into the registers, and the likeliest come first."""
+
+from __future__ import annotations
+
+from math import prod
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fractune_workers.children.searching.register_tiles import Extents, Tiling, tilings
+
+AVX2, AVX512 = 16, 32
+VECTOR_BYTES = 32
+
+extents = st.builds(
+    Extents,
+    blocks=st.integers(1, 64),
+    rows=st.integers(1, 64),
+    columns=st.integers(1, 64),
+    reduction=st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple),
+    block_bytes=st.sampled_from([16, 32, 64]),
+)
+
+
+@given(extents, st.sampled_from([AVX2, AVX512]))
+def test_every_tiling_divides_its_loops_and_fits_the_registers(given_extents: Extents, registers: int) -> None:
+    found = tilings(given_extents, registers)
+    assert found
+    loops = (given_extents.blocks, given_extents.rows, given_extents.columns)
+    for tiling in found:
+        inner = [part * around for part, around in zip(tiling.registers, tiling.around, strict=True)]
+        assert all(extent % part == 0 for extent, part in zip(loops, inner, strict=True))
+        assert len(tiling.reduction) == len(given_extents.reduction)
+        chunk = zip(given_extents.reduction, tiling.reduction, strict=True)
+        assert all(extent % part == 0 for extent, part in chunk)
+        assert prod(tiling.registers) < registers
+
+
+def first(given_extents: Extents, registers: int) -> Tiling:
+    return tilings(given_extents, registers)[0]
+
+
+def test_a_row_of_thirteen_is_one_tile() -> None:
+    """13 is prime: either one accumulator at a time, or the whole row."""
+    tile = first(Extents(16, 13, 13, (8, 3, 3, 8), VECTOR_BYTES), AVX2).registers
+    assert sorted(tile) == [1, 1, 13]
+
+
+def test_enough_accumulators_hide_the_latency() -> None:
+    for registers in (AVX2, AVX512):
+        for size in (7, 14, 28, 56):
+            tile = first(Extents(8, size, size, (4, 3, 3, 8), VECTOR_BYTES), registers).registers
+            assert 6 <= prod(tile) <= 0.8 * registers
+
+
+def test_where_no_row_can_be_tiled_blocks_are() -> None:
+    tile = first(Extents(64, 1, 1, (512,), VECTOR_BYTES), AVX2).registers
+    assert tile == (8, 1, 1)
+
+
+def test_a_reduction_of_one_loop_is_cut_into_chunks() -> None:
+    chunks = {tiling.reduction for tiling in tilings(Extents(4, 1, 6, (512,), VECTOR_BYTES), AVX2)}
+    assert chunks == {(16,), (64,)}

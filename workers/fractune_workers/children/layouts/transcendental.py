@@ -1,0 +1,47 @@
+"""Transcendental functions as polynomials, for CPUs.
+
+LLVM calls the C library once for each element of an exponential, which a kernel over vectors waits for. TVM has
+rational approximations (those of Eigen and Cephes, as `topi.fast_*`) that are vector code; of float32 they err by some
+units in the last place. Other types are computed as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import te, topi
+
+_ROOT_HALF = 0.5**0.5
+
+
+def _sigmoid(x: te.Tensor) -> te.Tensor:
+    return topi.add(topi.multiply(topi.fast_tanh(topi.multiply(x, 0.5)), 0.5), 0.5)
+
+
+def _silu(x: te.Tensor) -> te.Tensor:
+    return topi.multiply(x, _sigmoid(x))
+
+
+def _gelu(x: te.Tensor) -> te.Tensor:
+    return topi.multiply(topi.multiply(x, 0.5), topi.add(topi.fast_erf(topi.multiply(x, _ROOT_HALF)), 1.0))
+
+
+def _by(compute: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:
+    return lambda builder, call: builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+
+
+def _softmax(builder: Any, call: Any) -> Any:
+    return builder.call_te(topi.nn.fast_softmax, call.args[0], call.attrs.axis, primfunc_name_hint="softmax")
+
+
+LEGALIZATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "relax.erf": _by(topi.fast_erf, "erf"),
+    "relax.exp": _by(topi.fast_exp, "exp"),
+    "relax.nn.gelu": _by(_gelu, "gelu"),
+    "relax.nn.silu": _by(_silu, "silu"),
+    "relax.nn.softmax": _softmax,
+    "relax.sigmoid": _by(_sigmoid, "sigmoid"),
+    "relax.tanh": _by(topi.fast_tanh, "tanh"),
+}
+"""for `relax.transform.LegalizeOps`"""
