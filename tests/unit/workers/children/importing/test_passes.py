@@ -87,7 +87,7 @@ def test_the_workload_is_metaschedules_own() -> None:
     workload = ms.database.Workload.from_json(json.loads(operator.workload_json))
     assert workload_hash(workload.mod) == operator.workload_hash
     assert operator.flops >= 2 * 3 * 4
-    assert operator.io_bytes == 4 * (16 + 16 * 32 + 32)
+    assert operator.io_bytes == 4 * (3 + 3 * 4 + 4)
     assert not operator.narrow
 
 
