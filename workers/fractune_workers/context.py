@@ -14,6 +14,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import add_blob, get_blob, open_signed, sign
+from fractune_core.errors import FractuneError
 from fractune_core.messages import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
@@ -53,6 +54,11 @@ class WorkerContext:
         """Within the block `child` may compute on this worker's cores; it is stopped while a measurement needs them."""
         with self.core_locks.working(self.cores) as hold, child.preemptible_by(hold):
             yield
+
+    def load(self, child: Child) -> None:
+        """Have `child` load what it works with, TVM above all; when it cannot, the first work will say why."""
+        with contextlib.suppress(FractuneError), self.computing(child):
+            child.ensure()
 
     def transaction(self, work: Work) -> ResultTransaction:
         return ResultTransaction(self, work["work_id"])
