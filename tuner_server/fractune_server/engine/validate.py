@@ -48,7 +48,7 @@ class ValidatePhase:
         self._rounds.end(job, live)
 
     def _begin(self, job: ActiveJob) -> None:
-        """Leave out what cannot matter to the model; where nothing was searched, all that the log knows is asked for."""
+        """Leave out what cannot matter to the model; a rerank is asked for all that the log knows."""
         if job.stored.spec.rerank:
             self._check_known(job)
             return
@@ -91,9 +91,7 @@ class ValidatePhase:
         job.validated.add(operator.workload_hash)
         _copy_times(job, operator, earlier)
 
-    def _best(
-        self, job: ActiveJob, workload_hash: str, earlier: list[TuningRecord]
-    ) -> dict[str, list[TuningRecord]]:
+    def _best(self, job: ActiveJob, workload_hash: str, earlier: list[TuningRecord]) -> dict[str, list[TuningRecord]]:
         """The fastest trials by share key, as many as finalists are taken from."""
         refused = {record.candidate_id for record in earlier if record.status is not Status.OK}
         rerank = job.stored.spec.rerank

@@ -86,9 +86,7 @@ def worth_validating(outlooks: Mapping[str, Outlook]) -> set[str]:
     return worth
 
 
-def outlook(
-    weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningRecord], share: str
-) -> Outlook:
+def outlook(weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningRecord], share: str) -> Outlook:
     """Of an operator that occurs `weight` times: by its fastest trials at a share (key) and its earlier validations."""
     held = [record for record in earlier if record.granted.key == share]
     known = {record.candidate_id for record in held}
