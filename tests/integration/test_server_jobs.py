@@ -62,6 +62,9 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client)
     assert job.progress.trials_planned == 48
     assert dict(job.progress.trials_done) == {"cpu:1": 48, "cpu:2": 48}
     assert job.progress.trials_per_s > 0
+    phases_s = job.progress.phases_s
+    assert set(phases_s) == {"queued", "ingesting", "tuning", "validating", "compiling", "timing"}
+    assert sum(phases_s.values()) == pytest.approx(job.result.wall_s)
     assert [op.weight for op in job.operators] == [4, 2, 1]
     assert sum(op.trials for op in job.operators) == 48
     for operator in job.operators:

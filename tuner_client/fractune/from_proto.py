@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from fractune.jobs import JobStatus, OfferedShare, OperatorMatch, OperatorRecords, OperatorStatus, ShareResult, Worker
 from fractune_core.convert import (
@@ -13,6 +14,7 @@ from fractune_core.convert import (
     shapes_from_proto,
     state_from_proto,
 )
+from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 
 
@@ -37,12 +39,19 @@ def job_status(job: pb.Job) -> JobStatus:
         failures=dict(progress.failures),
         trials_per_s=progress.trials_per_s,
         elapsed_s=progress.elapsed_s,
+        phases_s=phases_in_order(progress.phases_s),
+        busy_s=dict(sorted(progress.busy_s.items())),
         operators=tuple(map(operator_status, job.operators)),
         results=tuple(map(share_result, job.result.shares)),
         wall_s=job.result.wall_s,
         bundle=job.result.bundle,
         revision=job.revision,
     )
+
+
+def phases_in_order(phases_s: Mapping[str, float]) -> dict[str, float]:
+    """In the order in which a job goes through them; a map of the contract has none."""
+    return {state.value: phases_s[state.value] for state in JobState if state.value in phases_s}
 
 
 def operator_status(operator: pb.Operator) -> OperatorStatus:

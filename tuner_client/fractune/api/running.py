@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from fractune.api.following import follow, submit
@@ -31,8 +33,11 @@ def finished_job(
 
     `spec.model` is filled in here. Raises what ended the job; whatever stops the caller cancels it.
     """
+    began = time.perf_counter()
     with tuning_session(state, server, spec.shares) as (client, start_search):
-        yield client, _run(client, model, spec, view, start_search)
+        starting = {} if server is not None else {"starting": time.perf_counter() - began}
+        ended = _run(client, model, spec, view, start_search)
+        yield client, replace(ended, phases_s={**starting, **ended.phases_s})
 
 
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:

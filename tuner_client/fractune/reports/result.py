@@ -8,7 +8,7 @@ from fractune.jobs import JobStatus, OperatorStatus, ShareResult
 from fractune.reports.cross_table import model_table
 from fractune.reports.rendering import Column, Table
 from fractune.reports.tables import cross_text
-from fractune.reports.text import counts_text, ratio_text, span_text, table_console, time_text
+from fractune.reports.text import counts_text, ratio_text, span_text, spent_text, table_console, time_text
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.shares import units_text
@@ -35,6 +35,8 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
         "wall_s": job.wall_s,
         "trials": {share: job.trials_done.get(share, 0) for share in job.shares},
         "trials_per_s": job.trials_per_s,
+        "phases_s": dict(job.phases_s),
+        "busy_s": dict(job.busy_s),
         "failures": dict(job.failures),
         "shares": [
             {
@@ -60,6 +62,9 @@ def print_result(job: JobStatus, bundle: str) -> None:
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
     print(f"new trials: {done}; failed: {counts_text(dict(job.failures))}")
     print(f"took {span_text(job.wall_s)}, {job.trials_per_s:.1f} trials/s while searching")
+    for title, spent_s in (("by phase", job.phases_s), ("by what workers did, side by side", job.busy_s)):
+        if spent_s:
+            print(f"  {title}: {spent_text(spent_s)}")
     print(f"bundle: {bundle}")
 
 

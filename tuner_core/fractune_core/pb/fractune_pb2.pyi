@@ -384,12 +384,54 @@ class Progress(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PhasesSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class BusySEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TRIALS_PLANNED_FIELD_NUMBER: _builtins.int
     TRIALS_DONE_FIELD_NUMBER: _builtins.int
     CANDIDATES_DONE_FIELD_NUMBER: _builtins.int
     FAILURES_FIELD_NUMBER: _builtins.int
     TRIALS_PER_S_FIELD_NUMBER: _builtins.int
     ELAPSED_S_FIELD_NUMBER: _builtins.int
+    PHASES_S_FIELD_NUMBER: _builtins.int
+    BUSY_S_FIELD_NUMBER: _builtins.int
     trials_planned: _builtins.int
     """New candidates this job will measure, as planned now."""
     candidates_done: _builtins.int
@@ -406,6 +448,16 @@ class Progress(_message.Message):
     def failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Failed measurements by status."""
 
+    @_builtins.property
+    def phases_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Those seconds by the job's states, in lower case: "queued", "ingesting", "tuning", ..."""
+
+    @_builtins.property
+    def busy_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds that workers worked for the job, without waits for cores, by what they did: "ingest", "search", "build",
+        "measure", "compile", "time_model". Workers work side by side: their sum is no time of day.
+        """
+
     def __init__(
         self,
         *,
@@ -415,10 +467,12 @@ class Progress(_message.Message):
         failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         trials_per_s: _builtins.float = ...,
         elapsed_s: _builtins.float = ...,
+        phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        busy_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates_done", b"candidates_done", "elapsed_s", b"elapsed_s", "failures", b"failures", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

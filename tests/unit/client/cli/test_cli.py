@@ -71,10 +71,13 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     assert {event["event"] for event in events} == {"job", "operator", "progress", "result"}
     result = events[-1]
     assert list(result) == [
-        *("event", "job", "wall_s", "trials", "trials_per_s", "failures", "shares", "operators", "bundle"),
+        *("event", "job", "wall_s", "trials", "trials_per_s", "phases_s", "busy_s"),
+        *("failures", "shares", "operators", "bundle"),
     ]
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
     assert result["failures"] == {"run_timeout": 1}
+    assert list(result["phases_s"].items()) == [("ingesting", 1.0), ("tuning", 8.25), ("compiling", 3.0)]
+    assert result["busy_s"] == {"build": 6.5, "measure": 0.01}
     assert result["shares"][0] == {
         "share": "cpu:1",
         "granted": granted().to_json(),
@@ -94,6 +97,8 @@ def test_plain_lines_tell_states_notes_and_the_closing_tables(
     assert "jobs/j1: queued" in said
     assert "jobs/j1: tuning, 2/8 trials, 2.0 trials/s, 3 s left, failed: run_timeout 1" in said
     assert said.count("note: waiting for a worker: role build") == 1
+    assert "  by phase: ingesting 1.0 s, tuning 8.2 s, compiling 3.0 s\n" in said
+    assert "  by what workers did, side by side: build 6.5 s\n" in said
     assert "2.00x" in said
     assert "3.00x" in said
     assert "tuned at x run at" in said

@@ -61,7 +61,7 @@ def test_search_and_builds_stay_off_the_measured_cores_unless_a_measurement_stop
     shares: str, cores: int, rest: list[int]
 ) -> None:
     available = list(range(cores))
-    measurers = plan_measurers(parse_shares(shares), {share: 1 for share in shares.split(",")}, available)
+    measurers = plan_measurers(parse_shares(shares), dict.fromkeys(shares.split(","), 1), available)
     assert work_cores(measurers, available, cores) == rest
 
 
