@@ -5,6 +5,7 @@ the untuned default.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 
 from fractune_core.errors import NotFound, error_from_name
 from fractune_core.jobs import JobState
@@ -52,7 +53,7 @@ class ValidatePhase:
         if job.stored.spec.rerank:
             self._check_known(job)
             return
-        known = {op.workload_hash: self._earlier(job, op.workload_hash) for op in job.selected}
+        known = self._earlier(job, [op.workload_hash for op in job.selected])
         best = {name: self._best(job, name, earlier) for name, earlier in known.items()}
         worth: set[str] = set()
         for share in job.share_keys:
@@ -69,7 +70,7 @@ class ValidatePhase:
     def _validate(self, job: ActiveJob, operator: StoredOperator) -> None:
         """Take what the log holds, or start a round for what it lacks."""
         name = operator.workload_hash
-        earlier = self._earlier(job, name)
+        earlier = self._earlier(job, [name])[name]
         count = job.stored.spec.rerank or BEST_PER_SHARE
         chosen = finalists(self._best(job, name, earlier), earlier, job.untuned(name), count)
         if is_settled(chosen, earlier, job.share_keys) or job.validations[name] >= _PASSES:
@@ -78,14 +79,14 @@ class ValidatePhase:
         job.validations[name] += 1
         self._start(job, operator, chosen)
 
-    def _earlier(self, job: ActiveJob, workload_hash: str) -> list[TuningRecord]:
-        """Validations that the log holds, of whatever job."""
-        key = job.log_key(workload_hash)
-        return [
-            record
-            for record in self._log.validated(workload_hash).records
-            if (record.target_key, record.device.key) == (key.target_key, key.device_key)
-        ]
+    def _earlier(self, job: ActiveJob, workload_hashes: Iterable[str]) -> dict[str, list[TuningRecord]]:
+        """Validations that the log holds of each operator, of whatever job."""
+        place = (job.stored.target_key, job.stored.device.key)
+        found = self._log.validated_of(workload_hashes)
+        return {
+            name: [record for record in validated.records if (record.target_key, record.device.key) == place]
+            for name, validated in found.items()
+        }
 
     def _end(self, job: ActiveJob, operator: StoredOperator, earlier: list[TuningRecord]) -> None:
         job.validated.add(operator.workload_hash)
