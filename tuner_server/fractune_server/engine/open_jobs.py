@@ -37,13 +37,15 @@ class OpenJobs:
         job = self._jobs.get(name)
         return None if job is None else job.stored
 
-    def update(self) -> None:
-        """Take up new jobs, and drop those that were cancelled."""
+    def update(self) -> bool:
+        """Take up new jobs, and drop those that were cancelled. True when there was a new one."""
         still_open = self._context.store.jobs.open_ids()
         for name in set(self._jobs) - still_open:
             self._rounds.end_all(self._jobs.pop(name))
-        for name in still_open - set(self._jobs):
+        new = still_open - set(self._jobs)
+        for name in new:
             self._jobs[name] = self._load(name)
+        return bool(new)
 
     def fail(self, job: ActiveJob, error: FractuneError) -> None:
         """End the job with the error, and have workers skip what is left of it.
