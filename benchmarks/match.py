@@ -99,7 +99,7 @@ def _call(matcher: Matcher, case: str, share: str) -> Callable[[], None]:
     asked = MatchQuery(key.model, key.inputs, key.target, None)
 
     def match() -> None:
-        answers = matcher.match(asked, share, Policy())
+        answers = matcher.match(asked, share, Policy()).operators
         if {answer.match.how for answer in answers} - {case, How.NONE} or all(a.match.record is None for a in answers):
             raise SystemExit(f"match: not all answers at {share} are '{case}'")
 

@@ -151,9 +151,16 @@ ROOMS = {
     "fractune_workers.children": child_room("fractune_workers.children.tvm_api"),
     "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
     "fractune_workers.children.importing": child_room(
-        "fractune_workers.children.tvm_api", "google.protobuf", lazily=("torch",)
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+        "google.protobuf",
+        lazily=("torch",),
     ),
-    "fractune_workers.children.searching": child_room("fractune_workers.children.tvm_api"),
+    "fractune_workers.children.layouts": child_room("fractune_workers.children.tvm_api"),
+    "fractune_workers.children.searching": child_room(
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+    ),
     "fractune_workers.children.building": child_room("fractune_workers.children.tvm_api", "fractune_workers.cuda"),
     "fractune_workers.children.compiling": child_room(
         "fractune_workers.children.building",

@@ -26,6 +26,7 @@ from fractune_core.messages import (
     workload_blob,
 )
 from fractune_core.records import UNTUNED, TuningRecord, candidate_id
+from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, alive, matmul_workload, worker
@@ -128,6 +129,14 @@ def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
     fleet.search(second, 8)
     wait_until(lambda: len(fleet.records(stream, second)) == 8, 60)
     assert not {r.candidate_id for r in fleet.records(stream, second)} & set(proposed[0]["candidates"])
+
+    # The roof comes with the first batch, and never again.
+    (found,) = (event for event in fleet.events(SERVER_STREAM) if event["event"] == "roof_measured")
+    assert (found["device_key"], found["share_key"]) == (fleet.device, records[0].granted.key)
+    roof = Roof.from_json(found["roof"])
+    fastest_s = min(r.median_s for r in records)
+    assert roof.gflops > 2 * 96**3 / fastest_s / 1e9
+    assert roof.gb_per_s > 0.2
 
 
 def test_a_final_checks_output_and_times_the_untuned_default_too(fleet: Fleet) -> None:

@@ -57,6 +57,7 @@ def job_script() -> list[pb.Job]:
                 trials=done,
                 best_s={"cpu:1": 2e-3, "cpu:2": 1e-3} if done else {},
                 selected=True,
+                arithmetic=pb.Arithmetic(flops=2e7, io_bytes=1 << 20),
             ),
             pb.Operator(display_name="softmax", weight=1, workload_hash="4567", selected=False),
         ]
@@ -67,6 +68,7 @@ def job_script() -> list[pb.Job]:
             failures={"run_timeout": 1} if done else {},
             trials_per_s=2.0 if done else 0.0,
             elapsed_s=float(revision),
+            trials_saved=4 if state == pb.JOB_STATE_DONE else 0,
             phases_s={"compiling": 3.0, "tuning": 8.25, "ingesting": 1.0} if done else {},
             busy_s={"build": 6.5, "measure": 0.01} if done else {},
         )
@@ -77,6 +79,7 @@ def job_script() -> list[pb.Job]:
             state=state,
             progress=progress,
             operators=operators,
+            roofs={"cpu:1": pb.Roof(gflops=20.0, gb_per_s=10.0, cache_bytes=1 << 25)},
             revision=revision,
             model_display_name="m.onnx",
             **more,

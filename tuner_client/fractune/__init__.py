@@ -57,6 +57,8 @@ if _typing.TYPE_CHECKING:
     from fractune_core.analysis.slowdown_ci import Slowdown as Slowdown
     from fractune_core.jobs import JobState as JobState
     from fractune_core.records import TuningRecord as TuningRecord
+    from fractune_core.roofs import Arithmetic as Arithmetic
+    from fractune_core.roofs import Roof as Roof
     from fractune_core.shares import Device as Device
     from fractune_core.shares import GrantedShare as GrantedShare
 
@@ -84,6 +86,7 @@ _HOMES = {
     "fractune_core.analysis.slowdown_ci": ("Slowdown",),
     "fractune_core.jobs": ("JobState",),
     "fractune_core.records": ("TuningRecord",),
+    "fractune_core.roofs": ("Arithmetic", "Roof"),
     "fractune_core.shares": ("Device", "GrantedShare"),
 }
 """where each name comes from: what is not asked for is not imported"""
@@ -91,6 +94,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Arithmetic",
     "BundleFile",
     "Cell",
     "Client",
@@ -117,6 +121,7 @@ __all__ = [
     "Policy",
     "Pruned",
     "Records",
+    "Roof",
     "ShareResult",
     "Slowdown",
     "Table",

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from fractune.jobs import JobStatus, OfferedShare, OperatorMatch, OperatorRecords, OperatorStatus, ShareResult, Worker
 from fractune_core.convert import (
+    arithmetic_from_proto,
     device_from_proto,
     granted_from_proto,
     record_from_proto,
+    roof_from_proto,
     seconds,
     shapes_from_proto,
     state_from_proto,
@@ -46,6 +48,8 @@ def job_status(job: pb.Job) -> JobStatus:
         wall_s=job.result.wall_s,
         bundle=job.result.bundle,
         revision=job.revision,
+        roofs={share: roof_from_proto(roof) for share, roof in job.roofs.items()},
+        trials_saved=progress.trials_saved,
     )
 
 
@@ -63,6 +67,7 @@ def operator_status(operator: pb.Operator) -> OperatorStatus:
         best_s=dict(operator.best_s),
         untuned_s=dict(operator.untuned_s),
         selected=operator.selected,
+        arithmetic=arithmetic_from_proto(operator.arithmetic) if operator.HasField("arithmetic") else None,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fractune_core.jobs import JobState
 from fractune_core.records import TuningRecord
+from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare
 
 
@@ -26,6 +27,8 @@ class OperatorStatus:
     """run time of the untuned default, in seconds, by share; known when the job is validating"""
     selected: bool = True
     """False for an operator that `only` left out"""
+    arithmetic: Arithmetic | None = None
+    """what one run asks of a processor; None = not known"""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,10 @@ class JobStatus:
     """`bundles/...`, once the job is done"""
     revision: int = 0
     """grows with every change"""
+    roofs: Mapping[str, Roof] = field(default_factory=dict)
+    """what a share can do at best, by share; one that is not known is absent"""
+    trials_saved: int = 0
+    """candidates of the budget that were not searched for, because the operators are near their roof"""
 
     @property
     def time_left_s(self) -> float | None:

@@ -139,21 +139,21 @@ class RpcClient:
 
     def records(
         self, record_filter: pb.RecordFilter, limit: int, *, fastest_first: bool = False
-    ) -> tuple[list[pb.Record], int]:
-        """At most `limit` records that pass the filter, and how many there are in all."""
-        found: list[pb.Record] = []
-        total, token = 0, ""
-        while len(found) < limit:
-            size = min(limit - len(found), 1000)
+    ) -> pb.ListRecordsResponse:
+        """At most `limit` records that pass the filter, all pages as one."""
+        found = pb.ListRecordsResponse()
+        token = ""
+        while len(found.records) < limit:
+            size = min(limit - len(found.records), 1000)
             request = pb.ListRecordsRequest(
                 filter=record_filter, page_size=size, page_token=token, fastest_first=fastest_first
             )
             page = self._call(self._log.ListRecords, request)
-            found += page.records
-            total, token = page.total_size, page.next_page_token
+            found.MergeFrom(page)
+            found.next_page_token = token = page.next_page_token
             if not token:
                 break
-        return found, total
+        return found
 
     def export_records(
         self, record_filter: pb.RecordFilter, *, with_workloads: bool
@@ -172,8 +172,8 @@ class RpcClient:
         request = pb.PruneRecordsRequest(filter=record_filter, keep_best=keep_best, dry_run=dry_run)
         return self._call(self._log.PruneRecords, request, TRANSFER_TIMEOUT_S)
 
-    def match_model(self, request: pb.MatchModelRequest) -> list[pb.OperatorMatch]:
-        return list(self._call(self._log.MatchModel, request, MATCH_TIMEOUT_S).matches)
+    def match_model(self, request: pb.MatchModelRequest) -> pb.MatchModelResponse:
+        return self._call(self._log.MatchModel, request, MATCH_TIMEOUT_S)
 
     def tabulate_model(self, request: pb.TabulateModelRequest) -> list[pb.OperatorTable]:
         """How the schedule published for each share does at each of the others, operator by operator."""

@@ -13,6 +13,7 @@ from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import WARM, Kind, Status, TimingPolicy, TuningRecord, policy_name
+from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare
 
 DEFAULT_TRIALS = 256
@@ -65,6 +66,22 @@ def granted_from_proto(message: pb.GrantedShare) -> GrantedShare:
         reserved=message.reserved,
         ids=tuple(message.ids),
     )
+
+
+def roof_to_proto(roof: Roof) -> pb.Roof:
+    return pb.Roof(**roof.to_json())
+
+
+def roof_from_proto(message: pb.Roof) -> Roof:
+    return Roof(message.gflops, message.gb_per_s, message.cache_bytes)
+
+
+def arithmetic_to_proto(arithmetic: Arithmetic) -> pb.Arithmetic:
+    return pb.Arithmetic(flops=arithmetic.flops, io_bytes=arithmetic.io_bytes)
+
+
+def arithmetic_from_proto(message: pb.Arithmetic) -> Arithmetic:
+    return Arithmetic(message.flops, message.io_bytes)
 
 
 def policy_from_proto(message: pb.TimingPolicy) -> TimingPolicy:

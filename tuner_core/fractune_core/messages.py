@@ -276,6 +276,9 @@ class OperatorItem(TypedDict):
     weight: int
     workload: str
     """MetaSchedule's Workload as JSON text"""
+    flops: NotRequired[float]
+    """with `io_bytes` an Arithmetic; a worker of before does not say"""
+    io_bytes: NotRequired[int]
 
 
 class Ingested(TypedDict):
@@ -302,6 +305,17 @@ class Measured(TypedDict):
     round_id: str
     record: dict[str, Any]
     """TuningRecord as JSON"""
+
+
+class RoofMeasured(TypedDict):
+    """Once for each measuring process, with its first batch; not for a GPU."""
+
+    event: Literal["roof_measured"]
+    job: str
+    device_key: str
+    share_key: str
+    roof: dict[str, Any]
+    """Roof as JSON"""
 
 
 class Compiled(TypedDict):
@@ -331,4 +345,4 @@ class WorkFailed(TypedDict):
     message: str
 
 
-Event = Ingested | Proposed | Measured | Compiled | ModelTimed | WorkFailed
+Event = Ingested | Proposed | Measured | RoofMeasured | Compiled | ModelTimed | WorkFailed

@@ -1,7 +1,8 @@
 """A simulated fleet: real RQ workers on a real Redis that answer work with made-up, repeatable results.
 
 It stands in for workers/fractune_workers/ and TVM, so that the server is tested by itself. A "model" is JSON text:
-`{"operators": [{"name": ..., "weight": ..., "space": N}]}`; `space` bounds the candidates of an operator.
+`{"operators": [{"name": ..., "weight": ..., "space": N}]}`; `space` bounds the candidates of an operator. Where it has
+`flops` and `io_bytes`, ingest tells them.
 `python -m tests.support.processes.fleet_simulated URL ROLE NAME [SHARE]` runs one worker as a process of its own,
 to be killed.
 """
@@ -31,6 +32,7 @@ from rq.timeouts import TimerDeathPenalty
 from fractune_core import messages
 from fractune_core.blobs import get_blob, open_signed, put_blob, sign
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
+from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
 
 SECRET = b"a secret of tests"
@@ -98,6 +100,8 @@ class SimulatedWorker:
         self.hold = threading.Event()
         self.stopped = threading.Event()
         self.handled: list[dict[str, Any]] = []
+        self.roof: Roof | None = None
+        """sent once, with the next batch that is measured"""
         self.twice = False
         """deliver every result two times"""
         self._next: dict[str, int] = defaultdict(int)
@@ -235,6 +239,7 @@ class SimulatedWorker:
                 "name": op["name"],
                 "weight": op["weight"],
                 "workload": json.dumps(op),
+                **{name: op[name] for name in ("flops", "io_bytes") if name in op},
             }
             for op in model["operators"]
         ]
@@ -281,6 +286,11 @@ class SimulatedWorker:
             record = made_up_record(work, item["candidate"], item["trace"], Status(item["status"]), self.name)
             event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
             self._send(work["reply"], {**event, "record": record.to_json()})
+        if self.roof is not None:
+            found = {"event": "roof_measured", "job": work["job"], "roof": self.roof.to_json()}
+            found |= {"device_key": self.device.key, "share_key": self.granted().key}
+            self._send(messages.SERVER_STREAM, found)
+            self.roof = None
 
     def _compile(self, work: dict[str, Any]) -> None:
         payload = json.dumps({"manifest": work["manifest"], "variants": work["variants"]}).encode()

@@ -75,8 +75,8 @@ def test_all_pages_are_read(client: RpcClient, server: ScriptedServer) -> None:
     assert [job.name for job in client.jobs()] == [f"jobs/{number}" for number in range(5)]
     assert len(list(client.jobs(limit=3))) == 3
     server.records = [record_to_proto(record(f"r{number}")) for number in range(5)]
-    found, total = client.records(pb.RecordFilter(), 4)
-    assert (len(found), total) == (4, 5)
+    found = client.records(pb.RecordFilter(), 4)
+    assert (len(found.records), found.total_size) == (4, 5)
 
 
 def test_a_watched_job_is_given_until_its_end(client: RpcClient, server: ScriptedServer) -> None:

@@ -14,7 +14,7 @@ from fractune.api.results import MatchResult
 from fractune.from_proto import job_status, offered_share, operator_match, worker
 from fractune.jobs import JobStatus, OfferedShare, Worker
 from fractune.rpc import CALL_TIMEOUT_S, RpcClient
-from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, shapes_to_proto
+from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, roof_from_proto, shapes_to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share
 
@@ -122,7 +122,9 @@ class Client:
         request = pb.MatchModelRequest(
             model=name, share=wanted, inputs=shown, target=target, loosest=policy, allow_unmeasured=allow_unmeasured
         )
-        return MatchResult(wanted, tuple(map(operator_match, self._rpc.match_model(request))))
+        answer = self._rpc.match_model(request)
+        roof = roof_from_proto(answer.roof) if answer.HasField("roof") else None
+        return MatchResult(wanted, tuple(map(operator_match, answer.matches)), roof)
 
     def workers(self) -> list[Worker]:
         """The live workers, by role and name."""

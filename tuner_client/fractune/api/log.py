@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, overload
 
@@ -15,10 +15,12 @@ from fractune.output_files import check_free
 from fractune.reports.log_text import records_table
 from fractune.reports.rendering import Table
 from fractune.rpc import RpcClient, job_name
-from fractune_core.convert import record_from_proto
+from fractune_core.convert import arithmetic_from_proto, record_from_proto, roof_from_proto
 from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, TuningRecord
+from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Share
 
 LogFormat: TypeAlias = Literal["csv", "jsonl", "jsondatabase"]
@@ -31,6 +33,10 @@ class Records(Sequence[TuningRecord]):
     records: tuple[TuningRecord, ...]
     total: int
     """how many pass the filter in all; `records` may be fewer"""
+    arithmetic: Mapping[str, Arithmetic] = field(default_factory=dict)
+    """what is known of their operators, by workload hash"""
+    roofs: Mapping[str, Roof] = field(default_factory=dict)
+    """what is known of their shares, by record id"""
 
     @overload
     def __getitem__(self, index: int) -> TuningRecord: ...
@@ -48,7 +54,7 @@ class Records(Sequence[TuningRecord]):
     @property
     def table(self) -> Table:
         """A row for each record."""
-        return records_table(self.records)
+        return records_table(self.records, self.arithmetic, self.roofs)
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,13 @@ class Log:
     ) -> Records:
         """At most `limit` records, the newest first, or the fastest."""
         wanted = record_filter(model, operator, share, device, kind, job)
-        found, total = self._rpc.records(wanted, limit, fastest_first=fastest)
-        return Records(tuple(map(record_from_proto, found)), total)
+        found = self._rpc.records(wanted, limit, fastest_first=fastest)
+        return Records(
+            tuple(map(record_from_proto, found.records)),
+            found.total_size,
+            {name: arithmetic_from_proto(each) for name, each in found.arithmetic.items()},
+            {Collection.RECORDS.parse(name): roof_from_proto(each) for name, each in found.roofs.items()},
+        )
 
     def export(
         self,

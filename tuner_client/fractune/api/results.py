@@ -16,7 +16,9 @@ from fractune.reports.log_text import match_table
 from fractune.reports.rendering import Table
 from fractune.reports.result import latency_table
 from fractune.reports.tables import cross_text
+from fractune.reports.time_table import time_table
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.roofs import Roof
 
 if TYPE_CHECKING:
     from fractune.inference.model import Model
@@ -103,6 +105,11 @@ class TuneResult:
         return latency_table(self.job)
 
     @property
+    def operators(self) -> Table:
+        """Where the model's time goes: every operator, the heaviest first, its GFLOP/s and how close to its roof."""
+        return time_table(self.job)
+
+    @property
     def matrix(self) -> Matrix:
         """How the schedules tuned for each share do at each of the others."""
         return Matrix((model_table(self.job),))
@@ -143,11 +150,13 @@ class MatchResult:
 
     share: str
     operators: tuple[OperatorMatch, ...]
+    roof: Roof | None = None
+    """what the share can do at best; None = not known"""
 
     @property
     def table(self) -> Table:
         """A row for each operator."""
-        return match_table(self.operators)
+        return match_table(self.operators, self.roof)
 
     def to_json(self) -> list[dict[str, Any]]:
         """As `fractune match --json` prints it, one mapping for each operator."""

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fractune.jobs import OperatorMatch
 from fractune.reports.rendering import Column, Table
-from fractune.reports.text import time_text
+from fractune.reports.text import gflops_text, percent_text, time_text
+from fractune_core.analysis.match import How
+from fractune_core.analysis.roofline import gflops, reached
 from fractune_core.records import Status, TuningRecord
+from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import units_text
 
 
-def match_table(matches: Sequence[OperatorMatch]) -> Table:
-    """Which record each operator would use, and why."""
+def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> Table:
+    """Which record each operator would use, and why; `roof` is the share's."""
+    names = ("operator", "weight", "how", "time", "GFLOP/s", "of its roof", "regret", "why")
     return Table(
-        columns=tuple(map(Column, ("operator", "weight", "how", "time", "regret", "why"))),
-        cells=tuple(map(_match_cells, matches)),
-        rows=tuple(map(match_json, matches)),
+        columns=tuple(map(Column, names)),
+        cells=tuple(_match_cells(each, roof) for each in matches),
+        rows=tuple(match_json(each, roof) for each in matches),
     )
 
 
-def match_json(each: OperatorMatch) -> dict[str, Any]:
-    """`regret` a fraction, None where it was not measured; `record` a mapping, None for `none`."""
+def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
+    """`regret` and `roof_part` are fractions, None where not known; `record` a mapping, None for `none`."""
+    speed_gflops, roof_part = _speed(each, roof)
     return {
         "operator": each.operator.name,
         "weight": each.operator.weight,
@@ -30,29 +35,58 @@ def match_json(each: OperatorMatch) -> dict[str, Any]:
         "how": each.how,
         "regret": each.regret,
         "reason": each.reason,
+        "gflops": speed_gflops,
+        "roof_part": roof_part,
         "record": each.record.to_json() if each.record else None,
     }
 
 
-def _match_cells(each: OperatorMatch) -> tuple[str, ...]:
+def _speed(each: OperatorMatch, roof: Roof | None) -> tuple[float | None, float | None]:
+    """GFLOP/s and the part of the roof, of a record that was measured at the very share."""
+    if each.record is None or each.how != How.EXACT:
+        return None, None
+    work, time_s = each.operator.arithmetic, each.record.median_s
+    return gflops(work, time_s), reached(work, roof, time_s)
+
+
+def _match_cells(each: OperatorMatch, roof: Roof | None) -> tuple[str, ...]:
     time_s = each.record.median_s if each.record else None
     regret = "not measured" if each.regret is None else f"{each.regret:.1%}"
-    return each.operator.name, str(each.operator.weight), each.how, time_text(time_s), regret, each.reason
+    speed_gflops, roof_part = _speed(each, roof)
+    speeds = (gflops_text(speed_gflops), percent_text(roof_part))
+    return each.operator.name, str(each.operator.weight), each.how, time_text(time_s), *speeds, regret, each.reason
 
 
-def records_table(records: Sequence[TuningRecord]) -> Table:
-    """A row for each record; `rows` are whole records."""
-    names = ("record", "kind", "operator", "share", "granted", "median", "spread", "status", "candidate")
+def records_table(
+    records: Sequence[TuningRecord], arithmetic: Mapping[str, Arithmetic], roofs: Mapping[str, Roof]
+) -> Table:
+    """A row for each record; `rows` are whole records, with `gflops` and `roof_part`, None where not known.
+
+    `arithmetic` is what is known of their operators, by workload hash; `roofs` of their shares, by record id.
+    """
+    names = ("record", "kind", "operator", "share", "granted", "median", "GFLOP/s", "of its roof", "spread")
+    speeds = [_record_speed(record, arithmetic, roofs) for record in records]
     return Table(
-        columns=tuple(map(Column, names)),
-        cells=tuple(map(_record_cells, records)),
-        rows=tuple(record.to_json() for record in records),
+        columns=tuple(map(Column, (*names, "status", "candidate"))),
+        cells=tuple(map(_record_cells, records, speeds)),
+        rows=tuple(
+            {**record.to_json(), "gflops": speed[0], "roof_part": speed[1]}
+            for record, speed in zip(records, speeds, strict=True)
+        ),
     )
 
 
-def _record_cells(record: TuningRecord) -> tuple[str, ...]:
+def _record_speed(
+    record: TuningRecord, arithmetic: Mapping[str, Arithmetic], roofs: Mapping[str, Roof]
+) -> tuple[float | None, float | None]:
+    work = arithmetic.get(record.workload_hash)
+    return gflops(work, record.median_s), reached(work, roofs.get(record.record_id), record.median_s)
+
+
+def _record_cells(record: TuningRecord, speed: tuple[float | None, float | None]) -> tuple[str, ...]:
     granted = f"{record.granted.units} of {units_text(record.granted.units_total, record.granted.unit)}"
     status = record.status.value if not record.cause else f"{record.status.value}: {record.cause}"
     spread = f"{record.spread:.1%}" if record.status is Status.OK else "-"
     names = (record.record_id[:8], record.kind.value, record.operator, record.share, granted)
-    return *names, time_text(record.median_s), spread, status, record.candidate_id[:8]
+    speeds = (gflops_text(speed[0]), percent_text(speed[1]))
+    return *names, time_text(record.median_s), *speeds, spread, status, record.candidate_id[:8]

@@ -9,10 +9,14 @@ from fractune.reports.cross_table import model_table
 from fractune.reports.rendering import Column, Table
 from fractune.reports.tables import cross_text
 from fractune.reports.text import counts_text, ratio_text, span_text, spent_text, table_console, time_text
+from fractune.reports.time_table import operator_time, operators_s, time_table
+from fractune_core.analysis.roofline import NEAR
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.shares import units_text
 
+HEAVIEST = 5
+"""operators that the closing table shows one by one"""
 DOUBTFUL_DIFFERENCE = 1e-3
 """outputs that differ by more than this, relative to the largest one, are pointed out"""
 
@@ -34,21 +38,27 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
         "job": job.name,
         "wall_s": job.wall_s,
         "trials": {share: job.trials_done.get(share, 0) for share in job.shares},
+        "trials_saved": job.trials_saved,
         "trials_per_s": job.trials_per_s,
         "phases_s": dict(job.phases_s),
         "busy_s": dict(job.busy_s),
         "failures": dict(job.failures),
-        "shares": [
-            {
-                "share": each.share,
-                "granted": each.granted.to_json(),
-                "untuned_s": each.untuned_s,
-                "tuned_s": each.tuned_s,
-            }
-            for each in job.results
-        ],
-        "operators": [operator_json(each) for each in job.operators if each.selected],
+        "shares": [_share_json(job, each) for each in job.results],
+        "operators": [operator_result_json(job, each) for each in job.operators if each.selected],
         "bundle": bundle,
+    }
+
+
+def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
+    roof, in_operators_s = job.roofs.get(each.share), operators_s(job, each.share)
+    return {
+        "share": each.share,
+        "granted": each.granted.to_json(),
+        "untuned_s": each.untuned_s,
+        "tuned_s": each.tuned_s,
+        "roof": None if roof is None else roof.to_json(),
+        "operators_s": in_operators_s,
+        "rest_s": each.tuned_s - in_operators_s,
     }
 
 
@@ -57,10 +67,15 @@ def print_result(job: JobStatus, bundle: str) -> None:
     latency, cross = latency_table(job), cross_text(model_table(job))
     console.print(latency.grid())
     console.print(cross.grid())
+    console.print(time_table(job, HEAVIEST).grid())
     for line in (*cross.notes, *latency.notes):
         print(line)
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
     print(f"new trials: {done}; failed: {counts_text(dict(job.failures))}")
+    if job.trials_saved:
+        print(
+            f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
+        )
     print(f"took {span_text(job.wall_s)}, {job.trials_per_s:.1f} trials/s while searching")
     for title, spent_s in (("by phase", job.phases_s), ("by what workers did, side by side", job.busy_s)):
         if spent_s:
@@ -113,10 +128,25 @@ def _latency_row(each: ShareResult) -> dict[str, Any]:
 
 
 def operator_json(operator: OperatorStatus) -> dict[str, Any]:
+    work = operator.arithmetic
     return {
         "name": operator.name,
         "weight": operator.weight,
         "workload_hash": operator.workload_hash,
         "trials": operator.trials,
         "best_s": dict(operator.best_s),
+        "flops": None if work is None else work.flops,
+        "io_bytes": None if work is None else work.io_bytes,
+    }
+
+
+def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, Any]:
+    """`gflops`, `roof_part` and `model_part` (fractions) by share; null for what is not known."""
+    found = {each.share: operator_time(operator, each, job.roofs.get(each.share)) for each in job.results}
+    measured = {share: time for share, time in found.items() if time is not None}
+    return {
+        **operator_json(operator),
+        "gflops": {share: time.gflops for share, time in measured.items()},
+        "roof_part": {share: time.roof_part for share, time in measured.items()},
+        "model_part": {share: time.model_part for share, time in measured.items()},
     }

@@ -33,6 +33,11 @@ def _three_digits(value: float) -> str:
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
+def gflops_text(gflops: float | None) -> str:
+    """`80.1`, `1.20`; `-` for what is not known."""
+    return "-" if gflops is None else _three_digits(gflops)
+
+
 def span_text(secs: float) -> str:
     """A span that people wait for: `42 s`, `3 min 05 s`."""
     whole = max(round(secs), 0)

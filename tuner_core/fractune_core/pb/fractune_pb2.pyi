@@ -274,6 +274,27 @@ Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
 class Job(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RoofsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Roof: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Roof | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -287,6 +308,7 @@ class Job(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     MODEL_DISPLAY_NAME_FIELD_NUMBER: _builtins.int
+    ROOFS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """jobs/{job}"""
     state: Global___JobState.ValueType
@@ -315,6 +337,10 @@ class Job(_message.Message):
     def result(self) -> Global___JobResult:
         """Set when the job is done."""
 
+    @_builtins.property
+    def roofs(self) -> _containers.MessageMap[_builtins.str, Global___Roof]:
+        """By share, as text: of those that are known. With the operators."""
+
     def __init__(
         self,
         *,
@@ -331,14 +357,71 @@ class Job(_message.Message):
         result: Global___JobResult | None = ...,
         revision: _builtins.int = ...,
         model_display_name: _builtins.str = ...,
+        roofs: _abc.Mapping[_builtins.str, Global___Roof] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "progress", b"progress", "result", b"result", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "message", b"message", "model_display_name", b"model_display_name", "name", b"name", "notes", b"notes", "operators", b"operators", "progress", b"progress", "result", b"result", "revision", b"revision", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "message", b"message", "model_display_name", b"model_display_name", "name", b"name", "notes", b"notes", "operators", b"operators", "progress", b"progress", "result", b"result", "revision", b"revision", "roofs", b"roofs", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Roof(_message.Message):
+    """What the arithmetic and the memory of a share give, each asked for alone: the limits of its operators' speed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GFLOPS_FIELD_NUMBER: _builtins.int
+    GB_PER_S_FIELD_NUMBER: _builtins.int
+    CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    gflops: _builtins.float
+    """10^9 float32 operations a second, a fused multiply-add counted as two."""
+    gb_per_s: _builtins.float
+    """10^9 bytes a second, from and to memory."""
+    cache_bytes: _builtins.int
+    """Size of the last-level cache in bytes."""
+    def __init__(
+        self,
+        *,
+        gflops: _builtins.float = ...,
+        gb_per_s: _builtins.float = ...,
+        cache_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "gb_per_s", b"gb_per_s", "gflops", b"gflops"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Roof: _TypeAlias = Roof  # noqa: Y015
+
+@_typing.final
+class Arithmetic(_message.Message):
+    """What one run of an operator asks of a processor, estimated from its TIR before any schedule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FLOPS_FIELD_NUMBER: _builtins.int
+    IO_BYTES_FIELD_NUMBER: _builtins.int
+    flops: _builtins.float
+    """float32 operations; 0 = not known."""
+    io_bytes: _builtins.int
+    """Sizes of its distinct inputs and outputs in bytes; 0 = not known."""
+    def __init__(
+        self,
+        *,
+        flops: _builtins.float = ...,
+        io_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "io_bytes", b"io_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Arithmetic: _TypeAlias = Arithmetic  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
@@ -430,6 +513,7 @@ class Progress(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     TRIALS_PER_S_FIELD_NUMBER: _builtins.int
     ELAPSED_S_FIELD_NUMBER: _builtins.int
+    TRIALS_SAVED_FIELD_NUMBER: _builtins.int
     PHASES_S_FIELD_NUMBER: _builtins.int
     BUSY_S_FIELD_NUMBER: _builtins.int
     trials_planned: _builtins.int
@@ -440,6 +524,8 @@ class Progress(_message.Message):
     """Candidates per second since tuning began."""
     elapsed_s: _builtins.float
     """Seconds since the job was created."""
+    trials_saved: _builtins.int
+    """Candidates of the budget that were not searched for, because the operators are near their roof."""
     @_builtins.property
     def trials_done(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """New measurements this job has made, by share; failed ones are in it."""
@@ -467,12 +553,13 @@ class Progress(_message.Message):
         failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         trials_per_s: _builtins.float = ...,
         elapsed_s: _builtins.float = ...,
+        trials_saved: _builtins.int = ...,
         phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         busy_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -529,6 +616,7 @@ class Operator(_message.Message):
     BEST_S_FIELD_NUMBER: _builtins.int
     UNTUNED_S_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
     display_name: _builtins.str
     weight: _builtins.int
     workload_hash: _builtins.str
@@ -544,6 +632,10 @@ class Operator(_message.Message):
     def untuned_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Run time of the untuned default by share, in seconds; known once it was validated."""
 
+    @_builtins.property
+    def arithmetic(self) -> Global___Arithmetic:
+        """Absent when not known."""
+
     def __init__(
         self,
         *,
@@ -554,10 +646,11 @@ class Operator(_message.Message):
         best_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         untuned_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         selected: _builtins.bool = ...,
+        arithmetic: Global___Arithmetic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_s", b"best_s", "display_name", b"display_name", "selected", b"selected", "trials", b"trials", "untuned_s", b"untuned_s", "weight", b"weight", "workload_hash", b"workload_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "best_s", b"best_s", "display_name", b"display_name", "selected", b"selected", "trials", b"trials", "untuned_s", b"untuned_s", "weight", b"weight", "workload_hash", b"workload_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1185,23 +1278,77 @@ Global___ListRecordsRequest: _TypeAlias = ListRecordsRequest  # noqa: Y015
 class ListRecordsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ArithmeticEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Arithmetic: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Arithmetic | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RoofsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Roof: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Roof | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RECORDS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     TOTAL_SIZE_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
+    ROOFS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     total_size: _builtins.int
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]: ...
+    @_builtins.property
+    def arithmetic(self) -> _containers.MessageMap[_builtins.str, Global___Arithmetic]:
+        """By workload hash: of those among the records of which it is known."""
+
+    @_builtins.property
+    def roofs(self) -> _containers.MessageMap[_builtins.str, Global___Roof]:
+        """By record name: of those measured at a share whose roof is known."""
+
     def __init__(
         self,
         *,
         records: _abc.Iterable[Global___Record] | None = ...,
         next_page_token: _builtins.str = ...,
         total_size: _builtins.int = ...,
+        arithmetic: _abc.Mapping[_builtins.str, Global___Arithmetic] | None = ...,
+        roofs: _abc.Mapping[_builtins.str, Global___Roof] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "records", b"records", "total_size", b"total_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "next_page_token", b"next_page_token", "records", b"records", "roofs", b"roofs", "total_size", b"total_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1461,16 +1608,22 @@ class MatchModelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MATCHES_FIELD_NUMBER: _builtins.int
+    ROOF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def matches(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorMatch]: ...
+    @_builtins.property
+    def roof(self) -> Global___Roof:
+        """Of the share, when it is known."""
+
     def __init__(
         self,
         *,
         matches: _abc.Iterable[Global___OperatorMatch] | None = ...,
+        roof: Global___Roof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["roof", b"roof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matches", b"matches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["matches", b"matches", "roof", b"roof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

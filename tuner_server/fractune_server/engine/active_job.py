@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from fractune_core.analysis.roofline import attainable_s
 from fractune_core.jobs import JobState
 from fractune_core.messages import RoundWork, TargetOperator
 from fractune_core.records import Kind, TuningRecord, candidate_id
@@ -16,6 +17,7 @@ from fractune_server.engine.trial_counts import TrialCounts
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.store.log import LogKey, TuningLog
 from fractune_server.store.rounds import Round
+from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 
 _WAITING = "waiting for a worker: "
@@ -138,17 +140,26 @@ class ActiveJob:
             self.stored.notes = notes
             self.dirty = True
 
-    def load_plans(self, log: TuningLog) -> None:
+    def load_plans(self, store: Store) -> None:
         """Read from the log how the operators stand."""
         for operator in self.selected:
             plan = OperatorPlan(operator.workload_hash, operator.weight, self.share_keys)
-            for row in log.trials(self.log_key(operator.workload_hash)):
+            for row in store.log.trials(self.log_key(operator.workload_hash)):
                 plan.add_trial(row.candidate_id, row.share_key, row.median_s)
                 if row.job == self.id:
                     self.own.add(row.candidate_id, row.share, row.status)
             self.plans[operator.workload_hash] = plan
             self._copy_plan(operator, plan)
+        self.load_roofs(store)
         self.count_progress()
+
+    def load_roofs(self, store: Store) -> None:
+        """Let the plans know what is attainable at the device's shares."""
+        roofs, arithmetic = store.roofs.of(self.stored.device.key), store.log.arithmetic(self.plans)
+        for name, plan in self.plans.items():
+            known = arithmetic.get(name)
+            least_s = {share: attainable_s(known, roof) for share, roof in roofs.items()} if known else {}
+            plan.set_attainable({share: secs for share, secs in least_s.items() if secs is not None})
 
     def load_rounds(self, found: Iterable[Round], log: TuningLog) -> None:
         for stored in found:

@@ -131,6 +131,8 @@ class Engine:
         if arrival.record is not None:
             for each in self._jobs.all():
                 each.take_trial(arrival.record)
+        if arrival.event["event"] == "roof_measured":
+            self._tune.take_roof(arrival.event, self._jobs.all())
         job = self._jobs.get(arrival.event["job"])
         if job is None:
             self._take_without_job(arrival.event)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobState, OperatorTask
-from fractune_core.messages import Ingested
+from fractune_core.messages import Ingested, OperatorItem
+from fractune_core.roofs import Arithmetic
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.store.models import IngestedModel, IngestKey
@@ -43,8 +46,15 @@ class IngestPhase:
         """Keep what an ingest has found; the next `advance` takes it from there."""
         tasks = [OperatorTask(item["workload_hash"], item["name"], item["weight"]) for item in event["operators"]]
         self._context.store.log.add_workloads((item["workload_hash"], item["workload"]) for item in event["operators"])
+        self._context.store.log.set_arithmetic(_arithmetic(event["operators"]))
         found = IngestedModel(event["target"], event["target_key"], tasks)
         self._context.store.models.save_ingested(key, found)
+
+
+def _arithmetic(operators: Sequence[OperatorItem]) -> dict[str, Arithmetic]:
+    """By workload hash, of what a worker has told about."""
+    told = (item for item in operators if "flops" in item and "io_bytes" in item)
+    return {item["workload_hash"]: Arithmetic(item["flops"], item["io_bytes"]) for item in told}
 
 
 def _take(job: ActiveJob, found: IngestedModel) -> None:

@@ -70,7 +70,7 @@ class OpenJobs:
         store = self._context.store
         job = ActiveJob(store.jobs.get(name), store.jobs.operators(name))
         if job.operators:
-            job.load_plans(store.log)
+            job.load_plans(store)
             job.load_rounds(store.jobs.rounds(name), store.log)
         return job
 

@@ -11,8 +11,9 @@ from functools import partial
 from itertools import zip_longest
 
 from fractune_core.jobs import JobState
-from fractune_core.messages import PastTrial, Proposed, SearchWork, WorkerInfo, WorkFailed, tune_queue
+from fractune_core.messages import PastTrial, Proposed, RoofMeasured, SearchWork, WorkerInfo, WorkFailed, tune_queue
 from fractune_core.records import Kind
+from fractune_core.roofs import Roof
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds, count_in_flight
@@ -54,7 +55,7 @@ class TunePhase:
 
     def begin(self, job: ActiveJob) -> None:
         """Read from the log how the operators stand, so that nothing is measured again."""
-        job.load_plans(self._store.log)
+        job.load_plans(self._store)
         if job.stored.tuning_began is None:
             job.stored.tuning_began = time.time()
         job.dirty = True
@@ -68,6 +69,8 @@ class TunePhase:
         waiting = bool(job.rounds) or any(plan.busy for plan in plans)
         if waiting or (not job.time_is_up and next_round(plans, job.budget, job.own_done) is not None):
             return
+        if not job.time_is_up:
+            job.stored.progress.saved = job.budget.saved(plans, job.own_done)
         job.stored.tuning_ended = time.time()
         job.enter(JobState.VALIDATING)
 
@@ -83,6 +86,13 @@ class TunePhase:
         job.dirty = True
         if not live.missing:
             self._rounds.end(job, live)
+
+    def take_roof(self, event: RoofMeasured, jobs: Collection[ActiveJob]) -> None:
+        """Keep the roof of a share; jobs on that device learn what is attainable there."""
+        self._store.roofs.add(event["device_key"], event["share_key"], Roof.from_json(event["roof"]))
+        for job in jobs:
+            if job.stored.device.key == event["device_key"]:
+                job.load_roofs(self._store)
 
     def take_failed(self, job: ActiveJob, live: LiveRound, event: WorkFailed) -> None:
         """A search, or the building or measuring of a round, ended without a result."""

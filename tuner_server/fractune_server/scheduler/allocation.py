@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fractune_core.analysis.joint_time import joint_time_s
+from fractune_core.analysis.roofline import is_near
 from fractune_server.scheduler import budget
 
 FIRST_ROUND = 8
@@ -34,6 +35,10 @@ class OperatorPlan:
     busy: bool = False
     """True while a round of it is under way"""
     exhausted: bool = False
+    attainable_s: dict[str, float] = field(default_factory=dict)
+    """by share key: seconds that it takes at least, where that is known"""
+    near_roof: bool = False
+    """True when its best leaves next to nothing to gain, at every share"""
     complete: int = 0
     """candidates that the log holds at every share"""
     _gains: int = 0
@@ -49,6 +54,17 @@ class OperatorPlan:
             self.complete += len(shares) == len(self.shares)
         if median_s < self.best.get(share, math.inf):
             self.best[share] = median_s
+            self._look_at_roof()
+
+    def set_attainable(self, attainable_s: Mapping[str, float]) -> None:
+        """Take note of the roofs at the plan's shares: what they let it attain, in seconds by share key."""
+        self.attainable_s = dict(attainable_s)
+        self._look_at_roof()
+
+    @property
+    def open(self) -> bool:
+        """True while a further trial may gain something."""
+        return not self.exhausted and not self.near_roof
 
     @property
     def count(self) -> int:
@@ -67,6 +83,9 @@ class OperatorPlan:
         gain = max(0.0, 1.0 - self.best_s / best_before_s)
         self._gain = (self._gain + gain) / 2 if self._gains else gain
         self._gains += 1
+
+    def _look_at_roof(self) -> None:
+        self.near_roof = all(is_near(self.attainable_s.get(share), self.best.get(share)) for share in self.shares)
 
     @property
     def score(self) -> float:
@@ -89,8 +108,18 @@ class Budget:
         """Candidates still to be asked for; `own` = those that this job has measured already."""
         if self.more:
             return max(0, self.more - own - sum(plan.in_flight for plan in plans))
-        searchable = [plan.count for plan in plans if not plan.exhausted]
-        return budget.remaining(self.trials, searchable, [plan.count for plan in plans if plan.exhausted])
+        searchable = [plan.count for plan in plans if plan.open]
+        return budget.remaining(self.trials, searchable, [plan.count for plan in plans if not plan.open])
+
+    def saved(self, plans: Sequence[OperatorPlan], own: int) -> int:
+        """Candidates that operators near their roof were not searched for, once nothing is left to search.
+
+        What the others could use of them they had: it is what is left of the budget.
+        """
+        near = [plan.count for plan in plans if plan.near_roof and not plan.exhausted]
+        if self.more:
+            return max(0, self.more - own) if near else 0
+        return budget.unused(self.trials, [plan.count for plan in plans], near)
 
 
 def next_round(
@@ -103,12 +132,12 @@ def next_round(
 
     `own` = candidates that this job has measured already; `allowed` leaves out operators of other instances.
 
-    1. Operators with a round under way wait, exhausted ones are out, as are those at their cap.
+    1. Operators with a round under way wait. Out are those that are exhausted, near their roof, or at their cap.
     2. First every operator up to the minimum, the heavier ones first.
     3. Then the largest expected saving.
     """
     left = limits.remaining(plans, own)
-    free = [plan for plan in plans if not plan.busy and not plan.exhausted and allowed(plan)]
+    free = [plan for plan in plans if not plan.busy and plan.open and allowed(plan)]
     low = budget.minimum(limits.trials, len(plans))
     high = math.inf if limits.more else budget.cap(limits.trials, len(plans))
     free = [plan for plan in free if plan.count < high]

@@ -13,6 +13,7 @@ from fractune_core.errors import BadRequest, NotFound, ServerUnreachable, ShareU
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import TuningRecord
+from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
 from fractune_server.selection.variants import Deployment, ValidatedOperator
@@ -30,6 +31,15 @@ _LOOK_EVERY_S = 0.1
 class OperatorAnswer:
     task: OperatorTask
     match: Match
+    arithmetic: Arithmetic | None
+    """None when it is not known"""
+
+
+@dataclass(frozen=True)
+class ModelAnswer:
+    operators: list[OperatorAnswer]
+    roof: Roof | None
+    """of the share; None when it is not known"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,7 @@ class Matcher:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
 
-    def match(self, query: MatchQuery, share: str, policy: Policy) -> list[OperatorAnswer]:
+    def match(self, query: MatchQuery, share: str, policy: Policy) -> ModelAnswer:
         """One answer for each operator.
 
         1. The share's granted form: from a live worker, else from the log, else from the size it names.
@@ -85,12 +95,16 @@ class Matcher:
         found = self._ingested(fleet, query, device_share)
         validated = self._validated(found.operators)
         device, target_key = device_share.device.key, found.target_key
-        return [
+        arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
+        answers = [
             OperatorAnswer(
-                task, find_match(validated[task.workload_hash], device_share.granted, device, target_key, policy)
+                task,
+                find_match(validated[task.workload_hash], device_share.granted, device, target_key, policy),
+                arithmetic.get(task.workload_hash),
             )
             for task in found.operators
         ]
+        return ModelAnswer(answers, self._context.store.roofs.of(device).get(device_share.granted.key))
 
     def tabulate(self, query: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
         """Each operator's published times, by the share that its schedule was chosen for and the share it ran at.

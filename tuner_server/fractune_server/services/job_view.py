@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from fractune_core.convert import granted_to_proto, spec_to_proto, state_to_proto, timestamp
+from fractune_core.convert import (
+    arithmetic_to_proto,
+    granted_to_proto,
+    roof_to_proto,
+    spec_to_proto,
+    state_to_proto,
+    timestamp,
+)
 from fractune_core.jobs import JobState
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, Collection
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import GrantedShare
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 
 
-def job_to_proto(job: StoredJob, operators: Sequence[StoredOperator] = ()) -> pb.Job:
+def job_to_proto(
+    job: StoredJob,
+    operators: Sequence[StoredOperator] = (),
+    arithmetic: Mapping[str, Arithmetic] = MappingProxyType({}),
+    roofs: Mapping[str, Roof] = MappingProxyType({}),
+) -> pb.Job:
+    """`arithmetic` holds what is known of the operators, by workload hash; `roofs` those of the device by share key."""
     message = pb.Job(
         name=Collection.JOBS.of(job.id),
         spec=spec_to_proto(job.spec),
@@ -25,9 +40,10 @@ def job_to_proto(job: StoredJob, operators: Sequence[StoredOperator] = ()) -> pb
         message=job.message,
         notes=job.notes,
         progress=_progress(job),
-        operators=[_operator(operator) for operator in operators],
+        operators=[_operator(operator, arithmetic.get(operator.workload_hash)) for operator in operators],
         revision=job.revision,
         model_display_name=job.spec.model_name,
+        roofs={share: roof_to_proto(roofs[each.key]) for share, each in job.granted.items() if each.key in roofs},
     )
     if job.ended_at is not None:
         message.end_time.CopyFrom(timestamp(job.ended_at))
@@ -46,12 +62,13 @@ def _progress(job: StoredJob) -> pb.Progress:
         failures=progress.failures,
         trials_per_s=progress.done / tuning_s if tuning_s > 0 else 0.0,
         elapsed_s=(job.ended_at or now) - job.created_at,
+        trials_saved=progress.saved,
         phases_s=job.phases_s(now),
         busy_s=progress.busy_s,
     )
 
 
-def _operator(operator: StoredOperator) -> pb.Operator:
+def _operator(operator: StoredOperator, arithmetic: Arithmetic | None) -> pb.Operator:
     return pb.Operator(
         display_name=operator.name,
         weight=operator.weight,
@@ -60,6 +77,7 @@ def _operator(operator: StoredOperator) -> pb.Operator:
         best_s=operator.best_s,
         untuned_s=operator.untuned_s,
         selected=operator.selected,
+        arithmetic=None if arithmetic is None else arithmetic_to_proto(arithmetic),
     )
 
 

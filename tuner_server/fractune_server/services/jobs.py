@@ -87,8 +87,10 @@ class JobService(rpc.JobServiceServicer):
         raise ServerUnreachable("the server is stopping; watch the job again when it is back")
 
     def _view(self, job: str) -> pb.Job:
-        stored = self._context.store.jobs.get(job)
-        return job_to_proto(stored, self._context.store.jobs.operators(job))
+        store = self._context.store
+        stored, operators = store.jobs.get(job), store.jobs.operators(job)
+        arithmetic = store.log.arithmetic(operator.workload_hash for operator in operators)
+        return job_to_proto(stored, operators, arithmetic, store.roofs.of(stored.device.key))
 
     @contextmanager
     def _place(self) -> Iterator[None]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import grpc
 
 from fractune_core.analysis.match import How, Policy
-from fractune_core.convert import record_from_proto, record_to_proto, shapes_from_proto
+from fractune_core.convert import (
+    arithmetic_to_proto,
+    record_from_proto,
+    record_to_proto,
+    roof_to_proto,
+    shapes_from_proto,
+)
 from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
+from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import parse_shares
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.paging import page_size, read_token, write_token
@@ -29,6 +36,7 @@ _IMPORT_LIMIT_BYTES = 256 << 20
 class LogService(rpc.LogServiceServicer):
     def __init__(self, context: ServerContext, matcher: Matcher) -> None:
         self._log = context.store.log
+        self._roofs = context.store.roofs
         self._matcher = matcher
 
     def ListRecords(self, request: pb.ListRecordsRequest, context: grpc.ServicerContext) -> pb.ListRecordsResponse:
@@ -42,7 +50,18 @@ class LogService(rpc.LogServiceServicer):
             records=[record_to_proto(record) for record in records],
             next_page_token=write_token(None if end is None else [end.median_s, end.seq]),
             total_size=self._log.count(chosen),
+            arithmetic={
+                name: arithmetic_to_proto(each)
+                for name, each in self._log.arithmetic(record.workload_hash for record in records).items()
+            },
+            roofs={Collection.RECORDS.of(name): roof_to_proto(roof) for name, roof in self._roofs_of(records).items()},
         )
+
+    def _roofs_of(self, records: Sequence[TuningRecord]) -> dict[str, Roof]:
+        """By record id, where they are known."""
+        by_device = {key: self._roofs.of(key) for key in {record.device.key for record in records}}
+        found = {record.record_id: by_device[record.device.key].get(record.granted.key) for record in records}
+        return {name: roof for name, roof in found.items() if roof is not None}
 
     def ExportRecords(
         self, request: pb.ExportRecordsRequest, context: grpc.ServicerContext
@@ -85,8 +104,11 @@ class LogService(rpc.LogServiceServicer):
         return pb.PruneRecordsResponse(deleted=deleted, kept=kept)
 
     def MatchModel(self, request: pb.MatchModelRequest, context: grpc.ServicerContext) -> pb.MatchModelResponse:
-        answers = self._matcher.match(_query(request, context), request.share, _policy(request))
-        return pb.MatchModelResponse(matches=[_answer(answer) for answer in answers])
+        answer = self._matcher.match(_query(request, context), request.share, _policy(request))
+        return pb.MatchModelResponse(
+            matches=[_answer(each) for each in answer.operators],
+            roof=None if answer.roof is None else roof_to_proto(answer.roof),
+        )
 
     def TabulateModel(
         self, request: pb.TabulateModelRequest, context: grpc.ServicerContext
@@ -112,8 +134,14 @@ def _policy(request: pb.MatchModelRequest) -> Policy:
     return Policy(How(request.loosest or How.ROBUST), request.allow_unmeasured)
 
 
-def _task(task: OperatorTask) -> pb.Operator:
-    return pb.Operator(display_name=task.name, weight=task.weight, workload_hash=task.workload_hash, selected=True)
+def _task(task: OperatorTask, arithmetic: Arithmetic | None = None) -> pb.Operator:
+    return pb.Operator(
+        display_name=task.name,
+        weight=task.weight,
+        workload_hash=task.workload_hash,
+        selected=True,
+        arithmetic=None if arithmetic is None else arithmetic_to_proto(arithmetic),
+    )
 
 
 def _row(row: OperatorRow) -> pb.OperatorTable:
@@ -127,7 +155,7 @@ def _row(row: OperatorRow) -> pb.OperatorTable:
 def _answer(answer: OperatorAnswer) -> pb.OperatorMatch:
     task, match = answer.task, answer.match
     return pb.OperatorMatch(
-        operator=_task(task),
+        operator=_task(task, answer.arithmetic),
         how=match.how.value,
         record=None if match.record is None else record_to_proto(match.record),
         regret=match.regret,

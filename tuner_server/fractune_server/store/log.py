@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,13 @@ from sqlalchemy import (
     func,
     select,
     tuple_,
+    update,
 )
 
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.roofs import Arithmetic
 from fractune_server.store.database import Database, parts
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.rows import record_from_row, record_to_row
@@ -114,6 +116,14 @@ class TuningLog:
         with self._database.write() as connection:
             self._add_workloads(connection, found)
 
+    def set_arithmetic(self, found: Mapping[str, Arithmetic]) -> None:
+        """Note what workloads of the log ask of a processor, by workload hash."""
+        columns = workloads.c
+        with self._database.write() as connection:
+            for name, each in found.items():
+                values = {columns.flops: each.flops, columns.io_bytes: each.io_bytes}
+                connection.execute(update(workloads).where(columns.workload_hash == name).values(values))
+
     def prune(self, chosen: RecordFilter, keep_best: int, *, dry_run: bool) -> tuple[int, int]:
         """Delete what passes the filter, but keep the fastest of every operator, target, device and share.
 
@@ -164,6 +174,17 @@ class TuningLog:
         if packed is None:
             raise NotFound(f"workload {workload_hash} is not in the log")
         return zlib.decompress(packed).decode()
+
+    def arithmetic(self, workload_hashes: Iterable[str]) -> dict[str, Arithmetic]:
+        """What these workloads ask of a processor, by workload hash; those of which it is not known are absent."""
+        columns = workloads.c
+        found: dict[str, Arithmetic] = {}
+        with self._database.read() as connection:
+            for part in parts(list(dict.fromkeys(workload_hashes))):
+                query = select(columns.workload_hash, columns.flops, columns.io_bytes)
+                rows = connection.execute(query.where(columns.workload_hash.in_(part)))
+                found.update({name: Arithmetic(flops, io_bytes) for name, flops, io_bytes in rows if flops or io_bytes})
+        return found
 
     def existing(self, record_ids: Iterable[str]) -> set[str]:
         """Those of the ids that the log holds."""

@@ -8,16 +8,18 @@ from fractune_server.store.database import Database
 from fractune_server.store.jobs import JobStore
 from fractune_server.store.log import TuningLog
 from fractune_server.store.models import ModelStore
+from fractune_server.store.roofs import RoofStore
 
 
 class Store:
-    """The tuning log, the jobs and the models. Raises StateUnusable when the database cannot be used."""
+    """The tuning log, the jobs, the models and the roofs. Raises StateUnusable when the database cannot be used."""
 
     def __init__(self, url: str) -> None:
         self.database = Database(url)
         self.log = TuningLog(self.database)
         self.jobs = JobStore(self.database)
         self.models = ModelStore(self.database)
+        self.roofs = RoofStore(self.database)
 
     def close(self) -> None:
         self.database.close()

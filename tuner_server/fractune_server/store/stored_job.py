@@ -18,6 +18,8 @@ class Progress:
     """candidates measured at every share"""
     by_share: dict[str, int] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
+    saved: int = 0
+    """candidates that were not searched for, because the operators are near their roof"""
     entered_at: dict[str, float] = field(default_factory=dict)
     """time of day by state: when the job came to it"""
     busy_s: dict[str, float] = field(default_factory=dict)

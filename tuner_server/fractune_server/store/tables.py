@@ -74,6 +74,18 @@ workloads = Table(
     metadata,
     Column("workload_hash", _ID, primary_key=True),
     Column("json_zlib", LargeBinary, nullable=False),
+    Column("flops", Float, nullable=False, server_default="0"),  # 0, as of io_bytes: not known
+    Column("io_bytes", BigInteger, nullable=False, server_default="0"),
+)
+
+roofs = Table(
+    "roofs",
+    metadata,
+    Column("device_key", Text, primary_key=True),
+    Column("share_key", String(64), primary_key=True),
+    Column("gflops", Float, nullable=False),
+    Column("gb_per_s", Float, nullable=False),
+    Column("cache_bytes", BigInteger, nullable=False),
 )
 
 models = Table(

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
+from fractune_core.roofs import Roof
 from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.confinement import confinement_for
@@ -155,6 +156,16 @@ class MeasurementSession:
             return float(self.run((), None, partial(self.call, "anchor", _TRIAL_TIMEOUT_S)))
         except CHILD_ERRORS:
             return 0.0
+
+    def roof(self) -> Roof | None:
+        """The share's roof, measured now; None where it is not known: on a GPU, or when it could not be measured."""
+        if self.gpu_uuid is not None:
+            return None
+        try:
+            answer = self.run((), None, partial(self.call, "roof", _TRIAL_TIMEOUT_S))
+        except CHILD_ERRORS:
+            return None
+        return None if answer is None else Roof.from_json(answer)
 
     def trials(self, batch: ArtifactBatch, best_s: float = math.inf) -> dict[str, Outcome]:
         """Race the candidates, each on its own: only one that comes close to the fastest so far is timed for longer.

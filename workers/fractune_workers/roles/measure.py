@@ -21,6 +21,7 @@ from fractune_core.messages import (
     Measured,
     MeasureWork,
     ModelTimed,
+    RoofMeasured,
     TimeModelWork,
     WorkerInfo,
     WorkFailed,
@@ -29,6 +30,7 @@ from fractune_core.messages import (
     work_record,
 )
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
+from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import WorkerContext
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
@@ -51,6 +53,7 @@ class Measurer:
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
+        self._knows_roof = False
 
     def start(self) -> None:
         self._session.handshake()
@@ -89,6 +92,7 @@ class Measurer:
         else:
             measure = partial(self._session.trials, batch, self._best_s.get(operator, math.inf))
         with self._slot(alone=is_validation) as slot:
+            roof = self._roof()
             outcomes, conditions = measure_stable(self._session, self._clocks, measure)
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
@@ -103,7 +107,25 @@ class Measurer:
                 "record": record.to_json(),
             }
             transaction.event(work["reply"], event)
+        if roof is not None:
+            transaction.event(SERVER_STREAM, self._roof_measured(work, roof))
         transaction.send()
+
+    def _roof(self) -> Roof | None:
+        """The share's roof, once in the life of this process: with its first batch, when its cores are its own."""
+        if self._knows_roof:
+            return None
+        self._knows_roof = True
+        return self._session.roof()
+
+    def _roof_measured(self, work: MeasureWork, roof: Roof) -> RoofMeasured:
+        return {
+            "event": "roof_measured",
+            "job": work["job"],
+            "device_key": Device.from_json(self._session.device_info["device"]).key,
+            "share_key": GrantedShare.from_json(self._session.device_info["granted"]).key,
+            "roof": roof.to_json(),
+        }
 
     def _slot(self, *, alone: bool) -> AbstractContextManager[MeasurementSlot]:
         """Wait until this measurement may run; `alone`: with no other on the GPU. Its cores are always its own."""

@@ -71,7 +71,7 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     assert {event["event"] for event in events} == {"job", "operator", "progress", "result"}
     result = events[-1]
     assert list(result) == [
-        *("event", "job", "wall_s", "trials", "trials_per_s", "phases_s", "busy_s"),
+        *("event", "job", "wall_s", "trials", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
         *("failures", "shares", "operators", "bundle"),
     ]
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
@@ -83,9 +83,19 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
         "granted": granted().to_json(),
         "untuned_s": 4e-3,
         "tuned_s": 2e-3,
+        "roof": {"gflops": 20.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25},
+        "operators_s": 6e-3,
+        "rest_s": -4e-3,
     }
+    assert result["shares"][1]["roof"] is None
+    assert result["trials_saved"] == 4
     assert [operator["name"] for operator in result["operators"]] == ["fused_conv2d"]
-    assert result["operators"][0]["best_s"] == {"cpu:1": 2e-3, "cpu:2": 1e-3}
+    (operator,) = result["operators"]
+    assert operator["best_s"] == {"cpu:1": 2e-3, "cpu:2": 1e-3}
+    assert (operator["flops"], operator["io_bytes"]) == (2e7, 1 << 20)
+    assert operator["gflops"] == pytest.approx({"cpu:1": 10.0, "cpu:2": 20.0})
+    assert operator["roof_part"] == {"cpu:1": pytest.approx(0.5), "cpu:2": None}
+    assert operator["model_part"] == pytest.approx({"cpu:1": 3.0, "cpu:2": 3.0})
     assert Path(result["bundle"]).read_bytes() == bundle_bytes()
 
 
@@ -102,6 +112,8 @@ def test_plain_lines_tell_states_notes_and_the_closing_tables(
     assert "2.00x" in said
     assert "3.00x" in said
     assert "tuned at x run at" in said
+    assert "where the time goes" in said
+    assert "saved 4 trials: operators at 90 % of their roof are not searched further" in said
     assert f"bundle: {model.parent / 'out' / 'm.fractune'}" in said
 
 

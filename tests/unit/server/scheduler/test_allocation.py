@@ -137,6 +137,80 @@ def test_exhausted_and_forbidden_operators_are_left_out() -> None:
     assert next_round(plans, Budget(8, 0, 4), 0, lambda each: each.workload_hash != "b") is None
 
 
+def near_its_roof(name: str, trials: int = 0) -> OperatorPlan:
+    """Its best is at 95 % of the roof at both shares, from its first trial on."""
+    made = plan(name, trials=trials, secs=1.0)
+    made.set_attainable(dict.fromkeys(SHARES, 0.95))
+    return made
+
+
+def test_an_operator_near_its_roof_is_searched_no_further_and_the_others_get_its_trials() -> None:
+    plans = [near_its_roof("near", trials=8), plan("far")]
+    assert [each.near_roof for each in plans] == [True, False]
+    limits, made = Budget(32, 0, 8), 8
+    while (found := next_round(plans, limits, made)) is not None:
+        assert found[0] is plans[1]
+        plans[1].complete += found[1]
+        made += found[1]
+    assert made == 32
+    assert limits.saved(plans, made) == 0
+
+
+def test_when_all_are_near_their_roof_the_search_ends_and_says_what_it_saved() -> None:
+    plans = [near_its_roof("a", trials=8), near_its_roof("b", trials=8)]
+    assert next_round(plans, Budget(64, 0, 8), 16) is None
+    assert Budget(64, 0, 8).saved(plans, 16) == 48
+    assert next_round(plans, Budget(64, 20, 8), 4) is None
+    assert Budget(64, 20, 8).saved(plans, 4) == 16
+
+
+def test_the_search_goes_on_when_a_roof_is_found_too_low() -> None:
+    """A faster trial shows that the estimate was wrong."""
+    made = near_its_roof("a", trials=8)
+    made.add_trial("much faster", SHARES[0], 0.5)
+    assert not made.near_roof
+    found = next_round([made], Budget(32, 0, 8), 8)
+    assert found is not None
+    assert found[0] is made
+
+
+@given(
+    parts=st.dictionaries(st.sampled_from(SHARES), st.floats(0.01, 3.0)),
+    trials=st.integers(0, 20),
+)
+def test_only_a_roof_that_is_known_at_every_share_ends_a_search(parts: dict[str, float], trials: int) -> None:
+    made = plan("a", trials=trials, secs=1.0)
+    made.set_attainable(parts)
+    known = trials > 0 and len(parts) == len(SHARES)
+    assert made.near_roof == (known and all(0.9 <= part <= 1.3 for part in parts.values()))
+    assert made.near_roof or next_round([made], Budget(100, 0, 8), trials) is not None
+
+
+@given(
+    budget_trials=st.integers(1, 500),
+    counts=st.lists(st.tuples(st.integers(0, 100), st.booleans(), st.booleans()), min_size=1, max_size=20),
+)
+def test_what_is_saved_is_what_a_search_without_roofs_would_still_have_made(
+    budget_trials: int, counts: list[tuple[int, bool, bool]]
+) -> None:
+    plans = [plan(f"op{index}") for index in range(len(counts))]
+    for each, (count, near, exhausted) in zip(plans, counts, strict=True):
+        each.complete, each.near_roof, each.exhausted = count, near, exhausted
+    limits = Budget(budget_trials, 0, 64)
+    while (found := next_round(plans, limits, 0)) is not None:
+        found[0].complete += found[1]
+    saved = limits.saved(plans, 0)
+    high = budget.cap(budget_trials, len(plans))
+    unspent = budget_trials - sum(min(each.complete, high) for each in plans)
+    made = 0
+    for each in plans:
+        each.near_roof = False
+    while (found := next_round(plans, limits, 0)) is not None:
+        found[0].complete += found[1]
+        made += found[1]
+    assert saved == min(made, max(0, unspent))  # an operator's minimum may be owed beyond the budget
+
+
 def test_a_trial_known_twice_counts_once() -> None:
     made = plan("a")
     assert made.best_s is None

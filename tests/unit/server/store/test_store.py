@@ -23,6 +23,7 @@ from sqlalchemy import event, text
 from fractune_core.errors import BadRequest, NotFound, StateUnusable
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.roofs import Arithmetic, Roof
 from fractune_server.store import database
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.folder import StateFolder
@@ -345,6 +346,27 @@ class StoreContract:
         assert [found.id for found in first + second] == ["c", "b", "a"]
         assert last is None
 
+    # ---- roofs ----
+
+    def test_of_a_roof_the_best_of_each_figure_is_kept(self, store: Store) -> None:
+        assert store.roofs.of("device") == {}
+        store.roofs.add("device", "cpu/1of2core", Roof(100.0, 8.0, 1 << 25))
+        store.roofs.add("device", "cpu/1of2core", Roof(90.0, 10.0, 1 << 25))
+        store.roofs.add("device", "cpu/2of2core", Roof(180.0, 9.0, 1 << 25))
+        store.roofs.add("other", "cpu/1of2core", Roof(1.0, 1.0, 1))
+        assert store.roofs.of("device") == {
+            "cpu/1of2core": Roof(100.0, 10.0, 1 << 25),
+            "cpu/2of2core": Roof(180.0, 9.0, 1 << 25),
+        }
+
+    def test_what_workloads_ask_for_is_known_once_it_was_told(self, store: Store) -> None:
+        store.log.add_workloads([("w", "[]"), ("v", "[]")])
+        assert store.log.arithmetic(["w", "v", "none"]) == {}
+        store.log.set_arithmetic({"w": Arithmetic(1e9, 3 << 40), "none": Arithmetic(1.0, 1)})
+        assert store.log.arithmetic(["w", "v", "none"]) == {"w": Arithmetic(1e9, 3 << 40)}
+        store.log.add_workloads([("w", "[]")])
+        assert store.log.arithmetic(["w"]) == {"w": Arithmetic(1e9, 3 << 40)}
+
     # ---- models ----
 
     def test_models_and_what_ingest_found(self, store: Store) -> None:
@@ -376,6 +398,7 @@ class TestSqliteStore(StoreContract):
     def test_a_log_of_the_first_schema_is_brought_up_to_date(self, make: Callable[[], Store]) -> None:
         old = make()
         old.log.add([validation("a", 1, 1.0)])
+        old.log.add_workloads([("f" * 16, "[]")])
         with old.database.write() as connection:
             config = _migrations()
             config.attributes["connection"] = connection
@@ -386,6 +409,8 @@ class TestSqliteStore(StoreContract):
         assert [record.trace for record in store.log.validated(KEY.workload_hash).records] == ["a"]
         store.log.add([validation("b", 1, 1.0)])
         assert len(store.log.validated(KEY.workload_hash).records) == 2
+        assert store.log.arithmetic(["f" * 16]) == {}
+        assert store.roofs.of(DEVICE.key) == {}
         store.close()
 
     def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:

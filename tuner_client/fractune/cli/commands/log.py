@@ -63,8 +63,8 @@ def show(
             fastest=fastest,
         )
     if as_json:
-        for record in found:
-            print(json.dumps(record.to_json()))
+        for row in found.table.rows:
+            print(json.dumps(row))
         return
     table_console().print(found.table.grid())
     print(f"{len(found)} of {found.total} records")

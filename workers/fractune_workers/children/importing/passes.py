@@ -7,6 +7,7 @@ hash of its TIR, so both run `prepare`: another pass list would give other hashe
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,11 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.layouts.plan import planned
+from fractune_workers.children.layouts.simplify import simplify
 from fractune_workers.children.tvm_api.error_line import first_line
+
+_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,14 @@ class Operator:
     """MetaSchedule's workload as JSON text"""
     flops: float
     """arithmetic operations of one run, as TVM estimates them; 0 = not known"""
+    io_bytes: int
+    """sizes of its arguments, inputs and outputs, each once; 0 = not known"""
+    narrow: bool
+    """whether an argument has elements of less than 4 bytes: then its arithmetic may be faster than float32's"""
 
 
 def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Legalize and fuse a Relax module until every operator is one TIR function. Raises BadModel.
+    """Plan the layouts of a Relax module, legalize and fuse it until every operator is one TIR function. Raises BadModel.
 
     The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants
     are folded.
@@ -47,6 +56,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             relax.transform.LegalizeOps(enable_warning=False),
+            relax.transform.RewriteDataflowReshape(),  # a view costs nothing, a fused copy does
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
             relax.transform.FuseOps(),
@@ -56,7 +66,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            return passes(mod)
+            return passes(planned(simplify(mod), target))
     except Exception as error:
         raise BadModel(f"TVM cannot lower the model: {first_line(error)}") from error
 
@@ -90,13 +100,29 @@ def workload_hash(mod: tvm.IRModule) -> str:
 
 
 def _operator(name: str, weight: int, mod: tvm.IRModule) -> Operator:
+    arguments = _arguments(mod)
     return Operator(
         name=name,
         weight=weight,
         workload_hash=workload_hash(mod),
         workload_json=json.dumps(_plain(ms.database.Workload(mod).as_json())),
         flops=_flops(mod),
+        io_bytes=sum(count * element_bytes for count, element_bytes in arguments),
+        narrow=any(element_bytes < _FLOAT32_BYTES for _, element_bytes in arguments),
     )
+
+
+def _arguments(mod: tvm.IRModule) -> list[tuple[int, int]]:
+    """Elements of each argument, and bytes of an element; empty where a shape depends on data."""
+    try:
+        described = [info.as_json() for info in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)]
+    except TypeError:
+        return []
+    return [(math.prod(map(int, shape)), _element_bytes(str(dtype))) for _, dtype, shape in described]
+
+
+def _element_bytes(dtype: str) -> int:
+    return math.ceil(tvm.DataType(dtype).bits / 8)
 
 
 def _flops(mod: tvm.IRModule) -> float:

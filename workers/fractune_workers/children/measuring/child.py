@@ -18,7 +18,7 @@ from fractune_workers.confinement import Confinement, confinement_for, stream_of
 if TYPE_CHECKING:
     from fractune_workers.children.measuring.setup import MeasuringSetup
 
-_METHODS = ("device_info", "anchor", "begin", "load", "race", "check", "time_interleaved", "time_model")
+_METHODS = ("device_info", "anchor", "roof", "begin", "load", "race", "check", "time_interleaved", "time_model")
 _SLOW_S = 0.2
 """A kernel slower than this gets the fewest repeats that the timing policy allows"""
 _FEWEST_REPEATS = 3
@@ -55,6 +55,10 @@ class MeasurerChild:
     def anchor(self) -> float:
         """Time of the anchor kernel over its time when this process timed it first."""
         return self._setup.anchor.ratio()
+
+    def roof(self) -> dict[str, Any] | None:
+        """The share's Roof as JSON, measured now; None where it cannot be."""
+        return None if self._setup.roof is None else self._setup.roof().to_json()
 
     def begin(self, args_info: list[Any], seed: int) -> None:
         """Forget all kernels; make random arguments for the next workload."""

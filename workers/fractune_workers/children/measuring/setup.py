@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
@@ -13,8 +14,10 @@ from tvm.s_tir import Schedule
 
 from fractune_core.cuda.toolkit import runtime_version
 from fractune_core.errors import ShareUnavailable
+from fractune_core.roofs import Roof
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.anchor import Anchor, matmul_anchor
+from fractune_workers.children.measuring.roof import cpu_roof
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.cuda_target import gpu_target
@@ -41,6 +44,8 @@ class MeasuringSetup:
     """of what decides the times, as records keep them"""
     get_ready: Callable[[], None]
     """has to run before the share is verified"""
+    roof: Callable[[], Roof] | None
+    """measures it; None on a GPU, whose roof is not known"""
 
 
 def cpu_setup() -> MeasuringSetup:
@@ -52,6 +57,7 @@ def cpu_setup() -> MeasuringSetup:
         anchor=Anchor(matmul_anchor(target, processor)),
         versions=_versions(),
         get_ready=_start_every_thread,
+        roof=partial(cpu_roof, target, processor),
     )
 
 
@@ -80,6 +86,7 @@ def gpu_setup(
         anchor=Anchor(GpuAnchor(cuda, stream).seconds),
         versions={**_versions(), "driver": gpu.driver, "cuda": runtime_version()},
         get_ready=lambda: None,
+        roof=None,
     )
 
 

@@ -8,7 +8,7 @@ from those before it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,13 @@ from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
 from fractune_core.analysis.joint_time import joint_time_s
 from fractune_workers.children.searching.decisions import SurrogateModel, features_of
+from fractune_workers.children.searching.first_candidates import first_candidates
+from fractune_workers.children.searching.space import space_for
 from fractune_workers.children.searching.surrogate import Surrogate
 from fractune_workers.children.searching.transfer import seeds
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
-from fractune_workers.children.tvm_api.tensor_cores import space_for
 from fractune_workers.children.tvm_api.traces import read_trace, write_trace
+from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
 _POPULATION, _GENERATIONS = 64, 2
 """of one round: an eighth of MetaSchedule's population for half its generations (docs/decisions/0009-surrogate.md)"""
@@ -77,7 +79,11 @@ class OperatorSearch:
         """what the evolution has returned: it does so only once"""
         self._pending: dict[str, _Pending] = {}
         self._fastest = _Fastest(int(_POPULATION * _MEASURED_PART))
-        self._transferred: list[Any] = []
+        self._transferred: Iterator[Any] = iter(())
+        self._computed: Iterator[Any] = iter(())
+        if target.kind.name == "llvm":
+            self._computed = first_candidates(workload, self.spaces, self.postprocs, vector_unit(target))
+        self._first = self._beginnings()
 
     @property
     def postprocs(self) -> Any:
@@ -86,8 +92,7 @@ class OperatorSearch:
 
     def propose(self, count: int, name: Callable[[str], str]) -> list[dict[str, str]]:
         """Up to `count` candidates never proposed before: `candidate` (named by `name` from the trace) and `trace`."""
-        fresh = self._unseen(self._transferred, count)
-        self._transferred = []
+        fresh = self._unseen(self._first, count)
         if len(fresh) < count and len(self._surrogate) >= _FEWEST_MEASURED:
             fresh += self._evolved(count - len(fresh))
         fresh += self._drawn(count - len(fresh))
@@ -117,7 +122,16 @@ class OperatorSearch:
 
     def transfer(self, traces: Iterable[str]) -> None:
         """Try the schedules of other operators first, adapted to this one."""
-        self._transferred = seeds(traces, self._workload.mod, self.spaces, self.postprocs)
+        self._transferred = iter(seeds(traces, self._workload.mod, self.spaces, self.postprocs))
+
+    def _beginnings(self) -> Iterator[Any]:
+        """What is tried before anything is known: computed candidates and transferred ones, in turn."""
+        while True:
+            computed = next(self._computed, None)
+            transferred = next(self._transferred, None)
+            if computed is None and transferred is None:
+                return
+            yield from (sch for sch in (computed, transferred) if sch is not None)
 
     def _drawn(self, count: int) -> list[Any]:
         """Up to `count` random ones; fewer when the space holds no more."""
@@ -151,10 +165,12 @@ class OperatorSearch:
                 self._fastest.add(sch, secs)
 
     def _unseen(self, schedules: Iterable[Any], count: int) -> list[Any]:
+        """The first `count` of them that are new; what comes after stays where it is."""
         fresh: list[Any] = []
-        for sch in schedules:
+        schedules = iter(schedules)
+        while len(fresh) < count and (sch := next(schedules, None)) is not None:
             digest = _digest(sch)
-            if len(fresh) < count and digest not in self._seen:
+            if digest not in self._seen:
                 self._seen.add(digest)
                 fresh.append(sch)
         return fresh

@@ -14,26 +14,17 @@ from math import prod
 from typing import Any
 
 import tvm_ffi
-from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import Trace
 
 from fractune_core.records import UNTUNED
-from fractune_workers.children.tvm_api.traces import write_trace
+from fractune_workers.children.searching.sketches import AT_ROOT, CATEGORICAL, TILE, Sketch, applied, sketches_of
 
-_TILE = "SamplePerfectTile"
-_CATEGORICAL = "SampleCategorical"
-_AT_ROOT = -1
-"""the compute location that every block has, a loop nest of its own; TVM moves an invalid one to the one before it"""
 _OF_NEIGHBOURS = frozenset({
     "GetSBlock", "GetLoops", "GetConsumers", "GetProducers", "GetChildBlocks",
     "ComputeInline", "ReverseComputeInline",
     "CacheWrite",  # takes the place of the consumer where there is none
 })  # fmt: skip
 """steps that depend on what is fused with the main computation, and say nothing about how that is tiled"""
-_MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
-"""what TVM raises (ScheduleError and InternalError are RuntimeErrors) for a step that cannot be applied"""
 
-_Json = list[Any]
 
 
 def seeds(traces: Iterable[str], mod: Any, spaces: Iterable[Any], postprocs: Iterable[Any]) -> list[Any]:
@@ -47,12 +38,7 @@ def seeds(traces: Iterable[str], mod: Any, spaces: Iterable[Any], postprocs: Ite
     return list(found.values())
 
 
-def sketches_of(spaces: Iterable[Any]) -> list[_Json]:
-    """The design space as traces in JSON, without what the postprocs add."""
-    return [json.loads(write_trace(space.trace.simplified(remove_postproc=True))) for space in spaces]
-
-
-def adapt(trace: str, mod: Any, sketches: Iterable[_Json], postprocs: Iterable[Any]) -> Any | None:
+def adapt(trace: str, mod: Any, sketches: Iterable[Sketch], postprocs: Iterable[Any]) -> Any | None:
     """A schedule of `mod`, after `postprocs`, that follows the trace of another operator; None when it does not fit.
 
     `sketches` are those of the design space of `mod`, `postprocs` are those of its space generator.
@@ -64,7 +50,7 @@ def adapt(trace: str, mod: Any, sketches: Iterable[_Json], postprocs: Iterable[A
     if not fitting:
         return None
     nearest = min(fitting, key=lambda sketch: _distance(_steps(sketch), _steps(source)))
-    return _apply([nearest[0], _decide(nearest, source)], mod, postprocs)
+    return applied([nearest[0], _decide(nearest, source)], mod, postprocs)
 
 
 def scale_tile(tile: list[int], extent: int, max_innermost: int) -> list[int]:
@@ -80,22 +66,22 @@ def scale_tile(tile: list[int], extent: int, max_innermost: int) -> list[int]:
     return [extent, *inner]
 
 
-def _before_postproc(trace: _Json) -> _Json:
+def _before_postproc(trace: Sketch) -> Sketch:
     steps, decisions = trace
     end = next((at for at, step in enumerate(steps) if step[0] == "EnterPostproc"), len(steps))
     return [steps[:end], [[at, decision] for at, decision in decisions if at < end]]
 
 
-def _signature(trace: _Json) -> tuple[list[Any], list[Any]]:
+def _signature(trace: Sketch) -> tuple[list[Any], list[Any]]:
     """What must agree: into how many parts each loop is tiled, and the choices of each categorical step."""
     decided = [trace[0][at] for at, _ in trace[1]]
     return (
-        [attrs[0] for kind, _, attrs, _ in decided if kind == _TILE],
-        [attrs[0] for kind, _, attrs, _ in decided if kind == _CATEGORICAL],
+        [attrs[0] for kind, _, attrs, _ in decided if kind == TILE],
+        [attrs[0] for kind, _, attrs, _ in decided if kind == CATEGORICAL],
     )
 
 
-def _steps(trace: _Json) -> Counter[str]:
+def _steps(trace: Sketch) -> Counter[str]:
     """The steps as text that does not depend on the numbering of variables: `ReverseComputeAt Split4.1`.
 
     Blocks are left out (neighbours have other names), and numbers (they follow from the device and the extents).
@@ -116,7 +102,7 @@ def _distance(one: Counter[str], other: Counter[str]) -> int:
     return ((one - other) + (other - one)).total()
 
 
-def _decide(sketch: _Json, source: _Json) -> _Json:
+def _decide(sketch: Sketch, source: Sketch) -> Sketch:
     """A decision for each sampling step of the sketch: what the source chose in its n-th step of that kind."""
     chosen: dict[str, list[Any]] = defaultdict(list)
     for at, decision in source[1]:
@@ -125,17 +111,7 @@ def _decide(sketch: _Json, source: _Json) -> _Json:
     for at, own in sketch[1]:
         kind, _, attrs, _ = sketch[0][at]
         # Only a location may be without a partner: the other kinds are as many, by the signature.
-        theirs: Any = chosen[kind].pop(0) if chosen[kind] else _AT_ROOT
+        theirs: Any = chosen[kind].pop(0) if chosen[kind] else AT_ROOT
         # The sketch's own tile is of no worth, but its product is the loop's extent.
-        decisions.append([at, scale_tile(theirs, prod(own), attrs[1]) if kind == _TILE else theirs])
+        decisions.append([at, scale_tile(theirs, prod(own), attrs[1]) if kind == TILE else theirs])
     return decisions
-
-
-def _apply(trace: _Json, mod: Any, postprocs: Iterable[Any]) -> Any | None:
-    sch = Schedule(mod, debug_mask="none", error_render_level="none")
-    try:
-        Trace.apply_json_to_schedule(trace, sch)
-        sch.enter_postproc()
-        return sch if all(rule.apply(sch) for rule in postprocs) else None
-    except _MISFITS:
-        return None

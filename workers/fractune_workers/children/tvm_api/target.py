@@ -136,6 +136,11 @@ def host_device() -> Device:
     )
 
 
+def last_cache_bytes() -> int:
+    """Size of the last-level cache, whoever shares it; 0 when the system does not tell."""
+    return max(_cache_kib(Path("/sys/devices/system/cpu/cpu0/cache")).values(), default=0) * 1024
+
+
 def _target(text: str, config: dict[str, Any] | str) -> tvm.target.Target:
     try:
         return tvm.target.Target(config)
@@ -215,14 +220,19 @@ def _host_features() -> tuple[set[str], set[str]]:
 
 def _l2_kib(cache: Path) -> int:
     """Size of the second-level cache of one core in KiB; 0 when the system does not tell."""
+    return _cache_kib(cache).get("2", 0)
+
+
+def _cache_kib(cache: Path) -> dict[str, int]:
+    """Sizes of the caches of one core in KiB, by level; those that the system does not tell are absent."""
+    sizes: dict[str, int] = {}
     for index in sorted(cache.glob("index*")):
         try:
             level, size = (index / "level").read_text().strip(), (index / "size").read_text().strip()
         except OSError:
             continue
-        if level == "2":
-            return int(size.rstrip("KM")) * (1024 if size.endswith("M") else 1)
-    return 0
+        sizes[level] = int(size.rstrip("KM")) * (1024 if size.endswith("M") else 1)
+    return sizes
 
 
 def _model_name(cpuinfo: Path) -> str:

@@ -9,7 +9,6 @@ import tvm
 from fractune_workers.children.tvm_api.intrinsics import load_tensor_cores
 from fractune_workers.children.tvm_api.traces import args_of
 
-_OF_TARGET = "post-order-apply"
 _TYPES = frozenset({"float16", "int8"})
 """what TVM's rules put on tensor cores; `float32` stays `float32`, on the other cores"""
 
@@ -23,10 +22,3 @@ def prepare_tensor_cores(workload: Any, target: tvm.target.Target) -> bool:
         return False
     load_tensor_cores()
     return True
-
-
-def space_for(workload: Any, target: tvm.target.Target) -> str:
-    """MetaSchedule's name of the space; for a GPU it would by itself take the one with tensor cores for everything."""
-    if target.kind.name != "cuda":
-        return _OF_TARGET
-    return "cuda-tensorcore" if prepare_tensor_cores(workload, target) else "cuda"

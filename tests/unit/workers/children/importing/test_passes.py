@@ -48,8 +48,8 @@ def test_equal_operators_are_one_with_their_weights_added() -> None:
 
 def test_an_operator_has_the_same_hash_in_two_models() -> None:
     """Whatever it is called there, and whatever the weights hold."""
-    small = {operator.workload_hash for operator in extract(prepare(layers([16, 32]), TARGET), TARGET)}
-    large = {operator.workload_hash for operator in extract(prepare(layers([8, 4, 16, 32]), TARGET), TARGET)}
+    small = {operator.workload_hash for operator in extract(prepare(layers([3, 4]), TARGET), TARGET)}
+    large = {operator.workload_hash for operator in extract(prepare(layers([2, 5, 3, 4]), TARGET), TARGET)}
     assert len(small) == 1
     assert small < large
 
@@ -86,6 +86,34 @@ def test_the_workload_is_metaschedules_own() -> None:
     workload = ms.database.Workload.from_json(json.loads(operator.workload_json))
     assert workload_hash(workload.mod) == operator.workload_hash
     assert operator.flops >= 2 * 16 * 32
+    assert operator.io_bytes == 4 * (16 + 16 * 32 + 32)
+    assert not operator.narrow
+
+
+@pytest.mark.parametrize(("dtype", "element_bytes"), [("float32", 4), ("float16", 2), ("int8", 1), ("int64", 8)])
+def test_arguments_are_counted_in_bytes_of_their_type(dtype: str, element_bytes: int) -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([4, 8], dtype))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.negative(x))
+        builder.emit_func_output(out)
+    (operator,) = extract(prepare(builder.get(), TARGET), TARGET)
+    assert (operator.io_bytes, operator.narrow) == (2 * 4 * 8 * element_bytes, element_bytes < 4)
+
+
+def test_a_shape_that_depends_on_data_leaves_the_traffic_unknown() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor(("n", 8), "float32")) -> R.Tensor(("n", 8), "float32"):  # noqa: N805
+            with R.dataflow():
+                out = R.nn.relu(x)
+                R.output(out)
+            return out
+
+    (operator,) = extract(prepare(Module, TARGET), TARGET)
+    assert operator.io_bytes == 0
 
 
 @pytest.mark.parametrize("target", ["", "cuda:sm_90"])

@@ -104,6 +104,10 @@ def test_the_anchor_runs_on_the_confined_stream(child: dict[str, Callable[..., A
     assert child["anchor"]() == pytest.approx(1.3)
 
 
+def test_the_roof_of_a_gpu_is_not_known(child: dict[str, Callable[..., Any]]) -> None:
+    assert child["roof"]() is None
+
+
 def test_everything_runs_on_the_confined_stream_and_the_cache_is_known(
     child: dict[str, Callable[..., Any]],
     setup: MeasuringSetup,

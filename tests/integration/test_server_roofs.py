@@ -1,0 +1,95 @@
+"""Roofs on the server: what measurers find is kept, shown, and ends the search of what is near it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from fractune_core.analysis.roofline import NEAR, reached
+from fractune_core.convert import arithmetic_from_proto, roof_from_proto
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.roofs import Arithmetic, Roof
+from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
+from tests.support.processes.redis_process import running_redis
+from tests.support.processes.server_process import Client, ServerProcess, running_server
+
+GFLOPS_OF_A_CORE = 100.0
+WORK = Arithmetic(flops=GFLOPS_OF_A_CORE * 1e9 * 2.4e-4, io_bytes=1 << 20)
+"""One candidate in nine comes near its limit (240 us on one core), none beyond: the fastest there is takes 200 us"""
+TRIALS = 64
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def fleet(redis_url: str) -> Iterator[SimulatedFleet]:
+    with simulated_fleet(redis_url) as fleet:
+        for cores in (1, 2):
+            fleet.workers[f"measure-{cores}"].roof = Roof(cores * GFLOPS_OF_A_CORE, 1000.0, 1 << 25)
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def server(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running_server(redis_url, tmp_path_factory.mktemp("here") / "state") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ServerProcess, fleet: SimulatedFleet) -> Iterator[Client]:
+    assert fleet.workers
+    with server.client() as client:
+        yield client
+
+
+def model(name: str, **arithmetic: float) -> bytes:
+    return json.dumps({"operators": [{"name": name, "weight": 2, **arithmetic}]}).encode()
+
+
+@pytest.fixture(scope="module")
+def done(client: Client) -> pb.Job:
+    uploaded = client.upload(model("conv2d_near", flops=WORK.flops, io_bytes=WORK.io_bytes))
+    job = client.finish(client.create(uploaded, trials=TRIALS, round_size=8).name)
+    assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+    return job
+
+
+def test_an_operator_near_its_roof_ends_the_search_and_the_job_says_what_that_saved(done: pb.Job) -> None:
+    (operator,) = done.operators
+    assert arithmetic_from_proto(operator.arithmetic) == WORK
+    for share in ("cpu:1", "cpu:2"):
+        part = reached(WORK, roof_from_proto(done.roofs[share]), operator.best_s[share])
+        assert part is not None
+        assert part >= NEAR
+    assert done.progress.trials_saved > 0
+    assert done.progress.candidates_done + done.progress.trials_saved == TRIALS
+
+
+def test_a_later_job_knows_the_roof_before_anything_is_measured(client: Client, done: pb.Job) -> None:
+    again = client.finish(client.create(done.spec.model, more=16).name)
+    assert (again.progress.candidates_done, again.progress.trials_saved) == (0, 16)
+
+
+def test_an_operator_of_which_nothing_is_known_gets_its_whole_budget(client: Client, done: pb.Job) -> None:
+    assert done.roofs
+    job = client.finish(client.create(client.upload(model("conv2d_unknown")), trials=16).name)
+    assert not job.operators[0].HasField("arithmetic")
+    assert (job.progress.candidates_done, job.progress.trials_saved) == (16, 0)
+
+
+def test_records_and_matches_come_with_what_their_speed_is_judged_by(client: Client, done: pb.Job) -> None:
+    request = pb.ListRecordsRequest(filter=pb.RecordFilter(operator="conv2d_near"), page_size=3)
+    listed = client.log.ListRecords(request)
+    assert len(listed.records) == 3
+    for record in listed.records:
+        assert arithmetic_from_proto(listed.arithmetic[record.workload_hash]) == WORK
+        assert listed.roofs[record.name].gflops == record.granted.units * GFLOPS_OF_A_CORE
+    matched = client.log.MatchModel(pb.MatchModelRequest(model=done.spec.model, share="cpu:2"))
+    assert matched.roof.gflops == 2 * GFLOPS_OF_A_CORE
+    assert arithmetic_from_proto(matched.matches[0].operator.arithmetic) == WORK

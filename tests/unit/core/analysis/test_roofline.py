@@ -1,0 +1,81 @@
+"""The roofline model: what a share can attain, and how much of it a time reaches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fractune_core.analysis.roofline import DOUBTFUL, NEAR, attainable_s, gflops, is_near, reached, roof_part
+from fractune_core.roofs import Arithmetic, Roof
+
+ROOF = Roof(gflops=100.0, gb_per_s=10.0, cache_bytes=32 << 20)
+CONVOLUTION = Arithmetic(flops=2e9, io_bytes=4 << 20)
+"""20 ms of arithmetic, 0.4 ms of traffic"""
+STREAM = Arithmetic(flops=1e8, io_bytes=400_000_000)
+"""1 ms of arithmetic, 40 ms of traffic"""
+
+amounts = st.floats(1.0, 1e13)
+roofs = st.builds(Roof, st.floats(0.1, 1e5), st.floats(0.1, 1e5), st.integers(0, 1 << 32))
+works = st.builds(Arithmetic, amounts, st.integers(1, 1 << 40))
+
+
+def test_the_slower_of_arithmetic_and_traffic_decides() -> None:
+    assert attainable_s(CONVOLUTION, ROOF) == pytest.approx(0.02)
+    assert attainable_s(STREAM, ROOF) == pytest.approx(0.04)
+
+
+def test_traffic_that_may_stay_in_the_cache_has_no_known_limit() -> None:
+    in_cache = Arithmetic(flops=1e5, io_bytes=4 << 20)
+    assert attainable_s(in_cache, ROOF) is None
+    assert reached(in_cache, ROOF, 1e-3) is None
+
+
+@pytest.mark.parametrize("work", [Arithmetic(0.0, 100), Arithmetic(1e9, 0)])
+def test_an_estimate_that_is_missing_concludes_nothing(work: Arithmetic) -> None:
+    assert attainable_s(work, ROOF) is None
+
+
+def test_what_is_not_known_is_no_limit() -> None:
+    assert reached(None, ROOF, 1.0) is None
+    assert reached(CONVOLUTION, None, 1.0) is None
+    assert reached(CONVOLUTION, ROOF, None) is None
+    assert reached(CONVOLUTION, ROOF, math.inf) is None
+    assert not is_near(None, 0.02)
+    assert not is_near(0.02, None)
+
+
+def test_a_time_far_below_the_limit_says_that_the_estimate_is_wrong() -> None:
+    assert roof_part(0.02, 0.02 / 1.29) == pytest.approx(1.29)
+    assert roof_part(0.02, 0.02 / 1.31) is None
+    assert not is_near(0.02, 0.02 / 1.31)
+
+
+def test_operations_a_second() -> None:
+    assert gflops(CONVOLUTION, 0.04) == pytest.approx(50.0)
+    assert gflops(CONVOLUTION, math.inf) is None
+    assert gflops(Arithmetic(0.0, 10), 1.0) is None
+    assert gflops(None, 1.0) is None
+
+
+@given(works, roofs, st.floats(1e-9, 1e4))
+def test_no_unit_does_more_than_its_peak_at_the_attainable_time(work: Arithmetic, roof: Roof, secs: float) -> None:
+    least_s = attainable_s(work, roof)
+    if least_s is None:
+        assert work.io_bytes <= roof.cache_bytes
+        return
+    assert work.flops / least_s <= roof.gflops * 1e9 * (1 + 1e-9)
+    assert work.io_bytes / least_s <= roof.gb_per_s * 1e9 * (1 + 1e-9)
+    part = reached(work, roof, secs)
+    assert (part is None) == (least_s / secs > DOUBTFUL)
+    assert is_near(least_s, secs) == (NEAR <= least_s / secs <= DOUBTFUL)
+
+
+@given(works, roofs, st.floats(1.0, 10.0))
+def test_a_higher_roof_is_never_slower(work: Arithmetic, roof: Roof, factor: float) -> None:
+    higher = Roof(roof.gflops * factor, roof.gb_per_s * factor, roof.cache_bytes)
+    before, after = attainable_s(work, roof), attainable_s(work, higher)
+    if before is not None and after is not None:
+        assert after <= before * (1 + 1e-9)

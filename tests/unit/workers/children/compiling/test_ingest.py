@@ -1,0 +1,33 @@
+"""What ingest tells the server of a model's operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from fractune_workers.children.compiling.child import ingest
+from fractune_workers.children.tvm_api.target import host_cpu
+
+ROWS, COLUMNS, INNER = 4, 16, 32
+
+
+def product(path: Path, element: int) -> str:
+    """A model of one matrix product of two inputs."""
+    a = helper.make_tensor_value_info("a", element, [ROWS, INNER])
+    b = helper.make_tensor_value_info("b", element, [INNER, COLUMNS])
+    out = helper.make_tensor_value_info("out", element, [ROWS, COLUMNS])
+    graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["out"])], "product", [a, b], [out])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(("element", "element_bytes"), [(TensorProto.FLOAT, 4), (TensorProto.FLOAT16, 2)])
+def test_operations_are_told_of_float32_alone_and_bytes_of_all(
+    tmp_path: Path, element: int, element_bytes: int
+) -> None:
+    (operator,) = ingest(product(tmp_path / "m.onnx", element), {}, "", host_cpu())["operators"]
+    assert operator["io_bytes"] == element_bytes * (ROWS * INNER + INNER * COLUMNS + ROWS * COLUMNS)
+    assert operator["flops"] == (2 * ROWS * INNER * COLUMNS if element_bytes == 4 else 0)

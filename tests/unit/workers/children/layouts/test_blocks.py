@@ -1,0 +1,44 @@
+"""Blocks: arrays are packed as TVM's own expression packs them, and come back whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from hypothesis import given
+from hypothesis import strategies as st
+from tvm import te
+
+from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+
+
+def run(mod: Any, data: Any, shape: tuple[int, ...]) -> Any:
+    out = tvm.runtime.tensor(np.empty(shape, "float32"))
+    tvm.compile(mod, TARGET)["main"](tvm.runtime.tensor(data), out)
+    return out.numpy()
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_packed_elements_are_where_the_layout_says(shape: list[int], data: st.DataObject) -> None:
+    axis, size = data.draw(st.integers(0, len(shape) - 1)), data.draw(st.integers(1, 4))
+    array = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+    blocks = Blocks(tuple(shape), axis, size)
+    packed = pack(array, axis, size, fill=-1.0)
+    assert packed.shape == blocks.physical
+    assert (packed == -1.0).sum() == packed.size - array.size
+    for index, number in np.ndenumerate(array):
+        at = (*index[:axis], index[axis] // size, *index[axis + 1 :], index[axis] % size)
+        assert packed[at] == number
+    assert blocks.filled_up == (shape[axis] % size > 0)
+
+
+def test_tensor_expressions_pack_and_unpack_alike() -> None:
+    blocks = Blocks((2, 5, 1, 3), 1, 4, dropped=(2,))
+    plain = np.random.default_rng(0).random(blocks.plain, "float32")
+    there, back = te.placeholder(blocks.plain, name="plain"), te.placeholder(blocks.physical, name="packed")
+    packed = run(te.create_prim_func([there, to_blocks(there, blocks)]), plain, blocks.physical)
+    assert np.array_equal(packed, pack(plain[:, :, None], 1, 4))
+    assert np.array_equal(run(te.create_prim_func([back, from_blocks(back, blocks)]), packed, blocks.plain), plain)

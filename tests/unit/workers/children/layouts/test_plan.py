@@ -1,0 +1,184 @@
+"""Planned layouts: whatever the operators and extents, the same numbers come out, and few transforms are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from fractune_workers.children.importing.passes import extract, prepare
+from fractune_workers.children.layouts.plan import planned
+from fractune_workers.children.layouts.simplify import simplify
+from fractune_workers.children.tvm_api.vector_unit import vector_unit
+from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
+
+NARROW = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+"""4 lanes, so that small networks have blocks; any x86-64 runs it"""
+LANES = 4
+op = relax.op
+
+
+def of_image(channels: int, size: int, body: Callable[..., Any]) -> tvm.IRModule:
+    return network([(1, channels, size, size)], body)
+
+
+def check(mod: tvm.IRModule, target: tvm.target.Target = NARROW) -> list[str]:
+    """The planned module computes the same as the plain one; returns what it calls."""
+    given = inputs_of(mod)
+    plan = planned(simplify(mod), target)
+    expected = outputs(mod, target, given)
+    assert np.ptp(expected) > 0
+    np.testing.assert_allclose(outputs(plan, target, given), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    return calls(plan)
+
+
+def transforms(names: list[str]) -> int:
+    return sum("blocks" in name for name in names)
+
+
+def test_the_narrow_target_has_four_lanes() -> None:
+    assert vector_unit(NARROW).lanes == LANES
+
+
+@pytest.mark.parametrize(
+    ("channels", "out_channels", "size", "kernel", "options"),
+    [
+        pytest.param(8, 16, 9, 3, {"padding": 1}, id="padded"),
+        pytest.param(8, 16, 9, 1, {}, id="1x1"),
+        pytest.param(8, 8, 9, 3, {"strides": 2, "padding": (0, 1, 1, 0)}, id="strided, unevenly padded"),
+        pytest.param(8, 8, 11, 3, {"dilation": 2}, id="dilated"),
+        pytest.param(1, 8, 9, 3, {}, id="first layer, one channel"),
+        pytest.param(3, 8, 9, 5, {"strides": 2, "padding": 2}, id="first layer, three channels"),
+        pytest.param(7, 13, 5, 3, {}, id="odd channels"),
+        pytest.param(16, 16, 6, 3, {"groups": 2}, id="groups of whole blocks"),
+        pytest.param(12, 12, 6, 3, {"groups": 12, "padding": 1}, id="depthwise"),
+        pytest.param(10, 10, 6, 3, {"groups": 10}, id="depthwise, odd channels"),
+    ],
+)
+def test_convolutions_compute_in_blocks(
+    channels: int, out_channels: int, size: int, kernel: int, options: dict[str, Any]
+) -> None:
+    mod = of_image(channels, size, lambda net, x: net.conv(x, out_channels, kernel, **options))
+    assert "conv2d" in check(mod)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups_of_parts_of_blocks_stay_plain(groups: int) -> None:
+    mod = of_image(12, 6, lambda net, x: net.conv(x, 12, groups=groups))
+    assert check(mod) == ["relax.nn.conv2d"]
+
+
+def test_a_convolution_whose_weight_is_an_input_stays_plain() -> None:
+    """Nothing is packed at run time."""
+    mod = network([(1, 8, 6, 6), (8, 8, 3, 3)], lambda net, x, w: net.emit(op.nn.conv2d(x, w)))
+    assert check(mod) == ["relax.nn.conv2d"]
+
+
+def test_two_convolutions_need_one_transform_at_each_border() -> None:
+    def body(net: Network, x: Any) -> Any:
+        hidden = net.emit(op.nn.relu(net.emit(op.add(net.conv(x, 16, padding=1), net.weight(1, 16, 1, 1)))))
+        return net.conv(hidden, 8, 1)
+
+    assert transforms(check(of_image(8, 7, body))) == 2
+
+
+ELEMENTWISE: list[Any] = [
+    pytest.param(lambda net, x: op.nn.relu(x), id="relu"),
+    pytest.param(lambda net, x: op.sigmoid(x), id="sigmoid"),
+    pytest.param(lambda net, x: op.clip(x, -1.0, 1.0), id="clip"),
+    pytest.param(lambda net, x: op.exp(net.emit(op.tanh(x))), id="exp"),
+    pytest.param(lambda net, x: op.multiply(x, relax.const(2.0)), id="times a scalar"),
+    pytest.param(lambda net, x: op.divide(x, net.positive(10, 1, 1)), id="over a number per channel"),
+    pytest.param(lambda net, x: op.subtract(net.weight(1, 1, 6, 6), x), id="number per pixel minus"),
+    pytest.param(lambda net, x: op.maximum(x, x), id="maximum with itself"),
+    pytest.param(lambda net, x: op.add(x, net.conv(x, 10, 1)), id="residual"),
+    pytest.param(lambda net, x: op.mean(x, [2, 3], keepdims=True), id="mean"),
+    pytest.param(lambda net, x: op.max(x, [2], keepdims=False), id="max over one axis, dropped"),
+    pytest.param(lambda net, x: op.sum(x, [1], keepdims=True), id="sum over channels"),
+    pytest.param(lambda net, x: op.nn.max_pool2d(x, 3, 2, 1), id="max pool"),
+    pytest.param(lambda net, x: op.nn.max_pool2d(x, 2, 2, 0, ceil_mode=True), id="max pool, ceil"),
+    pytest.param(lambda net, x: op.nn.avg_pool2d(x, 3, 1, 1), id="average pool"),
+    pytest.param(lambda net, x: op.nn.avg_pool2d(x, 3, 2, 1, count_include_pad=True), id="average with padding"),
+    pytest.param(lambda net, x: op.nn.avg_pool2d(x, 3, 2, 0, ceil_mode=True), id="average pool, ceil"),
+    pytest.param(lambda net, x: op.nn.adaptive_avg_pool2d(x, 3), id="adaptive pool"),
+    pytest.param(lambda net, x: op.image.resize2d(x, relax.ShapeExpr([12, 12]), method="linear"), id="resize"),
+    pytest.param(lambda net, x: op.concat([x, net.conv(x, 8, 1)], 1), id="concat"),
+    pytest.param(lambda net, x: op.concat([x, x], 2), id="concat of rows"),
+    pytest.param(lambda net, x: op.permute_dims(x, [0, 2, 3, 1]), id="something that no rule knows"),
+    pytest.param(lambda net, x: op.nn.softmax(x, 1), id="softmax over channels"),
+]
+
+
+@pytest.mark.parametrize("channels", [8, 10], ids=["whole blocks", "a block filled up"])
+@pytest.mark.parametrize("between", ELEMENTWISE)
+def test_what_comes_after_a_convolution_sees_the_same(between: Callable[..., Any], channels: int) -> None:
+    def body(net: Network, x: Any) -> Any:
+        value = net.conv(x, 10 if channels == 10 else 8, padding=1)
+        value = net.conv(value, 10) if channels == 10 else net.conv(value, 10, padding=0)
+        return net.emit(between(net, value))
+
+    check(of_image(channels, 8, body))
+
+
+def test_lanes_that_stand_for_no_channel_do_no_harm() -> None:
+    """Their exponential's logarithm, a division by them, and then a convolution that reads them."""
+
+    def body(net: Network, x: Any) -> Any:
+        value = net.emit(op.exp(net.conv(x, 6, 1)))
+        ratio = net.emit(op.divide(value, net.emit(op.add(net.conv(value, 6, 1), relax.const(100.0)))))
+        return net.conv(net.emit(op.log(net.emit(op.add(ratio, relax.const(100.0))))), 8, 1)
+
+    check(of_image(8, 3, body))
+
+
+def test_a_squeezed_image_stays_in_blocks() -> None:
+    """As of a convolution over a sequence: its epilogue is fused, and the reduction too stays in blocks."""
+
+    def body(net: Network, x: Any) -> Any:
+        sequence = net.emit(op.squeeze(net.conv(x, 8, 1), [3]))
+        value = net.emit(op.multiply(net.emit(op.add(sequence, net.weight(1, 8, 1))), net.weight(1, 1, 9)))
+        return net.emit(op.max(value, [2], keepdims=False))
+
+    names = check(network([(1, 8, 9, 1)], body))
+    assert transforms(names) == 2
+    assert "relax.squeeze" not in names
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (6, 5), (2, 3, 8)])
+@pytest.mark.parametrize("columns", [8, 10])
+def test_products_with_a_constant_compute_in_blocks(shape: tuple[int, ...], columns: int) -> None:
+    def body(net: Network, x: Any) -> Any:
+        product = net.emit(op.matmul(x, net.weight(shape[-1], columns)))
+        return net.emit(op.nn.relu(net.emit(op.add(product, net.weight(columns)))))
+
+    names = check(network([shape], body))
+    assert "matmul" in names
+    assert transforms(names) == (columns % LANES > 0)
+
+
+def test_products_of_two_inputs_stay_plain() -> None:
+    mod = network([(4, 8), (8, 8)], lambda net, x, y: net.emit(op.matmul(x, y)))
+    assert check(mod) == ["relax.matmul"]
+
+
+def test_half_precision_stays_plain() -> None:
+    x = relax.Var("x", relax.TensorType([1, 8, 6, 6], "float16"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        weight = relax.const(np.ones((8, 8, 3, 3), "float16"))
+        builder.emit_func_output(builder.emit(op.nn.conv2d(x, weight)))
+    assert calls(planned(builder.get(), NARROW)) == ["relax.nn.conv2d"]
+
+
+@pytest.mark.parametrize("mcpu", ["x86-64", "x86-64-v3", "skylake-avx512"])
+def test_ingest_and_compile_see_the_same_operators(mcpu: str) -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu})
+    mod = of_image(3, 16, lambda net, x: net.conv(net.conv(x, 32, padding=1), 48))
+    first, second = ({o.workload_hash for o in extract(prepare(mod, target), target)} for _ in range(2))
+    assert first == second
+    lanes = vector_unit(target).lanes
+    assert lanes == {"x86-64": 4, "x86-64-v3": 8, "skylake-avx512": 16}[mcpu]

@@ -1,0 +1,77 @@
+"""Simplification: the same numbers, said shortly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from fractune_workers.children.layouts.simplify import simplify
+from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+op = relax.op
+
+
+def check(mod: tvm.IRModule) -> list[str]:
+    given, simple = inputs_of(mod), simplify(mod)
+    np.testing.assert_allclose(
+        outputs(simple, TARGET, given), outputs(mod, TARGET, given), rtol=1e-4, atol=1e-4
+    )
+    return calls(simple)
+
+
+def batch_norm(net: Network, data: Any, channels: int) -> Any:
+    statistics = [net.positive(channels), net.weight(channels), net.weight(channels), net.positive(channels)]
+    normalized = net.emit(op.nn.batch_norm(data, *statistics, axis=1, training=False))
+    return net.emit(relax.TupleGetItem(normalized, 0))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_batch_norm_goes_into_the_convolution_before_it(bias: bool) -> None:  # noqa: FBT001
+    def body(net: Network, x: Any) -> Any:
+        value = net.conv(x, 6)
+        return batch_norm(net, net.emit(op.add(value, net.weight(1, 6, 1, 1))) if bias else value, 6)
+
+    names = check(network([(1, 4, 6, 6)], body))
+    assert names == ["relax.nn.conv2d", *["relax.add"] * (1 + bias)]
+
+
+def test_a_convolution_that_something_else_reads_keeps_its_weight() -> None:
+    def body(net: Network, x: Any) -> Any:
+        value = net.conv(x, 6)
+        return net.emit(op.add(value, batch_norm(net, value, 6)))
+
+    assert check(network([(1, 4, 6, 6)], body)).count("relax.nn.conv2d") == 1
+
+
+def test_a_batch_norm_alone_is_a_scale_and_a_shift() -> None:
+    assert check(network([(1, 4, 6, 6)], lambda net, x: batch_norm(net, x, 4))) == ["relax.multiply", "relax.add"]
+
+
+@pytest.mark.parametrize(("reduce", "name"), [(op.sum, "add"), (op.max, "maximum"), (op.min, "minimum")])
+def test_a_reduced_stack_is_an_element_wise_operator(reduce: Any, name: str) -> None:
+    def body(net: Network, x: Any, y: Any) -> Any:
+        parts = [net.emit(op.broadcast_to(part, [2, 3])) for part in (x, y, net.weight(2, 3))]
+        return net.emit(reduce(net.emit(op.stack(parts, axis=0)), axis=[0], keepdims=False))
+
+    assert check(network([(2, 3), (2, 3)], body)) == [f"relax.{name}"] * 2
+
+
+@pytest.mark.parametrize("options", [{"axis": [1]}, {"axis": [0], "keepdims": True}, {}])
+def test_other_reductions_of_a_stack_stay(options: dict[str, Any]) -> None:
+    def body(net: Network, x: Any, y: Any) -> Any:
+        return net.emit(op.sum(net.emit(op.stack([x, y], axis=0)), **options))
+
+    assert "relax.stack" in check(network([(2, 3), (2, 3)], body))
+
+
+def test_shapes_of_constants_are_changed_beforehand() -> None:
+    def body(net: Network, x: Any) -> Any:
+        weight = net.emit(op.permute_dims(net.weight(5, 3)))
+        return net.emit(op.add(net.emit(op.matmul(x, weight)), net.emit(op.reshape(net.weight(5), [1, 5]))))
+
+    assert check(network([(2, 3)], body)) == ["relax.matmul", "relax.add"]

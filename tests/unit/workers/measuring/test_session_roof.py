@@ -1,0 +1,61 @@
+"""A session gives its share's roof where there is one to be had, and never an error for it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractune_core.roofs import Roof
+from fractune_core.shares import Share
+from fractune_workers.child import CallFailed, ChildDied, ChildTimeout
+from fractune_workers.measuring import session as session_module
+from fractune_workers.measuring.session import MeasurementSession
+
+ROOF = Roof(100.0, 10.0, 1 << 25)
+
+
+class RoofChild:
+    """Answers as a measurer's child does; `answer` is its roof, or the error that comes instead."""
+
+    answer: Any = None
+
+    def __init__(self, *_args: Any, **_options: Any) -> None:
+        self.pid, self.generation = 1, 1
+
+    def ensure(self) -> int:
+        return self.generation
+
+    def stop(self) -> None: ...
+
+    def call(self, method: str, _timeout_s: float) -> Any:
+        if method == "roof" and isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer if method == "roof" else {}
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasurementSession:
+    monkeypatch.setattr(session_module, "Child", RoofChild)
+    return MeasurementSession(Share.parse("cpu:1"), sorted(os.sched_getaffinity(0))[:1], lock_dir=tmp_path)
+
+
+def test_the_roof_is_what_the_child_measured(session: MeasurementSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RoofChild, "answer", ROOF.to_json())
+    assert session.roof() == ROOF
+
+
+@pytest.mark.parametrize("answer", [None, CallFailed("no memory"), ChildDied("killed"), ChildTimeout("too slow")])
+def test_what_cannot_be_measured_is_not_known(
+    session: MeasurementSession, monkeypatch: pytest.MonkeyPatch, answer: Exception | None
+) -> None:
+    monkeypatch.setattr(RoofChild, "answer", answer)
+    assert session.roof() is None
+
+
+def test_on_a_gpu_it_is_not_asked_for(session: MeasurementSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RoofChild, "answer", ROOF.to_json())
+    monkeypatch.setattr(MeasurementSession, "gpu_uuid", property(lambda _: "GPU-1"))
+    assert session.roof() is None

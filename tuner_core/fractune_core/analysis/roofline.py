@@ -1,0 +1,64 @@
+"""The roofline model (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009): how close to the limit a time is.
+
+An operator takes at least as long as its arithmetic takes at the peak, and as its traffic takes at the bandwidth of the
+memory: attainable seconds = max(flops / peak, bytes / bandwidth). The part of the roof that it reaches is attainable
+over measured seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+from fractune_core.roofs import Arithmetic, Roof
+
+NEAR = 0.9
+"""an operator that reaches this part of its roof has next to nothing to gain"""
+DOUBTFUL = 1.3
+"""above this part the estimate of the arithmetic is wrong, or the roof is, and nothing is concluded from them"""
+
+
+def attainable_s(arithmetic: Arithmetic, roof: Roof) -> float | None:
+    """Seconds that one run takes at least; None when that is not known.
+
+    The bandwidth of the caches is not measured. So nothing is known of an operator that its traffic limits while all of
+    that may stay in the last-level cache.
+    """
+    if not arithmetic.known:
+        return None
+    computing_s = arithmetic.flops / (roof.gflops * 1e9)
+    moving_s = arithmetic.io_bytes / (roof.gb_per_s * 1e9)
+    if moving_s > computing_s and arithmetic.io_bytes <= roof.cache_bytes:
+        return None
+    return max(computing_s, moving_s)
+
+
+def roof_part(least_s: float | None, measured_s: float | None) -> float | None:
+    """Attainable over measured seconds: 0.5 = it could be twice as fast at most; None when not known, or doubtful."""
+    if least_s is None or not _is_time(measured_s):
+        return None
+    part = least_s / measured_s
+    return part if part <= DOUBTFUL else None
+
+
+def is_near(least_s: float | None, measured_s: float | None) -> bool:
+    """Whether the roof leaves next to nothing to gain. False when that is not known."""
+    part = roof_part(least_s, measured_s)
+    return part is not None and part >= NEAR
+
+
+def reached(arithmetic: Arithmetic | None, roof: Roof | None, measured_s: float | None) -> float | None:
+    """The part of the roof that a run of `measured_s` seconds reaches; None when it is not known, or doubtful."""
+    return None if arithmetic is None or roof is None else roof_part(attainable_s(arithmetic, roof), measured_s)
+
+
+def gflops(arithmetic: Arithmetic | None, measured_s: float | None) -> float | None:
+    """10^9 operations a second; None when they are not known."""
+    if arithmetic is None or not arithmetic.flops or not _is_time(measured_s):
+        return None
+    return arithmetic.flops / measured_s / 1e9
+
+
+def _is_time(measured_s: float | None) -> TypeGuard[float]:
+    """A failure's time is infinite."""
+    return measured_s is not None and 0 < measured_s < math.inf

@@ -1,0 +1,31 @@
+"""The roofs of shares: of each the best that any measurer has seen, for what slowed another down is no limit of it."""
+
+from __future__ import annotations
+
+from sqlalchemy import case, select
+
+from fractune_core.roofs import Roof
+from fractune_server.store.database import Database
+from fractune_server.store.tables import roofs
+
+_BEST = (roofs.c.gflops, roofs.c.gb_per_s, roofs.c.cache_bytes)
+
+
+class RoofStore:
+    """Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, device_key: str, share_key: str, roof: Roof) -> None:
+        """Keep of each figure the larger: this one, or the one that is there."""
+        row = self._database.insert(roofs).values(device_key=device_key, share_key=share_key, **roof.to_json())
+        larger = {old.name: case((row.excluded[old.name] > old, row.excluded[old.name]), else_=old) for old in _BEST}
+        with self._database.write() as connection:
+            connection.execute(row.on_conflict_do_update(index_elements=["device_key", "share_key"], set_=larger))
+
+    def of(self, device_key: str) -> dict[str, Roof]:
+        """Those of a device, by share key."""
+        query = select(roofs.c.share_key, *_BEST).where(roofs.c.device_key == device_key)
+        with self._database.read() as connection:
+            return {share_key: Roof(*figures) for share_key, *figures in connection.execute(query)}

@@ -1,0 +1,88 @@
+"""Blocked layouts: one axis of a tensor, its channels, in blocks of the processor's vector width.
+
+A tensor of shape (N, C, H, W) with its axis 1 in blocks of 16 lies as (N, ceil(C / 16), H, W, 16): the innermost loop
+is always one vector, whatever the image's size. Where C is no multiple of the block, the last one is filled up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+from tvm import te
+
+TO_BLOCKS, FROM_BLOCKS = "to_blocks", "from_blocks"
+"""the names of the operators that change a layout, by which they are counted"""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a plain tensor lies in blocks: with `shape`, of which `axis` is in blocks of `size`."""
+
+    shape: tuple[int, ...]
+    axis: int
+    size: int
+    dropped: tuple[int, ...] = ()
+    """axes of extent 1 that the plain tensor lacks: a squeeze or a reduction leaves the rank in blocks as it was"""
+
+    @property
+    def plain(self) -> tuple[int, ...]:
+        """The plain tensor's shape."""
+        return tuple(self.shape[axis] for axis in self.kept)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The axes that the plain tensor has."""
+        return tuple(axis for axis in range(len(self.shape)) if axis not in self.dropped)
+
+    @property
+    def count(self) -> int:
+        return -(-self.shape[self.axis] // self.size)
+
+    @property
+    def filled_up(self) -> bool:
+        """Whether the last block has lanes that stand for no channel."""
+        return self.shape[self.axis] % self.size > 0
+
+    @property
+    def physical(self) -> tuple[int, ...]:
+        """The shape in memory."""
+        return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :], self.size)
+
+
+def pack(array: npt.NDArray[Any], axis: int, size: int, fill: float = 0.0) -> npt.NDArray[Any]:
+    """The array with its axis in blocks, `fill` in the lanes that stand for no channel."""
+    count = -(-array.shape[axis] // size)
+    missing = [(0, 0)] * array.ndim
+    missing[axis] = (0, count * size - array.shape[axis])
+    whole = np.pad(array, missing, constant_values=fill)
+    split = whole.reshape(*array.shape[:axis], count, size, *array.shape[axis + 1 :])
+    return np.ascontiguousarray(np.moveaxis(split, axis + 1, -1))
+
+
+def to_blocks(data: te.Tensor, blocks: Blocks) -> te.Tensor:
+    """The plain tensor in blocks; 0 in the lanes that stand for no channel."""
+
+    def element(*index: Any) -> Any:
+        channel = index[blocks.axis] * blocks.size + index[-1]
+        plain = data(*(channel if axis == blocks.axis else index[axis] for axis in blocks.kept))
+        if not blocks.filled_up:
+            return plain
+        return tvm.tirx.if_then_else(channel < blocks.shape[blocks.axis], plain, tvm.tirx.const(0, data.dtype))
+
+    return te.compute(blocks.physical, element, name=TO_BLOCKS)
+
+
+def from_blocks(data: te.Tensor, blocks: Blocks) -> te.Tensor:
+    """The tensor in blocks as a plain one."""
+
+    def element(*index: Any) -> Any:
+        whole = dict.fromkeys(blocks.dropped, 0) | dict(zip(blocks.kept, index, strict=True))
+        channel = whole[blocks.axis]
+        whole[blocks.axis] = channel // blocks.size
+        return data(*(whole[axis] for axis in range(len(blocks.shape))), channel % blocks.size)
+
+    return te.compute(blocks.plain, element, name=FROM_BLOCKS)

@@ -1,0 +1,149 @@
+"""Convolutions and matrix products over blocked layouts, as tensor expressions.
+
+In each the innermost spatial loop is a block of output channels: one vector of weights times one broadcast number.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te, topi
+
+CONV, DEPTHWISE, MATMUL = "conv2d_blocked", "depthwise_blocked", "matmul_blocked"
+"""the names of the main computations, by which a search knows what it has before it"""
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a convolution moves over an image: pairs are (height, width), padding is (top, left, bottom, right)."""
+
+    strides: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+
+    def padded(self, data: te.Tensor) -> te.Tensor:
+        """`data` with zeros around its axes 2 and 3."""
+        if not any(self.padding):
+            return data
+        top, left, bottom, right = self.padding
+        inner = (0,) * (len(data.shape) - 4)
+        return topi.nn.pad(data, (0, 0, top, left, *inner), (0, 0, bottom, right, *inner), name="pad_temp")
+
+    def extents(self, height: int, width: int, kernel: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the output, of those of the padded image."""
+        (sy, sx), (dy, dx) = self.strides, self.dilation
+        return (height - (kernel[0] - 1) * dy - 1) // sy + 1, (width - (kernel[1] - 1) * dx - 1) // sx + 1
+
+    def at(self, y: Any, x: Any, ry: Any, rx: Any) -> tuple[Any, Any]:
+        """Where in the padded image the output's (y, x) reads for the kernel's (ry, rx)."""
+        (sy, sx), (dy, dx) = self.strides, self.dilation
+        return y * sy + ry * dy, x * sx + rx * dx
+
+
+def conv2d_first(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
+    """Of a plain image with few channels: (N, C, H, W) and (K/b, C, R, S, b) -> (N, K/b, Y, X, b)."""
+    blocks, channels, *kernel, size = (int(dim) for dim in weight.shape)
+    image = window.padded(data)
+    batch, _, height, width = (int(dim) for dim in image.shape)
+    ci, ry, rx = (te.reduce_axis((0, extent), name) for extent, name in zip((channels, *kernel), ("ci", "ry", "rx")))
+
+    def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+        return te.sum(image(n, ci, *window.at(y, x, ry, rx)) * weight(k, ci, ry, rx, lane), axis=[ci, ry, rx])
+
+    shape = (batch, blocks, *window.extents(height, width, (kernel[0], kernel[1])), size)
+    return te.compute(shape, element, name=CONV)
+
+
+def conv2d(data: te.Tensor, weight: te.Tensor, window: Window, groups: int = 1) -> te.Tensor:
+    """(N, C/b, H, W, b) and (K/b, C/groups/b, R, S, b, b), the last two input and output channels -> (N, K/b, Y, X, b).
+
+    In each group both kinds of channels must be multiples of the block.
+    """
+    out_blocks, in_blocks, *kernel, in_size, out_size = (int(dim) for dim in weight.shape)
+    image = window.padded(data)
+    batch, _, height, width, _ = (int(dim) for dim in image.shape)
+    extents = (in_blocks, *kernel, in_size)
+    co, ry, rx, ci = (te.reduce_axis((0, extent), name) for extent, name in zip(extents, ("co", "ry", "rx", "ci")))
+
+    def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+        block = co if groups == 1 else k // (out_blocks // groups) * in_blocks + co
+        pixel = image(n, block, *window.at(y, x, ry, rx), ci)
+        return te.sum(pixel * weight(k, co, ry, rx, ci, lane), axis=[co, ry, rx, ci])
+
+    shape = (batch, out_blocks, *window.extents(height, width, (kernel[0], kernel[1])), out_size)
+    return te.compute(shape, element, name=CONV)
+
+
+def depthwise_conv2d(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
+    """Each channel by itself: (N, C/b, H, W, b) and (C/b, R, S, b) -> (N, C/b, Y, X, b)."""
+    blocks, *kernel, size = (int(dim) for dim in weight.shape)
+    image = window.padded(data)
+    batch, _, height, width, _ = (int(dim) for dim in image.shape)
+    ry, rx = (te.reduce_axis((0, extent), name) for extent, name in zip(kernel, ("ry", "rx")))
+
+    def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+        return te.sum(image(n, k, *window.at(y, x, ry, rx), lane) * weight(k, ry, rx, lane), axis=[ry, rx])
+
+    shape = (batch, blocks, *window.extents(height, width, (kernel[0], kernel[1])), size)
+    return te.compute(shape, element, name=DEPTHWISE)
+
+
+def max_pool2d(data: te.Tensor, kernel: tuple[int, int], window: Window, extents: tuple[int, int]) -> te.Tensor:
+    """(N, C/b, H, W, b) -> (N, C/b, Y, X, b), of which `extents` are (Y, X): one expression, without a reduction.
+
+    TVM would put the loops of the window inside the one over a block's channels, and could use no vectors then.
+    """
+    lowest = tvm.tirx.min_value(data.dtype)
+
+    def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+        taps = (_tap(data, window, (n, k, *window.at(y, x, *step), lane), lowest) for step in np.ndindex(kernel))
+        return functools.reduce(te.max, taps)
+
+    return te.compute((*data.shape[:2], *extents, data.shape[4]), element, name="max_pool2d")
+
+
+def avg_pool2d(
+    data: te.Tensor, kernel: tuple[int, int], window: Window, extents: tuple[int, int], *, of_padding: bool
+) -> te.Tensor:
+    """As `max_pool2d`; the mean counts the padding's zeros when it is `of_padding`. Without dilation."""
+    zero = tvm.tirx.const(0, data.dtype)
+
+    def count(start: Any, step: int, extent: int) -> Any:
+        return te.min(start + step, extent) - te.max(start, 0)
+
+    def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+        taps = (_tap(data, window, (n, k, *window.at(y, x, *step), lane), zero) for step in np.ndindex(kernel))
+        total = functools.reduce(operator.add, taps)
+        if of_padding or not any(window.padding):
+            return total * tvm.tirx.const(1 / math.prod(kernel), data.dtype)
+        top, left = y * window.strides[0] - window.padding[0], x * window.strides[1] - window.padding[1]
+        counted = count(top, kernel[0], data.shape[2]) * count(left, kernel[1], data.shape[3])
+        return total / counted.astype(data.dtype)
+
+    return te.compute((*data.shape[:2], *extents, data.shape[4]), element, name="avg_pool2d")
+
+
+def _tap(data: te.Tensor, window: Window, index: tuple[Any, ...], outside: Any) -> Any:
+    """What the padded image has at `index`."""
+    n, k, y, x, lane = index
+    y, x = y - window.padding[0], x - window.padding[1]
+    inside = tvm.tirx.all(y >= 0, y < data.shape[2], x >= 0, x < data.shape[3])
+    return tvm.tirx.if_then_else(inside, data(n, k, y, x, lane), outside)
+
+
+def matmul(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    """(..., M, K) and (N/b, K, b) -> (..., M, N/b, b), which lies in memory as (..., M, N)."""
+    blocks, depth, size = (int(dim) for dim in weight.shape)
+    k = te.reduce_axis((0, depth), "k")
+
+    def element(*index: Any) -> Any:
+        *rows, block, lane = index
+        return te.sum(data(*rows, k) * weight(block, k, lane), axis=[k])
+
+    return te.compute((*data.shape[:-1], blocks, size), element, name=MATMUL)

@@ -1,0 +1,357 @@
+"""Layouts of a whole model: convolutions and matrix products with constant weights compute in blocks of the vector
+width, and what lies between them stays in blocks.
+
+The pass goes once through the model. A value in blocks is known under the variable of the plain value, which is made
+from it as well: whoever can compute in blocks takes the one, everybody else takes the other, and what nobody took is
+removed at the end as dead code. So nothing has to be known about the rest of the model, and any operator may occur.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from fractune_workers.children.layouts import kernels
+from fractune_workers.children.layouts.blocks import (
+    FROM_BLOCKS,
+    TO_BLOCKS,
+    Blocks,
+    from_blocks,
+    pack,
+    to_blocks,
+)
+from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.tvm_api.vector_unit import vector_unit
+
+_CHANNELS = 1
+"""the axis of an image's channels: layouts are NCHW"""
+_FLOAT = "float32"
+_MOST_TAPS = 49
+"""of a pooling window that is written out"""
+_UNARY = frozenset(
+    "abs ceil clip cos erf floor negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.relu6 nn.silu round sigmoid sign "
+    "sin square tanh".split()
+)
+"""of finite numbers they make finite ones: a lane that stands for no channel stays harmless"""
+_UNARY_OF_CHANNELS = frozenset("exp log nn.softplus rsqrt sqrt".split())
+"""only where every lane stands for a channel"""
+_BINARY = {"add": 0.0, "divide": 1.0, "maximum": 0.0, "minimum": 0.0, "multiply": 0.0, "subtract": 0.0}
+"""what fills up a constant operand"""
+_BINARY_OF_CHANNELS = frozenset({"divide", "power"})
+_REDUCE = {"max": relax.op.max, "mean": relax.op.mean, "min": relax.op.min, "sum": relax.op.sum}
+
+_Array = npt.NDArray[Any]
+
+
+def planned(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """The module with its layouts planned for the target; what it computes stays the same."""
+    if target.kind.name != "llvm":
+        return mod
+    planner = _Planner(mod.clone(), vector_unit(target).lanes)
+    for name, function in mod.functions.items():
+        if isinstance(function, relax.Function):
+            planner.builder_.update_func(name, planner.visit_expr(function))
+    return relax.transform.DeadCodeElimination()(planner.builder_.get())
+
+
+@mutator
+class _Planner(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, lanes: int) -> None:
+        super().__init__(mod)
+        self._lanes = lanes
+        self._known: dict[Any, tuple[Any, Blocks]] = {}
+        """by the variable of a plain value: the variable of the same in blocks"""
+        self._made: tuple[Any, Blocks] | None = None
+        """what the call visited last has in blocks"""
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        self._made = None
+        super().visit_var_binding_(binding)
+        if self._made is not None:
+            self._known[self.visit_expr(binding.var)] = self._made
+            self._made = None
+
+    def visit_call_(self, call: Any) -> Any:
+        visited = super().visit_call_(call)
+        rule = _RULES.get(getattr(visited.op, "name", "").removeprefix("relax."))
+        made = rule(self, visited) if rule else None
+        if made is None:
+            return visited
+        value, blocks = made
+        self._made = value if isinstance(value, relax.Var) else self.builder_.emit(value), blocks
+        return self._plain(*self._made)
+
+    # What rules ask for
+
+    def in_blocks(self, value: Any) -> tuple[Any, Blocks] | None:
+        """The value in blocks, if it is there already."""
+        return self._known.get(value) if isinstance(value, relax.Var) else None
+
+    def into_blocks(self, value: Any, axis: int) -> tuple[Any, Blocks]:
+        """The value with `axis` in blocks, changed into them if need be."""
+        known = self.in_blocks(value)
+        if known and known[1].axis == axis and not known[1].dropped:
+            return known
+        blocks = Blocks(shape_of(value), axis, self._lanes)
+        return self.changed(value, blocks), blocks
+
+    def changed(self, value: Any, blocks: Blocks) -> Any:
+        """A plain value, put into `blocks`."""
+        return self.builder_.emit(self._emit_te(to_blocks, value, blocks=blocks, name=TO_BLOCKS))
+
+    def blocks(self, shape: Sequence[int], axis: int) -> Blocks:
+        return Blocks(tuple(shape), axis, self._lanes)
+
+    def constant(self, value: Any) -> _Array | None:
+        """The numbers of a constant, None for anything else."""
+        if isinstance(value, relax.Var):
+            value = self.builder_.lookup_binding(value)
+        payload = getattr(value, "value", None)
+        return payload.numpy() if isinstance(payload, tvm.runtime.Tensor) else None
+
+    def kernel(self, compute: Callable[..., Any], *operands: Any, name: str, **options: Any) -> Any:
+        return self._emit_te(compute, *operands, name=name, **options)
+
+    @property
+    def lanes(self) -> int:
+        return self._lanes
+
+    def _plain(self, value: Any, blocks: Blocks) -> Any:
+        innermost = blocks.axis == len(blocks.shape) - 1
+        if innermost and not blocks.filled_up:  # it lies in memory as it should
+            return relax.op.reshape(value, blocks.plain)
+        return self._emit_te(from_blocks, value, blocks=blocks, name=FROM_BLOCKS)
+
+    def _emit_te(self, compute: Callable[..., Any], *args: Any, name: str, **options: Any) -> Any:
+        return self.builder_.call_te(partial(compute, **options), *args, primfunc_name_hint=name)
+
+
+_Made = tuple[Any, Blocks] | None
+_Rule = Callable[[_Planner, Any], _Made]
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in value.ty.shape)
+
+
+def _conv2d(planner: _Planner, call: Any) -> _Made:
+    data, weight = call.args
+    numbers = planner.constant(weight)
+    attrs = call.attrs
+    plain = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) == ("NCHW", "OIHW", "NCHW")
+    if numbers is None or numbers.dtype != _FLOAT or not plain:
+        return None
+    window = _window(attrs)
+    out_channels, group_channels = numbers.shape[:2]
+    lanes, groups = planner.lanes, int(attrs.groups)
+    channels = group_channels * groups
+    if 2 * out_channels <= lanes:
+        return None
+    made = planner.blocks(shape_of(call), _CHANNELS)
+    if groups == 1 and 2 * channels <= lanes and planner.in_blocks(data) is None:
+        packed = pack(numbers, 0, lanes)
+        return planner.kernel(kernels.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
+    if groups == 1:
+        packed = pack(pack(numbers, 1, lanes), 0, lanes)
+        compute: Callable[..., Any] = kernels.conv2d
+    elif group_channels == 1 and out_channels == groups:
+        packed = pack(numbers[:, 0], 0, lanes)
+        compute = kernels.depthwise_conv2d
+    elif group_channels % lanes == 0 and (out_channels // groups) % lanes == 0:
+        packed = pack(pack(numbers, 1, lanes), 0, lanes)
+        compute = partial(kernels.conv2d, groups=groups)
+    else:
+        return None
+    image, _ = planner.into_blocks(data, _CHANNELS)
+    return planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window), made
+
+
+def _window(attrs: Any) -> Window:
+    padding = [int(side) for side in attrs.padding]
+    top, left, bottom, right = padding * (4 // len(padding))
+    sy, sx = (int(step) for step in attrs.strides)
+    dy, dx = (int(step) for step in attrs.dilation)
+    return Window((sy, sx), (top, left, bottom, right), (dy, dx))
+
+
+def _matmul(planner: _Planner, call: Any) -> _Made:
+    data, weight = call.args
+    numbers = planner.constant(weight)
+    if numbers is None or numbers.ndim != 2 or numbers.dtype != _FLOAT or data.ty.dtype != _FLOAT:
+        return None
+    shape = shape_of(call)
+    if len(shape) < 2 or 2 * shape[-1] <= planner.lanes:
+        return None
+    packed = relax.const(pack(numbers, 1, planner.lanes).transpose(1, 0, 2).copy())
+    return planner.kernel(kernels.matmul, data, packed, name="matmul"), planner.blocks(shape, len(shape) - 1)
+
+
+def _unary(planner: _Planner, call: Any, *, every_lane: bool = False) -> _Made:
+    known = planner.in_blocks(call.args[0])
+    if known is None or (every_lane and known[1].filled_up):
+        return None
+    value, blocks = known
+    return relax.Call(call.op, [value, *call.args[1:]], call.attrs), blocks
+
+
+def _binary(planner: _Planner, call: Any) -> _Made:
+    operands = list(call.args)
+    name = str(call.op.name).removeprefix("relax.")
+    first = next((known for known in map(planner.in_blocks, operands) if known), None)
+    if first is None or first[1].plain != shape_of(call):
+        return None
+    blocks = first[1]
+    if blocks.filled_up and name in _BINARY_OF_CHANNELS and planner.constant(operands[1]) is None:
+        return None
+    laid = [_operand(planner, operand, blocks, _BINARY.get(name, 0.0)) for operand in operands]
+    if any(operand is None for operand in laid):
+        return None
+    return relax.Call(call.op, laid, call.attrs), blocks
+
+
+def _operand(planner: _Planner, operand: Any, blocks: Blocks, fill: float) -> Any | None:
+    """An operand of an element-wise operator, to go with a value that lies in `blocks`; None where none fits."""
+    known = planner.in_blocks(operand)
+    if known:
+        theirs = known[1]
+        alike = (len(theirs.shape), theirs.axis, theirs.dropped) == (len(blocks.shape), blocks.axis, blocks.dropped)
+        return known[0] if alike and theirs.shape[blocks.axis] == blocks.shape[blocks.axis] else None
+    numbers = planner.constant(operand)
+    if numbers is not None:
+        return relax.const(_packed_operand(numbers, blocks, fill))
+    if shape_of(operand) != blocks.plain:
+        return None
+    return planner.changed(operand, blocks)
+
+
+def _packed_operand(numbers: _Array, blocks: Blocks, fill: float) -> _Array:
+    if numbers.size == 1:
+        return numbers.reshape(())
+    aligned = numbers.reshape((1,) * (len(blocks.kept) - numbers.ndim) + numbers.shape)
+    whole = np.expand_dims(aligned, blocks.dropped)
+    if whole.shape[blocks.axis] == 1:
+        return whole[..., None]
+    return pack(whole, blocks.axis, blocks.size, fill)
+
+
+def _reduce(planner: _Planner, call: Any) -> _Made:
+    known = planner.in_blocks(call.args[0])
+    if known is None or call.attrs.axis is None:
+        return None
+    value, blocks = known
+    axes = [blocks.kept[int(axis)] for axis in call.attrs.axis]
+    if blocks.axis in axes:
+        return None
+    reduce = _REDUCE[str(call.op.name).removeprefix("relax.")]
+    shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(blocks.shape))
+    dropped = blocks.dropped if call.attrs.keepdims else tuple(sorted((*blocks.dropped, *axes)))
+    return reduce(value, axes, keepdims=True), replace(blocks, shape=shape, dropped=dropped)
+
+
+def _squeeze(planner: _Planner, call: Any) -> _Made:
+    known = planner.in_blocks(call.args[0])
+    if known is None:
+        return None
+    value, blocks = known
+    given = call.attrs.axis
+    ones = [axis for axis in blocks.kept if blocks.shape[axis] == 1]
+    axes = ones if given is None else [blocks.kept[int(axis)] for axis in given]
+    if blocks.axis in axes:
+        return None
+    return value, replace(blocks, dropped=tuple(sorted((*blocks.dropped, *axes))))
+
+
+def _concat(planner: _Planner, call: Any) -> _Made:
+    fields = call.args[0]
+    if not isinstance(fields, relax.Tuple):
+        return None
+    parts = [planner.in_blocks(field) for field in fields]
+    first = next((known for known in parts if known), None)
+    if first is None:
+        return None
+    if first[1].dropped:
+        return None
+    axis = int(call.attrs.axis) % len(first[1].shape)
+    of_channels = axis == first[1].axis
+    if of_channels and any(shape_of(field)[axis] % planner.lanes for field in fields):
+        return None
+    laid = [planner.into_blocks(field, first[1].axis)[0] for field in fields]
+    return relax.op.concat(laid, axis), replace(first[1], shape=shape_of(call))
+
+
+def _image(planner: _Planner, call: Any) -> tuple[Any, str] | None:
+    """The image of an operator over images in blocks, and the name of its layout."""
+    known = planner.in_blocks(call.args[0])
+    if known is None or len(known[1].plain) != 4 or known[1].axis != _CHANNELS or str(call.attrs.layout) != "NCHW":
+        return None
+    return known[0], f"NCHW{known[1].size}c"
+
+
+def _pool(planner: _Planner, call: Any) -> _Made:
+    image = _image(planner, call)
+    attrs = call.attrs
+    kernel = tuple(int(extent) for extent in attrs.pool_size)
+    if image is None or str(attrs.out_layout) != "NCHW" or math.prod(kernel) > _MOST_TAPS:
+        return None
+    made = planner.blocks(shape_of(call), _CHANNELS)
+    options: dict[str, Any] = {"kernel": kernel, "window": _window(attrs), "extents": made.shape[2:]}
+    if call.op.name == "relax.nn.max_pool2d":
+        return planner.kernel(kernels.max_pool2d, image[0], name="max_pool2d", **options), made
+    # What a mean counts at the edges of such an image is a matter of its own.
+    if attrs.ceil_mode or options["window"].dilation != (1, 1):
+        return None
+    options["of_padding"] = bool(attrs.count_include_pad)
+    return planner.kernel(kernels.avg_pool2d, image[0], name="avg_pool2d", **options), made
+
+
+def _adaptive_pool(planner: _Planner, call: Any) -> _Made:
+    image = _image(planner, call)
+    if image is None:
+        return None
+    value = relax.op.nn.adaptive_avg_pool2d(image[0], call.attrs.output_size, layout=image[1])
+    return value, planner.blocks(shape_of(call), _CHANNELS)
+
+
+def _resize(planner: _Planner, call: Any) -> _Made:
+    image = _image(planner, call)
+    if image is None:
+        return None
+    attrs = call.attrs
+    value = relax.op.image.resize2d(
+        image[0],
+        call.args[1],
+        roi=[float(edge) for edge in attrs.roi],
+        layout=image[1],
+        method=attrs.method,
+        coordinate_transformation_mode=attrs.coordinate_transformation_mode,
+        rounding_method=attrs.rounding_method,
+        cubic_alpha=attrs.cubic_alpha,
+        cubic_exclude=attrs.cubic_exclude,
+        extrapolation_value=attrs.extrapolation_value,
+    )
+    return value, planner.blocks(shape_of(call), _CHANNELS)
+
+
+_RULES: dict[str, _Rule] = {
+    "nn.conv2d": _conv2d,
+    "matmul": _matmul,
+    "nn.max_pool2d": _pool,
+    "nn.avg_pool2d": _pool,
+    "nn.adaptive_avg_pool2d": _adaptive_pool,
+    "image.resize2d": _resize,
+    "concat": _concat,
+    "squeeze": _squeeze,
+    **dict.fromkeys(_UNARY, _unary),
+    **dict.fromkeys(_UNARY_OF_CHANNELS, partial(_unary, every_lane=True)),
+    **dict.fromkeys([*_BINARY, *_BINARY_OF_CHANNELS], _binary),
+    **dict.fromkeys(_REDUCE, _reduce),
+}

@@ -1,0 +1,118 @@
+"""The first candidates of an operator: computed from its loops and the target's vector unit, not drawn.
+
+For the kernels of blocked layouts they are the likeliest register tiles. For everything else it is one: the sketch
+that splits no reduction, with short unrolled loops and every block in a loop nest of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import tvm_ffi
+from tvm.s_tir import Schedule
+
+from fractune_workers.children.layouts.kernels import CONV, DEPTHWISE, MATMUL
+from fractune_workers.children.searching.register_tiles import Extents, Tiling, tilings
+from fractune_workers.children.searching.sketches import AT_ROOT, CATEGORICAL, TILE, Sketch, applied, sketches_of
+from fractune_workers.children.tvm_api.vector_unit import VectorUnit
+
+MOST = 16
+"""of an operator: so many came within 15 % of what long searches found, for nearly all convolutions of two networks"""
+_FLOAT_BYTES = 4
+_SPATIAL = 0
+"""TVM's number for an axis that is not reduced"""
+_FUSING_DEEP = 1
+"""the sketch whose epilogue is computed where a tile is finished; the first one leaves it to a pass of its own"""
+_SHORT_UNROLL = 16
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The main computation of a blocked kernel."""
+
+    spatial: tuple[int, ...]
+    """extents; the last is the vector"""
+    reduction: tuple[int, ...]
+    block_axis: int
+    row_axis: int | None
+    column_axis: int
+
+
+def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[Any], unit: VectorUnit) -> Iterator[Any]:
+    """Schedules of a CPU's operator, the likeliest first, none twice, at most MOST."""
+    sketches, rules = sketches_of(spaces), list(postprocs)
+    kernel = _kernel_of(workload.mod)
+    decided = _plainest(sketches) if kernel is None else _tiled(sketches, kernel, unit)
+    seen: set[int] = set()
+    for trace in decided:
+        sch = applied(trace, workload.mod, rules)
+        if sch is None or (digest := int(tvm_ffi.structural_hash(sch.mod))) in seen:
+            continue
+        seen.add(digest)
+        yield sch
+        if len(seen) == MOST:
+            return
+
+
+def _kernel_of(mod: Any) -> _Kernel | None:
+    sch = Schedule(mod, debug_mask="none", error_render_level="none")
+    for name in (CONV, DEPTHWISE, MATMUL):
+        try:
+            block = sch.get(sch.get_sblock(name, "main"))
+        except RuntimeError:  # TVM's ScheduleError: there is no such block
+            continue
+        axes = [(int(var.iter_type) == _SPATIAL, int(var.dom.extent)) for var in block.iter_vars]
+        spatial = tuple(extent for is_spatial, extent in axes if is_spatial)
+        reduction = tuple(extent for is_spatial, extent in axes if not is_spatial)
+        if name == MATMUL:  # (..., rows, blocks, lanes)
+            return _Kernel(spatial, reduction, len(spatial) - 2, None, len(spatial) - 3)
+        return _Kernel(spatial, reduction, 1, 2, 3)  # (batch, blocks, height, width, lanes)
+    return None
+
+
+def _tiled(sketches: list[Sketch], kernel: _Kernel, unit: VectorUnit) -> Iterator[Sketch]:
+    sketch = sketches[min(_FUSING_DEEP, len(sketches) - 1)]
+    extents = Extents(
+        kernel.spatial[kernel.block_axis],
+        1 if kernel.row_axis is None else kernel.spatial[kernel.row_axis],
+        kernel.spatial[kernel.column_axis],
+        kernel.reduction,
+        kernel.spatial[-1] * _FLOAT_BYTES,
+    )
+    for tiling in tilings(extents, unit.registers):
+        yield _decided(sketch, _tiles(kernel, tiling), tiling.unroll_steps)
+
+
+def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
+    """Of each loop, as the sketch asks for them: four factors of a spatial one, two of a reduction."""
+    inner = {axis: (1, 1) for axis in range(len(kernel.spatial))}
+    inner[len(kernel.spatial) - 1] = (1, kernel.spatial[-1])
+    axes = (kernel.block_axis, kernel.row_axis, kernel.column_axis)
+    inner.update({axis: pair for axis, pair in zip(axes, zip(tiling.around, tiling.registers)) if axis is not None})
+    spatial = [[extent // prod(inner[axis]), 1, *inner[axis]] for axis, extent in enumerate(kernel.spatial)]
+    return spatial + [[extent // part, part] for extent, part in zip(kernel.reduction, tiling.reduction)]
+
+
+def _plainest(sketches: list[Sketch]) -> Iterator[Sketch]:
+    """Without splitting a reduction, if there is such a sketch; tiles stay as they were drawn."""
+    sketch = min(sketches, key=lambda sketch: sum(step[0] == "RFactor" for step in sketch[0]))
+    yield _decided(sketch, [decision for at, decision in sketch[1] if sketch[0][at][0] == TILE], _SHORT_UNROLL)
+
+
+def _decided(sketch: Sketch, tiles: Iterable[list[int]], unroll_steps: int) -> Sketch:
+    """The sketch with these tiles, this unrolling, and what is computed elsewhere in a loop nest of its own."""
+    steps, open_steps = sketch
+    tile = iter(tiles)
+    decisions = []
+    for at, _ in open_steps:
+        kind, _, attrs, _ = steps[at]
+        if kind == TILE:
+            decisions.append([at, next(tile)])
+        elif kind == CATEGORICAL:
+            decisions.append([at, [int(choice) for choice in attrs[0]].index(unroll_steps)])
+        else:
+            decisions.append([at, AT_ROOT])
+    return [steps, decisions]

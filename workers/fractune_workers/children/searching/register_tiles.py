@@ -1,0 +1,115 @@
+"""Which tiles of a blocked kernel its processor's registers should hold: computed, not searched.
+
+A tile is `blocks` x `rows` x `columns` accumulators, each a vector of output channels. One step of the reduction
+loads `blocks` vectors of weights and `rows` x `columns` single numbers, and multiplies each with each. With many
+accumulators few loads serve many multiplications, and none waits for the one before it; with too many, they spill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+_MOST_BLOCKS, _MOST_PIXELS = 9, 28
+_IN_FLIGHT = 8
+"""multiplications that two units of four cycles' latency have under way"""
+_IN_FLIGHT_OF_ROWS = 6
+"""as many where the loop over the next tile is inside, whose multiplications overlap with these"""
+_ROOMY, _FULL = 0.65, 0.8
+"""of the registers: the compiler begins to spill above the one in some tiles, above the other in most"""
+_LOAD = 0.03
+_STREAMED, _STREAMED_BYTES, _FEW_PIXELS = 1.4, 20000, 4
+"""more weights than this come from beyond the first cache for every tile, and few pixels do not hide it"""
+_LONGEST_ROW = 28
+_LONGEST_CHUNKS = 16, 64
+"""steps, of a reduction that is one loop"""
+_FEW_BLOCKS = 4
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Of the loops of a blocked kernel."""
+
+    blocks: int
+    """of output channels"""
+    rows: int
+    columns: int
+    reduction: tuple[int, ...]
+    """the outermost first"""
+    block_bytes: int
+    """of one vector"""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Inner factors of loops."""
+
+    registers: tuple[int, int, int]
+    """blocks, rows and columns of the accumulators"""
+    around: tuple[int, int, int]
+    """tiles that one chunk of the reduction serves"""
+    reduction: tuple[int, ...]
+    """of one chunk of the reduction"""
+    unroll_steps: int
+
+
+def tilings(extents: Extents, registers: int) -> list[Tiling]:
+    """The likeliest first: by multiplications that one cycle can start, by loads, and by the risk of spills."""
+    rated = [each for tile in _tiles(extents, registers) for each in _variants(extents, tile, registers)]
+    return [tiling for _, tiling in sorted(rated, key=lambda each: each[0])]
+
+
+def _tiles(extents: Extents, registers: int) -> Iterator[tuple[int, int, int]]:
+    for blocks in _divisors(extents.blocks, _MOST_BLOCKS):
+        for rows in _divisors(extents.rows, _MOST_PIXELS):
+            for columns in _divisors(extents.columns, _MOST_PIXELS):
+                if blocks * rows * columns + blocks + 1 <= registers:
+                    yield blocks, rows, columns
+
+
+def _divisors(extent: int, limit: int) -> list[int]:
+    return [factor for factor in range(1, min(extent, limit) + 1) if extent % factor == 0]
+
+
+def _variants(extents: Extents, tile: tuple[int, int, int], registers: int) -> Iterator[tuple[float, Tiling]]:
+    """Cost and tiling for each way to order the loops around a tile."""
+    chunks = _chunks(extents.reduction)
+    short, middle, long = chunks[0], chunks[min(1, len(chunks) - 1)], chunks[-1]
+    cost = _cost(tile, registers, _IN_FLIGHT) * (_STREAMED if _streams(extents, tile) else 1.0)
+    alone = (1, 1, 1)
+    yield cost, Tiling(tile, alone, middle, 64)
+    yield cost + 0.01, Tiling(tile, alone, short, 64)
+    yield cost + 0.02, Tiling(tile, alone, middle, 16)
+    cost = _cost(tile, registers, _IN_FLIGHT_OF_ROWS)
+    rows, columns = extents.rows // tile[1], extents.columns // tile[2]
+    if 1 < columns <= _LONGEST_ROW:
+        yield 1.04 * cost, Tiling(tile, (1, 1, columns), long, 16)
+    if 1 < rows <= _LONGEST_ROW:
+        yield 1.05 * cost, Tiling(tile, (1, rows, 1), long, 16)
+
+
+def _cost(tile: tuple[int, int, int], registers: int, in_flight: int) -> float:
+    """Cycles a multiplication, over the fewest possible."""
+    blocks, rows, columns = tile
+    accumulators = prod(tile)
+    loads = (blocks + rows * columns) / accumulators
+    spills = 1.25 if accumulators > _FULL * registers else 1.15 if blocks == 1 and accumulators > _ROOMY * registers else 1
+    return max(1.0, loads, in_flight / accumulators) * spills + _LOAD * loads
+
+
+def _streams(extents: Extents, tile: tuple[int, int, int]) -> bool:
+    blocks, rows, columns = tile
+    return prod(extents.reduction) * blocks * extents.block_bytes > _STREAMED_BYTES and rows * columns < _FEW_PIXELS
+
+
+def _chunks(reduction: Sequence[int]) -> list[tuple[int, ...]]:
+    """Inner factors of the reduction's loops, the shortest chunk first: from the innermost loops outwards."""
+    if len(reduction) == 1:
+        found = [(_divisors(reduction[0], longest)[-1],) for longest in _LONGEST_CHUNKS]
+    else:
+        found = [(*(1,) * at, *reduction[at:]) for at in range(len(reduction) - 1, 0, -1)]
+    distinct = list(dict.fromkeys(found))
+    if len(distinct) == 1:
+        distinct.append((_divisors(reduction[0], _FEW_BLOCKS)[-1], *distinct[0][1:]))
+    return list(dict.fromkeys(distinct))

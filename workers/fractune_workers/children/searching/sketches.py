@@ -1,0 +1,40 @@
+"""An operator's design space as sketches: traces in JSON whose sampling steps are open, and what becomes of them when
+the steps are decided.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import Trace
+
+from fractune_workers.children.tvm_api.traces import write_trace
+
+TILE, CATEGORICAL, LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
+"""kinds of sampling steps"""
+AT_ROOT = -1
+"""the compute location that every block has, a loop nest of its own; TVM moves an invalid one to the one before it"""
+_MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
+"""what TVM raises (ScheduleError and InternalError are RuntimeErrors) for a step that cannot be applied"""
+
+Sketch = list[Any]
+"""[steps, decisions]: a step is [kind, inputs, attributes, outputs], a decision [index of the step, what it decides]"""
+
+
+def sketches_of(spaces: Iterable[Any]) -> list[Sketch]:
+    """The design space as traces in JSON, without what the postprocs add."""
+    return [json.loads(write_trace(space.trace.simplified(remove_postproc=True))) for space in spaces]
+
+
+def applied(trace: Sketch, mod: Any, postprocs: Iterable[Any]) -> Any | None:
+    """The schedule of `mod` that a decided sketch makes, after `postprocs`; None when it does not fit."""
+    sch = Schedule(mod, debug_mask="none", error_render_level="none")
+    try:
+        Trace.apply_json_to_schedule(trace, sch)
+        sch.enter_postproc()
+        return sch if all(rule.apply(sch) for rule in postprocs) else None
+    except _MISFITS:
+        return None

@@ -1,0 +1,45 @@
+"""The design space of an operator, as MetaSchedule generates it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.s_tir import meta_schedule as ms
+
+from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
+from fractune_workers.children.tvm_api.vector_unit import vector_unit
+
+_JOBS_A_CORE = 16
+_UNROLL_STEPS = [0, 16, 64, 512]
+"""MetaSchedule's own for CPUs"""
+
+
+def space_for(workload: Any, target: tvm.target.Target) -> Any:
+    """A space generator, or MetaSchedule's name of one.
+
+    For a CPU, loops are vectorized as wide as a register, where MetaSchedule takes up to 64 elements: an epilogue
+    that is wider than the accumulators keeps LLVM from holding them in registers. For a GPU, MetaSchedule would by
+    itself take the space with tensor cores for everything.
+    """
+    if target.kind.name == "cuda":
+        return "cuda-tensorcore" if prepare_tensor_cores(workload, target) else "cuda"
+    usual = ms.TuneContext(mod=workload.mod, target=target, space_generator="post-order-apply").space_generator
+    return ms.space_generator.PostOrderApply(
+        sch_rules=[_narrow(target) if _vectorizes(rule) else rule for rule in usual.sch_rules],
+        postprocs=usual.postprocs,
+        mutator_probs=usual.mutator_probs,
+    )
+
+
+def _vectorizes(rule: Any) -> bool:
+    return isinstance(rule, ms.schedule_rule.ParallelizeVectorizeUnroll)
+
+
+def _narrow(target: tvm.target.Target) -> Any:
+    return ms.schedule_rule.ParallelizeVectorizeUnroll(
+        max_jobs_per_core=_JOBS_A_CORE,
+        max_vectorize_extent=vector_unit(target).lanes,
+        unroll_max_steps=_UNROLL_STEPS,
+        unroll_explicit=True,
+    )
