@@ -82,6 +82,18 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client)
     assert more.progress.candidates_done == 8
 
 
+def test_without_trials_the_bundle_is_of_what_the_log_knows(client: Client) -> None:
+    model = client.upload(fresh())
+    untuned = client.finish(client.create(model, trials=0).name)
+    assert (untuned.state, untuned.progress.trials_planned) == (pb.JOB_STATE_DONE, 0)
+    assert all(op.best_s == op.untuned_s and op.trials == 0 for op in untuned.operators)
+    tuned = client.finish(client.create(model, trials=24).name)
+    assert tuned.progress.candidates_done == 24
+    known = client.finish(client.create(model, trials=0).name)
+    assert dict(known.progress.trials_done) == {"cpu:1": 0, "cpu:2": 0}
+    assert known.result.bundle == tuned.result.bundle != untuned.result.bundle
+
+
 def test_a_share_that_was_never_searched_is_served_by_measuring_the_best_of_another(client: Client) -> None:
     model = client.upload(fresh())
     assert client.finish(client.create(model, trials=24, shares=["cpu:1"]).name).state == pb.JOB_STATE_DONE

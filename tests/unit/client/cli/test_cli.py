@@ -120,7 +120,6 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--trials", "0"], 2, "trials is 0"),
         (["--trials", "-3"], 2, "trials is -3"),
         (["--trials", "many"], 2, "--trials"),
         (["--round", "0"], 2, "round_size is 0"),
