@@ -13,7 +13,7 @@ from tests.support.processes.cli_process import error_line, events, run_fractune
 pytestmark = pytest.mark.alone
 
 
-def write_chain(path: Path, length: int = 250) -> Path:
+def write_chain(path: Path, length: int = 120) -> Path:
     """Many small operators one after the other, which TVM makes one kernel of, and ONNX Runtime runs one by one."""
     nodes, weights, last = [], [], "x"
     for number in range(length):
@@ -52,15 +52,14 @@ def test_it_ends_when_the_peer_is_beaten(tmp_path: Path) -> None:
 def test_what_is_not_reached_is_an_exit_code_and_the_log_goes_on_from_there(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx")
     options = goal_options(tmp_path, "--by", "99%", "--only", "conv2d")
-    ended = run_fractune("tune", str(model), *options, "--trials", "10")
+    ended = run_fractune("tune", str(model), *options, "--trials", "6")
     assert (ended.returncode, ended.stderr) == (10, "")
     ended.returncode = 0
     result = events(ended)[-1]
     goal = result["goal"]
-    assert (goal["beaten"], goal["end"], goal["by"], goal["trials"]) == (False, "trials", 0.99, 10)
-    assert [step["trials"] for step in goal["steps"]] == [0, 8, 10]
-    spent_s = [step["tuning_s"] for step in goal["steps"]]
-    assert spent_s == sorted(spent_s)
+    assert (goal["beaten"], goal["end"], goal["by"], goal["trials"]) == (False, "trials", 0.99, 6)
+    assert [step["trials"] for step in goal["steps"]] == [0, 6]
+    assert 0 < goal["steps"][0]["tuning_s"] < goal["steps"][1]["tuning_s"]
     assert Path(result["bundle"]).is_file()
     again = run_fractune("tune", str(model), *options, "--trials", "0")
     assert again.returncode == 10

@@ -105,7 +105,7 @@ def goal_json(goal: Goal) -> dict[str, Any]:
             {
                 "tuning_s": step.tuning_s,
                 "trials": step.trials,
-                "shares": {timing.share: _ratio_json(timing) for timing in step.timings},
+                "shares": {timing.share: ratio_json(timing) for timing in step.timings},
             }
             for step in goal.steps
         ],
@@ -116,7 +116,7 @@ def _share_json(goal: Goal, timing: PeerTiming) -> dict[str, Any]:
     return {
         "share": timing.share,
         "variant": timing.variant,
-        **_ratio_json(timing),
+        **ratio_json(timing),
         "our_run_secs": list(timing.our_secs),
         "peer_run_secs": list(timing.peer_secs),
         "beaten": timing.beats(goal.by),
@@ -126,7 +126,8 @@ def _share_json(goal: Goal, timing: PeerTiming) -> dict[str, Any]:
     }
 
 
-def _ratio_json(timing: PeerTiming) -> dict[str, float]:
+def ratio_json(timing: PeerTiming) -> dict[str, float]:
+    """Both medians in seconds, and ours over theirs with its 95 % interval."""
     low, high = timing.interval
     return {
         "our_s": timing.our_s,
