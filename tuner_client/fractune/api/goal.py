@@ -21,8 +21,10 @@ from fractune_core.shares import Share
 
 PEERS = ("onnxruntime",)
 DEFAULT_MINUTES = 15.0
-REPEATS = 15
+_REPEATS = 15
 """times that both are timed at each share after each step"""
+_FAR, _REPEATS_FAR = 2.0, 5
+"""what the job found this many times as slow as the peer is timed less often: it may take seconds"""
 _SHORTEST_SEARCH_S = 1.0
 _EMPTY_STEPS = 2
 """in a row: an operator that one step has searched enough may be searched on in the next"""
@@ -122,9 +124,9 @@ class _Pursuit:
         tuning_s = self._elapsed_s - self._timing_s
         searched = bool(self.goal.steps)
         self._empty_steps = self._empty_steps + 1 if searched and not job.candidates_done else 0
-        timings = self._timed_beside(bundle)
+        timings = self._timed_beside(job, bundle)
         if all(timing.beats(self._wanted.by) for timing in timings):
-            timings = self._timed_beside(bundle)
+            timings = self._timed_beside(job, bundle)
         self._timing_s = self._elapsed_s - tuning_s
         trials = job.candidates_done + (self.goal.steps[-1].trials if searched else 0)
         self.goal = replace(self.goal, steps=(*self.goal.steps, GoalStep(tuning_s, trials, timings)))
@@ -141,8 +143,12 @@ class _Pursuit:
             return GoalEnd.EXHAUSTED
         return GoalEnd.MINUTES if self._elapsed_s >= self._wanted.minutes * 60 else None
 
-    def _timed_beside(self, bundle: Path) -> tuple[PeerTiming, ...]:
-        return tuple(peer_timing(share, self._model, bundle) for share in self._spec.shares)
+    def _timed_beside(self, job: JobStatus, bundle: Path) -> tuple[PeerTiming, ...]:
+        far = {each.share for each in job.results if each.tuned_s > _FAR * self.goal.peer_s[each.share]}
+        return tuple(
+            peer_timing(share, self._model, bundle, _REPEATS_FAR if share in far else _REPEATS)
+            for share in self._spec.shares
+        )
 
 
 def _known(job: JobStatus) -> int:
@@ -151,14 +157,14 @@ def _known(job: JobStatus) -> int:
 
 
 def _timed_peer(model: Path, spec: JobSpec, wanted: GoalSpec) -> Goal:
-    timed = {share: time_peer(Share.parse(share), model, spec.inputs, REPEATS, own_env()) for share in spec.shares}
+    timed = {share: time_peer(Share.parse(share), model, spec.inputs, _REPEATS, own_env()) for share in spec.shares}
     version = next(iter(timed.values()))["version"]
     peer_s = {share: statistics.median(each["run_secs"]) for share, each in timed.items()}
     return Goal(wanted.peer, version, wanted.by, peer_s)
 
 
-def peer_timing(share: str, model: Path, bundle: Path, repeats: int = REPEATS) -> PeerTiming:
-    """The bundle and the ONNX file that it was made from, in turn at `share` of this machine's CPU.
+def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTiming:
+    """The bundle and the ONNX file that it was made from, in turn at `share` of this machine's CPU, `repeats` times.
 
     Raises ShareUnavailable, BadModel, BadBundle, FractuneError when ONNX Runtime is not installed.
     """
