@@ -67,14 +67,6 @@ def test_what_is_not_reached_is_an_exit_code_and_the_log_goes_on_from_there(tmp_
     assert [step["trials"] for step in events(again)[-1]["goal"]["steps"]] == [0]
 
 
-def test_an_operator_that_offers_nothing_new_ends_it(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m.onnx")
-    ended = run_fractune("tune", str(model), *goal_options(tmp_path, "--by", "99%", "--only", "reshape"))
-    assert ended.returncode == 10
-    ended.returncode = 0
-    assert events(ended)[-1]["goal"]["end"] == "exhausted"
-
-
 def test_what_onnx_runtime_cannot_do_starts_no_job(tmp_path: Path) -> None:
     rubbish = tmp_path / "rubbish.onnx"
     rubbish.write_bytes(b"no model")

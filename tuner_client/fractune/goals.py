@@ -15,6 +15,8 @@ _FIRST_TRIALS = 4
 _GROWTH = 1.5
 """a step ends with that many times the trials of the step before, so that what follows each search (finals, compiling,
 timing) stays a small part"""
+_EMPTY_STEPS = 2
+"""in a row without a new trial: an operator that one step has searched enough may be searched on in the next"""
 
 
 class GoalEnd(StrEnum):
@@ -118,3 +120,17 @@ def next_trials(reached: int, operators: int, most: int | None) -> int:
     """Trials in all that the next step goes to, after one that went to `reached`; `most` bounds them."""
     wanted = max(reached + _FIRST_TRIALS * operators, round(_GROWTH * reached))
     return wanted if most is None else min(wanted, most)
+
+
+def goal_end(goal: Goal, known: int, most: int | None, empty_steps: int, *, minutes_over: bool) -> GoalEnd | None:
+    """Why a tuning ends after the last step of `goal`; None = it goes on.
+
+    The log holds `known` trials, of which there may be `most`; that many steps in a row found nothing new.
+    """
+    if goal.beaten:
+        return GoalEnd.BEATEN
+    if most is not None and known >= most:
+        return GoalEnd.TRIALS
+    if empty_steps >= _EMPTY_STEPS:
+        return GoalEnd.EXHAUSTED
+    return GoalEnd.MINUTES if minutes_over else None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune.from_proto import job_status
-from fractune.goals import Goal, GoalEnd, GoalStep, PeerTiming, next_trials
+from fractune.goals import Goal, GoalEnd, GoalStep, PeerTiming, goal_end, next_trials
 from fractune.reports.goal_text import goal_json, goal_line, goal_table, heaviest_table, step_line, verdict_line
 from tests.support.client_samples import job_script
 
@@ -69,6 +69,26 @@ def test_parity_is_the_first_step_that_is_no_slower() -> None:
     assert found.parity_s("cpu:1") == 40.0
     assert found.parity_s("cpu:2") == 0.0
     assert goal(1.5, 1.2).parity_s("cpu:1") is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "known", "empty_steps", "minutes_over", "end"),
+    [
+        (0.8, 9, 2, True, GoalEnd.BEATEN),
+        (1.2, 8, 0, False, GoalEnd.TRIALS),
+        (1.2, 7, 2, False, GoalEnd.EXHAUSTED),
+        (1.2, 7, 1, True, GoalEnd.MINUTES),
+        (1.2, 7, 1, False, None),
+    ],
+)
+def test_it_ends_when_it_is_beaten_or_nothing_is_left_to_try_with(
+    ratio: float, known: int, empty_steps: int, *, minutes_over: bool, end: GoalEnd | None
+) -> None:
+    assert goal_end(goal(ratio), known, 8, empty_steps, minutes_over=minutes_over) is end
+
+
+def test_without_a_bound_trials_never_end_it() -> None:
+    assert goal_end(goal(1.2), 10_000, None, 0, minutes_over=False) is None
 
 
 @given(st.integers(0, 5000), st.integers(1, 200), st.none() | st.integers(0, 5000))

@@ -11,7 +11,7 @@ from fractune.api.progress import View
 from fractune.api.results import BundleFile, TuneResult
 from fractune.api.running import run_job
 from fractune.api.sessions import tuning_session
-from fractune.goals import Goal, GoalEnd, GoalStep, PeerTiming, next_trials
+from fractune.goals import Goal, GoalStep, PeerTiming, goal_end, next_trials
 from fractune.jobs import JobStatus
 from fractune.launchers.beside import check_share, time_beside, time_peer
 from fractune.local.stack import own_env
@@ -26,8 +26,6 @@ _REPEATS = 15
 _FAR, _REPEATS_FAR = 2.0, 5
 """what the job found this many times as slow as the peer is timed less often: it may take seconds"""
 _SHORTEST_SEARCH_S = 1.0
-_EMPTY_STEPS = 2
-"""in a row: an operator that one step has searched enough may be searched on in the next"""
 
 
 @dataclass(frozen=True)
@@ -130,18 +128,10 @@ class _Pursuit:
         self._timing_s = self._elapsed_s - tuning_s
         trials = job.candidates_done + (self.goal.steps[-1].trials if searched else 0)
         self.goal = replace(self.goal, steps=(*self.goal.steps, GoalStep(tuning_s, trials, timings)))
-        self.goal = replace(self.goal, end=self._end(_known(job)))
+        over = self._elapsed_s >= self._wanted.minutes * 60
+        end = goal_end(self.goal, _known(job), self._wanted.trials, self._empty_steps, minutes_over=over)
+        self.goal = replace(self.goal, end=end)
         self._view.show_goal(self.goal)
-
-    def _end(self, known: int) -> GoalEnd | None:
-        """Why it ends now; None = it goes on."""
-        if self.goal.beaten:
-            return GoalEnd.BEATEN
-        if self._wanted.trials is not None and known >= self._wanted.trials:
-            return GoalEnd.TRIALS
-        if self._empty_steps >= _EMPTY_STEPS:
-            return GoalEnd.EXHAUSTED
-        return GoalEnd.MINUTES if self._elapsed_s >= self._wanted.minutes * 60 else None
 
     def _timed_beside(self, job: JobStatus, bundle: Path) -> tuple[PeerTiming, ...]:
         far = {each.share for each in job.results if each.tuned_s > _FAR * self.goal.peer_s[each.share]}
