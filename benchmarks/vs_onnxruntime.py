@@ -38,6 +38,7 @@ _MODELS = (
     *("magika", "ocr_detection", "ocr_recognition"),
 )
 _QUICK_OPERATORS = "conv2d1_"
+"""of squeezenet: what a smoke run tunes where no other model is named"""
 
 
 def main() -> None:
@@ -59,11 +60,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, help="of a model at most; by default no limit")
     parser.add_argument("--repeats", type=int, help="of the last timing of each model and share; by default 9")
     args = parser.parse_args()
+    args.only = _QUICK_OPERATORS if args.quick and not args.models else ""
     args.models = args.models or (["squeezenet"] if args.quick else list(_MODELS))
     args.minutes_a_model = args.minutes_a_model or (3.0 if args.quick else 15.0)
     args.trials = args.trials if args.trials is not None else (8 if args.quick else None)
     args.repeats = args.repeats or (3 if args.quick else 9)
-    args.only = _QUICK_OPERATORS if args.quick else ""
     return args
 
 
