@@ -13,7 +13,7 @@ from tests.support.processes.cli_process import error_line, events, run_fractune
 pytestmark = pytest.mark.alone
 
 
-def write_chain(path: Path, length: int = 120) -> Path:
+def write_chain(path: Path, length: int = 250) -> Path:
     """Many small operators one after the other, which TVM makes one kernel of, and ONNX Runtime runs one by one."""
     nodes, weights, last = [], [], "x"
     for number in range(length):
@@ -36,7 +36,7 @@ def goal_options(folder: Path, *more: str, share: str = "cpu:1") -> list[str]:
 
 def test_it_ends_when_the_peer_is_beaten(tmp_path: Path) -> None:
     model = write_chain(tmp_path / "chain.onnx")
-    told = events(run_fractune("tune", str(model), *goal_options(tmp_path)))
+    told = events(run_fractune("tune", str(model), *goal_options(tmp_path, "--trials", "0")))
     goals = [event for event in told if event["event"] == "goal"]
     assert goals[0]["peer_s"]["cpu:1"] > 0
     assert (goals[0]["steps"], goals[0]["end"]) == ([], None)
