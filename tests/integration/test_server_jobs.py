@@ -88,6 +88,18 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client)
     assert more.progress.candidates_done == 8
 
 
+def test_without_trials_the_bundle_is_of_what_the_log_knows(client: Client) -> None:
+    model = client.upload(fresh())
+    untuned = client.finish(client.create(model, trials=0).name)
+    assert (untuned.state, untuned.progress.trials_planned) == (pb.JOB_STATE_DONE, 0)
+    assert not any(op.trials or op.best_s or op.untuned_s for op in untuned.operators)
+    tuned = client.finish(client.create(model, trials=24).name)
+    assert tuned.progress.candidates_done == 24
+    known = client.finish(client.create(model, trials=0).name)
+    assert dict(known.progress.trials_done) == {"cpu:1": 0, "cpu:2": 0}
+    assert known.result.bundle == tuned.result.bundle != untuned.result.bundle
+
+
 def validations(client: Client, model: str) -> Counter[str]:
     """How many the log holds, by the operator's name."""
     wanted = pb.RecordFilter(model=model, kind="validation", share="cpu:1")

@@ -219,7 +219,9 @@ class JobSpec(_message.Message):
     target: _builtins.str
     """TVM's target as text; empty = the measuring worker's own processor."""
     trials: _builtins.int
-    """Candidates to have measured over all operators, those already in the log counted in. 0 = 256."""
+    """Candidates to have measured over all operators, those already in the log counted in. Absent = 256; 0 = search
+    nothing: the bundle holds the best that the log knows, and the untuned default where it knows nothing.
+    """
     more: _builtins.int
     """Candidates to measure beyond what the log holds; replaces trials when above 0."""
     minutes: _builtins.float
@@ -252,7 +254,7 @@ class JobSpec(_message.Message):
         shares: _abc.Iterable[_builtins.str] | None = ...,
         inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         target: _builtins.str = ...,
-        trials: _builtins.int = ...,
+        trials: _builtins.int | None = ...,
         more: _builtins.int = ...,
         minutes: _builtins.float = ...,
         round_size: _builtins.int = ...,
@@ -262,11 +264,13 @@ class JobSpec(_message.Message):
         rerank: _builtins.int = ...,
         variants: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
+    _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trials) -> _WhichOneofReturnType__trials | None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
 

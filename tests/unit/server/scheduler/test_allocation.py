@@ -32,7 +32,7 @@ def plan(name: str, weight: int = 1, trials: int = 0, secs: float = 1.0) -> Oper
 
 
 @given(
-    trials=st.integers(1, 2000),
+    trials=st.integers(0, 2000),
     round_size=st.integers(1, 64),
     held=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 300)), min_size=1, max_size=40),
 )
