@@ -142,3 +142,11 @@ def test_where_our_time_goes_is_told_operator_by_operator() -> None:
     assert [row["operator"] for row in table.rows] == ["fused_conv2d", "softmax"]
     assert [row["part"] for row in table.rows] == pytest.approx([6 / 7, 1 / 7])
     assert table.cells[0] == ("fused_conv2d", "3", "2.00 ms", "6.00 ms", "85.7 %", "8")
+
+
+def test_operators_that_were_not_timed_are_in_no_table_of_ours() -> None:
+    """A job without a search knows no operator's time."""
+    job = job_script()[-1]
+    for operator in job.operators:
+        operator.best_s.clear()
+    assert heaviest_table(job_status(job), timing(8.0)).rows == ()
