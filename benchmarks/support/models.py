@@ -12,6 +12,8 @@ from typing import Any
 from fractune_workers.child import Child
 
 _INGEST_TIMEOUT_S = 300.0
+_INSTALL_OCR = ".venv/bin/pip install --no-deps rapidocr-onnxruntime==1.4.4"
+"""what the package depends on is large, and not needed here"""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,17 @@ def _light(name: str) -> _Shipped:
     return _Shipped("onnx", f"backend/test/data/light/light_{name}.onnx")
 
 
+def _ocr(name: str, shape: list[int], kinds: tuple[str, ...] = ("conv2d",)) -> _Shipped:
+    file = f"models/{name}.onnx"
+    return _Shipped("rapidocr_onnxruntime", file, kinds, inputs={"x": shape}, trained=True, install=_INSTALL_OCR)
+
+
 MODELS = {
     "squeezenet": _light("squeezenet"),
     "resnet50": _light("resnet50"),
+    "densenet121": _light("densenet121"),
+    "shufflenet": _light("shufflenet"),
+    "inception_v2": _light("inception_v2"),
     "zfnet512": _light("zfnet512"),
     "bvlc_alexnet": _light("bvlc_alexnet"),
     # a detector of file types
@@ -77,14 +87,10 @@ MODELS = {
         inputs={"bytes": [1, 2048]},
         trained=True,
     ),
-    # which way up a line of text is. What the package depends on is large, and not needed here.
-    "ocr_angle": _Shipped(
-        "rapidocr_onnxruntime",
-        "models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
-        inputs={"x": [1, 3, 48, 192]},
-        trained=True,
-        install=".venv/bin/pip install --no-deps rapidocr-onnxruntime==1.4.4",
-    ),
+    # which way up a line of text is, where there is text, and what it says
+    "ocr_angle": _ocr("ch_ppocr_mobile_v2.0_cls_infer", [1, 3, 48, 192]),
+    "ocr_detection": _ocr("ch_PP-OCRv4_det_infer", [1, 3, 320, 320]),
+    "ocr_recognition": _ocr("ch_PP-OCRv4_rec_infer", [1, 3, 48, 320], kinds=("conv2d", "matmul")),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +13,7 @@ import grpc
 import pytest
 
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import candidate_id
 from tests.support.processes.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
@@ -59,6 +62,9 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client)
     assert job.progress.trials_planned == 48
     assert dict(job.progress.trials_done) == {"cpu:1": 48, "cpu:2": 48}
     assert job.progress.trials_per_s > 0
+    phases_s = job.progress.phases_s
+    assert set(phases_s) == {"queued", "ingesting", "tuning", "validating", "compiling", "timing"}
+    assert sum(phases_s.values()) == pytest.approx(job.result.wall_s)
     assert [op.weight for op in job.operators] == [4, 2, 1]
     assert sum(op.trials for op in job.operators) == 48
     for operator in job.operators:
@@ -80,6 +86,66 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client)
 
     more = client.finish(client.create(model, more=8, round_size=8).name)
     assert more.progress.candidates_done == 8
+
+
+def test_without_trials_the_bundle_is_of_what_the_log_knows(client: Client) -> None:
+    model = client.upload(fresh())
+    untuned = client.finish(client.create(model, trials=0).name)
+    assert (untuned.state, untuned.progress.trials_planned) == (pb.JOB_STATE_DONE, 0)
+    assert not any(op.trials or op.best_s or op.untuned_s for op in untuned.operators)
+    tuned = client.finish(client.create(model, trials=24).name)
+    assert tuned.progress.candidates_done == 24
+    known = client.finish(client.create(model, trials=0).name)
+    assert dict(known.progress.trials_done) == {"cpu:1": 0, "cpu:2": 0}
+    assert known.result.bundle == tuned.result.bundle != untuned.result.bundle
+
+
+def validations(client: Client, model: str) -> Counter[str]:
+    """How many the log holds, by the operator's name."""
+    wanted = pb.RecordFilter(model=model, kind="validation", share="cpu:1")
+    records = client.log.ListRecords(pb.ListRecordsRequest(filter=wanted, page_size=1000)).records
+    return Counter(record.operator.rpartition("_")[0] for record in records)
+
+
+def test_an_operator_without_a_trial_is_not_validated(client: Client) -> None:
+    model = client.upload(fresh(("heavy", 9), ("light", 1)))
+    job = client.finish(client.create(model, trials=3).name)
+    assert (job.state, [op.trials for op in job.operators]) == (pb.JOB_STATE_DONE, [3, 0])
+    assert set(validations(client, model)) == {"heavy"}
+
+
+def test_a_trial_that_can_gain_the_model_next_to_nothing_is_not_validated(client: Client) -> None:
+    model = client.upload(fresh(("heavy", 1000), ("light", 1)))
+    job = client.finish(client.create(model, trials=24).name)
+    before = validations(client, model)
+    assert set(before) == {"heavy", "light"}
+    _import_faster_trial(client, model, job.operators[1])
+    assert client.finish(client.create(model, trials=24).name).state == pb.JOB_STATE_DONE
+    assert validations(client, model) == before
+    _import_faster_trial(client, model, job.operators[0])
+    assert client.finish(client.create(model, trials=24).name).state == pb.JOB_STATE_DONE
+    after = validations(client, model)
+    assert after["light"] == before["light"]
+    assert after["heavy"] > before["heavy"]
+
+
+def _import_faster_trial(client: Client, model: str, operator: pb.Operator) -> None:
+    """Have the log hold one more trial of the operator, at every share, twice as fast as any."""
+    for share in ("cpu:1", "cpu:2"):
+        wanted = pb.RecordFilter(model=model, operator=operator.workload_hash, kind="trial", share=share)
+        request = pb.ListRecordsRequest(filter=wanted, page_size=1, fastest_first=True)
+        record = client.log.ListRecords(request).records[0]
+        trace = json.dumps([operator.display_name, "imported"])
+        del record.run_secs[:]
+        record.MergeFrom(
+            pb.Record(
+                name=f"records/{uuid.uuid4().hex}",
+                trace=trace,
+                candidate_id=candidate_id(operator.workload_hash, record.target_key, trace),
+                run_secs=[operator.best_s[share] / 2] * 3,
+            )
+        )
+        client.log.ImportRecords(iter([pb.ImportRecordsRequest(record=record)]))
 
 
 def test_a_share_that_was_never_searched_is_served_by_measuring_the_best_of_another(client: Client) -> None:

@@ -70,7 +70,8 @@ def tuned(fleet: Fleet) -> list[dict[str, Any]]:
 def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dict[str, Any]]) -> None:
     result = tuned[-1]
     assert set(result) == {
-        *("event", "job", "wall_s", "trials", "trials_per_s", "failures", "shares", "operators", "bundle"),
+        *("event", "job", "wall_s", "trials", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
+        *("failures", "shares", "operators", "bundle"),
     }
     assert result["event"] == "result"
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
@@ -80,6 +81,9 @@ def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dic
     assert all(ONLY in operator["name"] for operator in result["operators"])
     assert all(set(operator["best_s"]) == set(SHARES) for operator in result["operators"])
     assert Path(result["bundle"]).is_file()
+    assert sum(result["phases_s"].values()) == pytest.approx(result["wall_s"])
+    assert set(result["busy_s"]) == {"ingest", "search", "build", "measure", "compile", "time_model"}
+    assert 0 < result["busy_s"]["compile"] <= result["phases_s"]["compiling"]
 
 
 def test_the_events_follow_the_job_through_its_states(tuned: list[dict[str, Any]]) -> None:

@@ -107,6 +107,12 @@ def test_the_measurer_proves_its_share(fleet: Fleet) -> None:
             assert f"Cpus_allowed_list:\t{granted.ids[0]}\n" in status
 
 
+def test_search_and_builds_load_their_children_before_work_comes(fleet: Fleet) -> None:
+    for role in ("tune", "build"):
+        with worker(f"early-{role}", role, fleet.url, fleet.gate) as early:
+            wait_until(early.children, 60)
+
+
 def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
     round_id = uuid.uuid4().hex
     fleet.search(round_id, 8)

@@ -35,6 +35,10 @@ if _typing.TYPE_CHECKING:
     from fractune.api.tuning import match as match
     from fractune.api.tuning import matrix as matrix
     from fractune.api.tuning import tune as tune
+    from fractune.goals import Goal as Goal
+    from fractune.goals import GoalEnd as GoalEnd
+    from fractune.goals import GoalStep as GoalStep
+    from fractune.goals import PeerTiming as PeerTiming
     from fractune.inference.choosing import VariantChoice as VariantChoice
     from fractune.inference.compare import Comparison as Comparison
     from fractune.inference.compare import compare as compare
@@ -72,6 +76,7 @@ _HOMES = {
     "fractune.api.noise": ("NoiseResult", "noise"),
     "fractune.api.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
     "fractune.api.tuning": ("bundle", "knee", "local_stack", "match", "matrix", "tune"),
+    "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming"),
     "fractune.inference.choosing": ("VariantChoice",),
     "fractune.inference.compare": ("Comparison", "compare"),
     "fractune.inference.model": ("Model", "load"),
@@ -101,6 +106,9 @@ __all__ = [
     "Comparison",
     "CrossTable",
     "Device",
+    "Goal",
+    "GoalEnd",
+    "GoalStep",
     "GrantedShare",
     "Imported",
     "InferenceSession",
@@ -118,6 +126,7 @@ __all__ = [
     "OfferedShare",
     "OperatorMatch",
     "OperatorStatus",
+    "PeerTiming",
     "Policy",
     "Pruned",
     "Records",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from fractune.jobs import JobStatus, OfferedShare, OperatorMatch, OperatorRecords, OperatorStatus, ShareResult, Worker
 from fractune_core.convert import (
@@ -15,6 +16,7 @@ from fractune_core.convert import (
     shapes_from_proto,
     state_from_proto,
 )
+from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 
 
@@ -39,6 +41,8 @@ def job_status(job: pb.Job) -> JobStatus:
         failures=dict(progress.failures),
         trials_per_s=progress.trials_per_s,
         elapsed_s=progress.elapsed_s,
+        phases_s=phases_in_order(progress.phases_s),
+        busy_s=dict(sorted(progress.busy_s.items())),
         operators=tuple(map(operator_status, job.operators)),
         results=tuple(map(share_result, job.result.shares)),
         wall_s=job.result.wall_s,
@@ -47,6 +51,11 @@ def job_status(job: pb.Job) -> JobStatus:
         roofs={share: roof_from_proto(roof) for share, roof in job.roofs.items()},
         trials_saved=progress.trials_saved,
     )
+
+
+def phases_in_order(phases_s: Mapping[str, float]) -> dict[str, float]:
+    """In the order in which a job goes through them; a map of the contract has none."""
+    return {state.value: phases_s[state.value] for state in JobState if state.value in phases_s}
 
 
 def operator_status(operator: pb.Operator) -> OperatorStatus:

@@ -92,6 +92,11 @@ class JobStatus:
     """candidates per second since the search began"""
     elapsed_s: float = 0.0
     """since the job was created"""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """seconds in each phase so far: `starting` (the stack, where the job had one of its own), then the job's states"""
+    busy_s: Mapping[str, float] = field(default_factory=dict)
+    """seconds that workers worked, by what they did, without waits for cores; side by side, so that the sum says
+    nothing"""
     operators: tuple[OperatorStatus, ...] = ()
     results: tuple[ShareResult, ...] = ()
     """one for each share, once the job is done"""

@@ -181,7 +181,7 @@ def spec_to_proto(spec: JobSpec) -> pb.JobSpec:
 
 
 def spec_from_proto(message: pb.JobSpec, model_name: str) -> JobSpec:
-    """A JobSpec, zero values replaced by the defaults; `model_name` is a label. Raises BadRequest."""
+    """A JobSpec, absent values replaced by the defaults; `model_name` is a label. Raises BadRequest."""
     if not math.isfinite(message.minutes):
         raise BadRequest(f"minutes is {message.minutes}; it must be above 0, or 0 for no limit")
     return JobSpec(
@@ -190,7 +190,7 @@ def spec_from_proto(message: pb.JobSpec, model_name: str) -> JobSpec:
         shares=tuple(message.shares),
         inputs=shapes_from_proto(message.inputs),
         target=message.target,
-        trials=message.trials or DEFAULT_TRIALS,
+        trials=message.trials if message.HasField("trials") else DEFAULT_TRIALS,
         more=message.more,
         minutes=message.minutes,
         round_size=message.round_size or DEFAULT_ROUND_SIZE,

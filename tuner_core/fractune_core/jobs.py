@@ -44,7 +44,8 @@ class JobSpec:
     target: str = ""
     """TVM's target as text; empty = the measuring worker's own processor"""
     trials: int = 256
-    """candidates to have measured over all operators, those already in the log counted in"""
+    """candidates to have measured over all operators, those already in the log counted in; 0 = search nothing: the
+    bundle holds the best that the log knows, and the untuned default where it knows nothing"""
     more: int = 0
     """candidates to measure beyond what the log holds; replaces `trials` when above 0"""
     minutes: float = 0.0
@@ -68,9 +69,10 @@ class JobSpec:
 
     def check(self) -> None:
         """Raises BadRequest for a budget, a round or a share that cannot be meant."""
-        for name in ("trials", "round_size"):
-            if getattr(self, name) <= 0:
-                raise BadRequest(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.trials < 0:
+            raise BadRequest(f"trials is {self.trials}; it must be at least 1, or 0 to search nothing")
+        if self.round_size <= 0:
+            raise BadRequest(f"round_size is {self.round_size}; it must be at least 1")
         if self.more < 0:
             raise BadRequest(f"more is {self.more}; it must be at least 1, or 0 to leave it out")
         if self.rerank < 0:

@@ -52,6 +52,11 @@ def handed_back_key(work_id: str) -> str:
     return f"{PREFIX}handed-back:{work_id}"
 
 
+def busy_key(job: str) -> str:
+    """A hash: seconds that workers were busy for the job, by what they did (`Work.do`)."""
+    return f"{PREFIX}busy:{job}"
+
+
 def blob_key(name: str) -> str:
     return f"{PREFIX}blob:{name}"
 

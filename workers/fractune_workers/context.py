@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,18 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import add_blob, get_blob, open_signed, sign
-from fractune_core.messages import BLOB_TTL_S, EVENT_FIELD, HANDLER, Event, Work, cancel_key, done_key, handed_back_key
+from fractune_core.errors import FractuneError
+from fractune_core.messages import (
+    BLOB_TTL_S,
+    EVENT_FIELD,
+    HANDLER,
+    Event,
+    Work,
+    busy_key,
+    cancel_key,
+    done_key,
+    handed_back_key,
+)
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
 
@@ -54,16 +66,23 @@ class WorkerContext:
         with self.core_locks.working(self.cores) as hold, child.preemptible_by(hold):
             yield
 
+    def load(self, child: Child) -> None:
+        """Have `child` load what it works with, TVM above all; when it cannot, the first work will say why."""
+        with contextlib.suppress(FractuneError), self.computing(child):
+            child.ensure()
+
     def transaction(self, work: Work) -> ResultTransaction:
-        return ResultTransaction(self, work["work_id"])
+        """To be made when the work begins: its time until it is sent counts as the job's, without waits for locks."""
+        return ResultTransaction(self, work)
 
 
 class ResultTransaction:
     """The results of one piece of work, in one transaction: all of them or none, and only once."""
 
-    def __init__(self, context: WorkerContext, work_id: str) -> None:
+    def __init__(self, context: WorkerContext, work: Work) -> None:
         self._context = context
-        self._done = done_key(work_id)
+        self._work = work
+        self._began = time.perf_counter() - context.core_locks.waited_s
         self._pipe = context.redis.pipeline(transaction=True)
 
     def event(self, stream: str, event: Event) -> None:
@@ -84,7 +103,10 @@ class ResultTransaction:
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 
     def send(self) -> None:
-        self._pipe.set(self._done, 1, ex=BLOB_TTL_S)
+        busy_s = time.perf_counter() - self._context.core_locks.waited_s - self._began
+        self._pipe.hincrbyfloat(busy_key(self._work["job"]), self._work["do"], busy_s)
+        self._pipe.expire(busy_key(self._work["job"]), BLOB_TTL_S)
+        self._pipe.set(done_key(self._work["work_id"]), 1, ex=BLOB_TTL_S)
         self._pipe.execute()
 
 

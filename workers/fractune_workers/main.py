@@ -79,6 +79,7 @@ def run_worker(options: WorkerOptions) -> None:
             role.start()
             entry.install(context, role)
             with _registered(context, role, options.role):
+                role.warm_up()
                 _serve(context, role)
         finally:
             role.stop()

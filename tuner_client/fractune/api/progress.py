@@ -10,7 +10,9 @@ from typing import Self, TypeAlias
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from fractune.goals import Goal
 from fractune.jobs import JobStatus
+from fractune.reports.goal_text import goal_line, step_line
 from fractune.reports.text import counts_text, span_text
 from fractune_core.jobs import JobState
 
@@ -29,6 +31,14 @@ class View:
 
     def show(self, job: JobStatus) -> None:
         pass
+
+    def show_goal(self, goal: Goal) -> None:
+        """Of a tuning that has one: when it is known, and after each step."""
+
+
+def goal_news(goal: Goal) -> str:
+    """The line that a goal has more than when it was shown before."""
+    return step_line(goal.steps[-1]) if goal.steps else goal_line(goal)
 
 
 ProgressOption: TypeAlias = bool | Callable[[JobStatus], None] | View
@@ -97,6 +107,9 @@ class BarView(View):
             refresh=True,
         )
 
+    def show_goal(self, goal: Goal) -> None:
+        self._progress.console.print(goal_news(goal))
+
 
 class LineView(View):
     """A line for each change of state and each new note, and every few seconds."""
@@ -115,3 +128,6 @@ class LineView(View):
         if job.state is not self._state or now - self._printed_at >= LINE_EVERY_S:
             self._state, self._printed_at = job.state, now
             print(f"{job.name}: {status_text(job)}", flush=True)
+
+    def show_goal(self, goal: Goal) -> None:
+        print(goal_news(goal), flush=True)

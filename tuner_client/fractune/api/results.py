@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fractune.goals import Goal
 from fractune.jobs import JobStatus, OperatorMatch, ShareResult
 from fractune.reports.cross_table import CrossTable, model_table, sentences
 from fractune.reports.knee_report import KneeReport
@@ -93,6 +94,8 @@ class TuneResult:
     bundle: BundleFile
     measurers: Mapping[str, int] = field(default_factory=dict)
     """how many measurers each share had, by share; empty when a server did the work"""
+    goal: Goal | None = None
+    """what was to be beaten and how far that came, with `until_beats`; `job` is then the last step's"""
 
     @property
     def shares(self) -> tuple[ShareResult, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from fractune.api.following import follow, submit
@@ -31,8 +33,11 @@ def finished_job(
 
     `spec.model` is filled in here. Raises what ended the job; whatever stops the caller cancels it.
     """
-    with tuning_session(state, server, spec.shares) as (client, start_search):
-        yield client, _run(client, model, spec, view, start_search)
+    began = time.perf_counter()
+    with tuning_session(state, server, spec.shares) as (client, start_search), view:
+        starting = {} if server is not None else {"starting": time.perf_counter() - began}
+        ended = run_job(client, model, spec, view, start_search)
+        yield client, replace(ended, phases_s={**starting, **ended.phases_s})
 
 
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
@@ -45,14 +50,19 @@ def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
     return [operator_table(each, job.shares) for each in published if each.operator.workload_hash in selected]
 
 
-def _run(client: RpcClient, model: Path, spec: JobSpec, view: View, start_search: Callable[[], None]) -> JobStatus:
+def run_job(client: RpcClient, model: Path, spec: JobSpec, view: View, start_search: Callable[[], None]) -> JobStatus:
+    """Run the job for the file `model` to its end; call `start_search` when it needs the workers for that.
+
+    `spec.model` is filled in here. Raises what ended the job; whatever stops the caller cancels it.
+    """
+
     def show(job: JobStatus) -> None:
         if job.state in _NEEDS_SEARCH:
             start_search()
         view.show(job)
 
     name = submit(client, model, spec)
-    with _cancelled_when_stopped(client, name), view:
+    with _cancelled_when_stopped(client, name):
         ended = follow(client, name, show)
     check_ended_well(ended)
     return ended

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fractune.api.client import Client
+from fractune.api.goal import goal_spec, tune_until_beaten
 from fractune.api.models import ModelSource, model_file
 from fractune.api.progress import ProgressOption, choose_view
 from fractune.api.requests import bundle_file, check_above_zero, job_spec, shapes, share_names, tuning_spec
@@ -31,8 +32,10 @@ def tune(
     model: ModelSource,
     shares: str | Sequence[str],
     *,
-    trials: int = DEFAULT_TRIALS,
+    trials: int | None = None,
     minutes: float | None = None,
+    until_beats: str | None = None,
+    by: float | None = None,
     more: int | None = None,
     round_size: int = DEFAULT_ROUND_SIZE,
     seed: int = 0,
@@ -52,8 +55,11 @@ def tune(
     the folder `state` (default: the user's data folder). Ctrl-C cancels the job and ends the stack; what was measured
     stays in the log.
 
-    `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` candidates are measured in all, those in the log
-    counted in; `more` that many beyond the log. The search ends after `minutes`. `round_size` is the most candidates
+    `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` candidates (default: 256) are measured in all, those
+    in the log counted in, with 0 none: the bundle is of what the log knows; `more` is beyond the log. The search ends
+    after `minutes`. With `until_beats="onnxruntime"` it ends when the bundle is faster than the ONNX model in ONNX
+    Runtime at every share of this machine's CPU, `by` more than that part (0.05 = 5 %) and beyond the noise, or after
+    `minutes` (default: 15), or at `trials` (default: no limit): `TuneResult.goal`. `round_size` is the most candidates
     of a round. `target` is TVM's, by default the measuring processor. With `rerank` nothing is searched: so many of
     every share's best are measured here. `only` names the operators to tune by parts of their names ("conv2d,dense").
     `inputs` gives shapes to inputs that the model leaves open. The job of the highest `priority` goes first. The bundle
@@ -68,7 +74,7 @@ def tune(
             shares,
             inputs or {},
             target=target,
-            trials=trials,
+            trials=DEFAULT_TRIALS if trials is None else trials,
             more=more,
             minutes=minutes,
             round_size=round_size,
@@ -79,6 +85,9 @@ def tune(
         )
         written = bundle_file(out, path.name)
         check_writable("out", written)
+        goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=server)
+        if goal is not None:
+            return tune_until_beaten(path, spec, goal, written, folder(state), choose_view(progress))
         with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
             client.download_bundle(job.bundle, written)
             # Asked while the stack is still there.

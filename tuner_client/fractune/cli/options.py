@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from fractune_core.errors import BadModel, BadRequest
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
 
 State = Annotated[
     Path | None, typer.Option("--state", help="Folder of the one-machine stack (default: user data folder).")
@@ -39,6 +41,18 @@ def read_key(option: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BadRequest(f"{option} {path}: cannot be read ({error.strerror})") from error
+
+
+def parse_part(option: str, text: str) -> float:
+    """Read `10%` or `0.1`, both a tenth. Raises BadRequest for any other text, and for more than 100 %."""
+    form = _PART.fullmatch(text.strip())
+    if form is None:
+        raise BadRequest(f"{option} '{text}': write a percentage such as 10% or a fraction such as 0.1")
+    part = float(form[1]) / 100 if form[2] else float(form[1])
+    if part > 1:
+        hint = f"; write {text.strip()}% for a percentage" if not form[2] and part <= 100 else ""
+        raise BadRequest(f"{option} '{text}': it must be from 0 to 100 % (0 to 1){hint}")
+    return part
 
 
 def no_model(path: Path) -> BadModel:

@@ -12,12 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from fractune.api.progress import LineView, View, status_text
+from fractune.goals import Goal
 from fractune.jobs import JobStatus
+from fractune.reports.goal_text import goal_json, goal_line, step_line
 from fractune.reports.result import operator_json
 from fractune.reports.text import ratio_text, time_text
 
 _TABLE_ROWS = 24
 """operators that the live table shows, the heaviest first"""
+_GOAL_STEPS = 3
+"""steps that are shown of a goal, the last ones"""
 
 
 def choose_view(*, quiet: bool, as_json: bool) -> View:
@@ -29,7 +33,7 @@ def choose_view(*, quiet: bool, as_json: bool) -> View:
 
 
 class JsonView(View):
-    """An object a line, whenever it has changed: `job` (state and notes), `operator`, `progress`."""
+    """An object a line, whenever it has changed: `job` (state and notes), `operator`, `progress`, `goal`."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], dict[str, Any]] = {}
@@ -41,6 +45,9 @@ class JsonView(View):
             if operator.selected:
                 self._report("operator", operator.workload_hash, operator_json(operator))
         self._report("progress", name, {"state": job.state.value, **progress_json(job)})
+
+    def show_goal(self, goal: Goal) -> None:
+        print(json.dumps({"event": "goal", **goal_json(goal)}), flush=True)
 
     def _report(self, event: str, key: str, data: dict[str, Any]) -> None:
         whole = {"job": key, **data} if event != "operator" else data
@@ -66,6 +73,8 @@ class TableView(View):
 
     def __init__(self, console: Console | None = None) -> None:
         self._live = Live(console=console, auto_refresh=False)
+        self._job: JobStatus | None = None
+        self._goal: Goal | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -75,7 +84,17 @@ class TableView(View):
         self._live.stop()
 
     def show(self, job: JobStatus) -> None:
-        self._live.update(job_table(job), refresh=True)
+        self._job = job
+        self._update()
+
+    def show_goal(self, goal: Goal) -> None:
+        self._goal = goal
+        self._update()
+
+    def _update(self) -> None:
+        table = [] if self._job is None else [job_table(self._job)]
+        lines = [] if self._goal is None else goal_lines(self._goal)
+        self._live.update(Group(*table, *lines), refresh=True)
 
 
 def job_table(job: JobStatus) -> Group:
@@ -96,3 +115,9 @@ def job_table(job: JobStatus) -> Group:
     lines = [Text(f"... and {len(selected) - _TABLE_ROWS} more")] if len(selected) > _TABLE_ROWS else []
     lines += [Text(f"note: {note}", style="yellow") for note in job.notes]
     return Group(table, *lines, Text(status_text(job), style="bold"))
+
+
+def goal_lines(goal: Goal) -> list[Text]:
+    """What is to be beaten, and how far the last steps came."""
+    steps = [Text(f"      {step_line(step)}") for step in goal.steps[-_GOAL_STEPS:]]
+    return [Text(goal_line(goal), style="bold"), *steps]

@@ -1,56 +1,75 @@
-"""The same model in ONNX Runtime, as a finalist beside a bundle."""
+"""A bundle beside its peer: the model that it was made from, in ONNX Runtime. Both timed in turn in this process."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fractune.inference.comparing import differences, time_in_turns
 from fractune.inference.model import Model
-from fractune_core.errors import BadModel, BadRequest, FractuneError
+from fractune.inference.onnxruntime_model import NAME, OnnxRuntimeModel
+from fractune.inference.tensors import random_inputs
+from fractune_core.errors import BadRequest
 
 if TYPE_CHECKING:
     from fractune.inference.tensors import Array
 
+_AGREE = {"float16": 2e-2, "bfloat16": 2e-2}
+_AGREE_ELSE = 1e-3
+"""largest difference to the peer's outputs that is taken for rounding, over their largest value"""
 
-class OnnxRuntimeModel:
-    """The ONNX file that `model` was made from, in ONNX Runtime with as many threads as `model` has.
 
-    Its threads are on the CPUs that the process is confined to. Raises BadRequest when the file is not that one,
-    BadModel when ONNX Runtime cannot load it, FractuneError when it is not installed.
+@dataclass(frozen=True)
+class Beside:
+    """What variants of a bundle and the peer took for one inference, timed in turn on the same inputs."""
+
+    version: str
+    """of the peer"""
+    run_secs: dict[str, list[float]]
+    """all repeats in seconds, by variant"""
+    peer_secs: list[float]
+    max_abs_difference: float
+    """largest difference of the outputs of the model's chosen variant to the peer's; infinite where only one has a
+    number"""
+    max_rel_difference: float
+    """the same over the largest value of that output"""
+    outputs_agree: bool
+    """it is no more than rounding"""
+
+
+def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants: Sequence[str], repeats: int) -> Beside:
+    """Time `variants` of `model` beside the ONNX file at `path` in ONNX Runtime, which has as many threads.
+
+    Raises BadRequest when the bundle was not made from this file, BadModel when ONNX Runtime cannot load or run it,
+    FractuneError when it is not installed.
     """
+    _check_same(path, model)
+    peer = OnnxRuntimeModel(path, model.share.units)
+    feed_names = _paired([spec.name for spec in model.inputs], peer.input_names, "inputs")
+    output_names = list(_paired([spec.name for spec in model.outputs], peer.output_names, "outputs").values())
+    run_peer = partial(peer.run, {feed_names[name]: array for name, array in inputs.items()}, output_names)
+    outputs, theirs = model.run(inputs), run_peer()
+    finalists = {name: partial(model.run, inputs, name) for name in variants}
+    run_secs = time_in_turns({**finalists, NAME: run_peer}, repeats, apart=True)
+    absolute, relative = differences(outputs, theirs)
+    allowed = max(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs)
+    peer_secs = run_secs.pop(NAME)
+    return Beside(peer.version, run_secs, peer_secs, absolute, relative, outputs_agree=relative <= allowed)
 
-    def __init__(self, path: Path, model: Model) -> None:
-        self._model = model
-        _check_same(path, model)
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise FractuneError("--beside onnxruntime needs ONNX Runtime; install 'fractune[onnxruntime]'") from error
-        self.version = str(onnxruntime.__version__)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = model.share.units
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors only: it warns of old files on every start
-        try:
-            self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # its exceptions have no common base
-            message = str(error).partition("\n")[0]
-            raise BadModel(f"{path.name}: ONNX Runtime cannot load it ({message}); compare without --beside") from error
-        wanted = [node.name for node in self._session.get_inputs()]
-        self._feed_names = _paired([spec.name for spec in model.inputs], wanted, "inputs")
-        given = [node.name for node in self._session.get_outputs()]
-        self._output_names = list(_paired([spec.name for spec in model.outputs], given, "outputs").values())
 
-    def feed(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The inputs of the bundle under ONNX Runtime's names."""
-        return {self._feed_names[name]: array for name, array in inputs.items()}
+def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], repeats: int) -> tuple[str, list[float]]:
+    """The version of ONNX Runtime, and seconds of one inference of the ONNX file at `path`, `repeats` times, on random
+    inputs; `shapes` for inputs that the model leaves open.
 
-    def run(self, feed: Mapping[str, Array]) -> list[Array]:
-        """The outputs in the order of the bundle's."""
-        outputs: list[Array] = self._session.run(self._output_names, feed)
-        return outputs
+    Raises BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
+    """
+    peer = OnnxRuntimeModel(path, threads)
+    run_peer = partial(peer.run, random_inputs(peer.input_specs(shapes)), peer.output_names)
+    return peer.version, time_in_turns({NAME: run_peer}, repeats, apart=True)[NAME]
 
 
 def _check_same(path: Path, model: Model) -> None:
@@ -71,7 +90,5 @@ def _paired(ours: Sequence[str], theirs: Sequence[str], what: str) -> dict[str, 
     if set(ours) == set(theirs):
         return {name: name for name in ours}
     if len(ours) != len(theirs):
-        raise BadRequest(
-            f"the bundle has {len(ours)} {what}, ONNX Runtime finds {len(theirs)}; compare without --beside"
-        )
+        raise BadRequest(f"the bundle has {len(ours)} {what}, ONNX Runtime finds {len(theirs)}: nothing to compare")
     return dict(zip(ours, theirs, strict=True))

@@ -1,7 +1,7 @@
 """Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them,
 `fractune noise` measures with them, `fractune shares` and `fractune doctor` ask them what this machine has.
 
-The one module of the client that imports the server and the workers, and only when it is called: the client
+The one package of the client that imports the server and the workers, and only when it is called: the client
 alone is installed without them.
 """
 
@@ -32,7 +32,7 @@ def run_server(
     ready_file: Path | None,
 ) -> None:
     """Serve until stopped. Raises BadRequest for the address, StateUnusable for the folder, RedisGone."""
-    _require("server", "rq", "sqlalchemy")
+    require("server", "rq", "sqlalchemy")
     from fractune_server.main import ServerOptions, run_server
 
     run_server(
@@ -69,7 +69,7 @@ def run_worker(
     name: str | None,
 ) -> None:
     """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
-    _require("worker", "rq", "tvm")
+    require("worker", "rq", "tvm")
     from fractune_workers.main import WorkerOptions, run_worker
 
     run_worker(
@@ -101,7 +101,7 @@ def measure_noise(
 
     Raises ShareUnavailable for a share that cannot be verified, BadModel.
     """
-    _require("worker", "tvm")
+    require("worker", "tvm")
     from fractune_workers.calibration import experiment
 
     options = experiment.NoiseOptions(
@@ -154,7 +154,8 @@ def look_for_cuda() -> Any:
     return cuda.look_for_cuda()
 
 
-def _require(extra: str, *modules: str) -> None:
+def require(extra: str, *modules: str) -> None:
+    """Raises FractuneError when a module is not installed that the extra brings."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise FractuneError(f"this part needs {', '.join(missing)}; install 'fractune[{extra}]'")

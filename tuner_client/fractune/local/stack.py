@@ -27,6 +27,7 @@ from fractune.rpc import RpcClient
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.gpu_sharing import default_measurers
+from fractune_core.host_cores import QUIET_BELOW_CORES
 from fractune_core.shares import Share, parse_shares
 
 START_TIMEOUT_S = 60.0
@@ -92,9 +93,15 @@ def plan_measurers(
     return measurers
 
 
-def work_cores(measured: Iterable[Sequence[int]], available: Sequence[int]) -> list[int]:
-    """Cores for search and builds: those that no measurement has, or all of them where none is left."""
-    taken = {core for cores in measured for core in cores}
+def work_cores(
+    measurers: Iterable[tuple[Share, Sequence[int]]], available: Sequence[int], host_cores: int
+) -> list[int]:
+    """Cores for search and builds: those that no measurement has, or all of them where none is left.
+
+    A CPU measurement that has the whole host stops them wherever they are: they need not stay off its cores.
+    """
+    quiet = host_cores < QUIET_BELOW_CORES
+    taken = {core for share, cores in measurers if not (quiet and share.device_kind == "cpu") for core in cores}
     return [core for core in available if core not in taken] or list(available)
 
 
@@ -268,7 +275,7 @@ class Stack:
         advice = advice_for(self._folder.path, [str(share) for share in shares])
         wanted = {share: each.measurers for share, each in advice.items() if each}
         measurers = plan_measurers(shares, wanted, available)
-        rest = work_cores([cores for _, cores in measurers], available)
+        rest = work_cores(measurers, available, os.cpu_count() or 1)
         parts: list[Part] = []
         for share, cores in measurers:
             kind = f"measure-{share}".replace(":", "-")

@@ -1,9 +1,8 @@
-"""Knees as tables, JSON and sentences; and the slack as people write it."""
+"""Knees as tables, JSON and sentences."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,22 +10,7 @@ from fractune.reports.knee_report import KneeReport
 from fractune.reports.rendering import Column, Table
 from fractune.reports.text import percent_text, time_text
 from fractune_core.analysis.knee import CurveKind
-from fractune_core.errors import BadRequest
 from fractune_core.shares import units_text
-
-_SLACK = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
-
-
-def parse_slack(text: str) -> float:
-    """Read `10%` or `0.1`, both a tenth. Raises BadRequest for any other text, and for more than 100 %."""
-    form = _SLACK.fullmatch(text.strip())
-    if form is None:
-        raise BadRequest(f"--slack '{text}': write a percentage such as 10% or a fraction such as 0.1")
-    slack = float(form[1]) / 100 if form[2] else float(form[1])
-    if slack > 1:
-        hint = f"; write {text.strip()}% for a percentage" if not form[2] and slack <= 100 else ""
-        raise BadRequest(f"--slack '{text}': it must be from 0 to 100 % (0 to 1){hint}")
-    return slack
 
 
 def knee_table(reports: Sequence[KneeReport], title: str) -> Table:

@@ -8,7 +8,7 @@ from fractune.jobs import JobStatus, OperatorStatus, ShareResult
 from fractune.reports.cross_table import model_table
 from fractune.reports.rendering import Column, Table
 from fractune.reports.tables import cross_text
-from fractune.reports.text import counts_text, ratio_text, span_text, table_console, time_text
+from fractune.reports.text import counts_text, ratio_text, span_text, spent_text, table_console, time_text
 from fractune.reports.time_table import operator_time, operators_s, time_table
 from fractune_core.analysis.roofline import NEAR
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name
@@ -40,6 +40,8 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
         "trials": {share: job.trials_done.get(share, 0) for share in job.shares},
         "trials_saved": job.trials_saved,
         "trials_per_s": job.trials_per_s,
+        "phases_s": dict(job.phases_s),
+        "busy_s": dict(job.busy_s),
         "failures": dict(job.failures),
         "shares": [_share_json(job, each) for each in job.results],
         "operators": [operator_result_json(job, each) for each in job.operators if each.selected],
@@ -75,6 +77,9 @@ def print_result(job: JobStatus, bundle: str) -> None:
             f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
         )
     print(f"took {span_text(job.wall_s)}, {job.trials_per_s:.1f} trials/s while searching")
+    for title, spent_s in (("by phase", job.phases_s), ("by what workers did, side by side", job.busy_s)):
+        if spent_s:
+            print(f"  {title}: {spent_text(spent_s)}")
     print(f"bundle: {bundle}")
 
 

@@ -219,7 +219,9 @@ class JobSpec(_message.Message):
     target: _builtins.str
     """TVM's target as text; empty = the measuring worker's own processor."""
     trials: _builtins.int
-    """Candidates to have measured over all operators, those already in the log counted in. 0 = 256."""
+    """Candidates to have measured over all operators, those already in the log counted in. Absent = 256; 0 = search
+    nothing: the bundle holds the best that the log knows, and the untuned default where it knows nothing.
+    """
     more: _builtins.int
     """Candidates to measure beyond what the log holds; replaces trials when above 0."""
     minutes: _builtins.float
@@ -252,7 +254,7 @@ class JobSpec(_message.Message):
         shares: _abc.Iterable[_builtins.str] | None = ...,
         inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         target: _builtins.str = ...,
-        trials: _builtins.int = ...,
+        trials: _builtins.int | None = ...,
         more: _builtins.int = ...,
         minutes: _builtins.float = ...,
         round_size: _builtins.int = ...,
@@ -262,11 +264,13 @@ class JobSpec(_message.Message):
         rerank: _builtins.int = ...,
         variants: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
+    _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trials) -> _WhichOneofReturnType__trials | None: ...
 
 Global___JobSpec: _TypeAlias = JobSpec  # noqa: Y015
 
@@ -467,6 +471,46 @@ class Progress(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PhasesSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class BusySEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TRIALS_PLANNED_FIELD_NUMBER: _builtins.int
     TRIALS_DONE_FIELD_NUMBER: _builtins.int
     CANDIDATES_DONE_FIELD_NUMBER: _builtins.int
@@ -474,6 +518,8 @@ class Progress(_message.Message):
     TRIALS_PER_S_FIELD_NUMBER: _builtins.int
     ELAPSED_S_FIELD_NUMBER: _builtins.int
     TRIALS_SAVED_FIELD_NUMBER: _builtins.int
+    PHASES_S_FIELD_NUMBER: _builtins.int
+    BUSY_S_FIELD_NUMBER: _builtins.int
     trials_planned: _builtins.int
     """New candidates this job will measure, as planned now."""
     candidates_done: _builtins.int
@@ -492,6 +538,16 @@ class Progress(_message.Message):
     def failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Failed measurements by status."""
 
+    @_builtins.property
+    def phases_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Those seconds by the job's states, in lower case: "queued", "ingesting", "tuning", ..."""
+
+    @_builtins.property
+    def busy_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Seconds that workers worked for the job, without waits for cores, by what they did: "ingest", "search", "build",
+        "measure", "compile", "time_model". Workers work side by side: their sum is no time of day.
+        """
+
     def __init__(
         self,
         *,
@@ -502,10 +558,12 @@ class Progress(_message.Message):
         trials_per_s: _builtins.float = ...,
         elapsed_s: _builtins.float = ...,
         trials_saved: _builtins.int = ...,
+        phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        busy_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["candidates_done", b"candidates_done", "elapsed_s", b"elapsed_s", "failures", b"failures", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

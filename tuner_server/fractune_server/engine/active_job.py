@@ -108,6 +108,7 @@ class ActiveJob:
 
     def enter(self, state: JobState) -> None:
         self.stored.state = state
+        self.stored.progress.entered_at[state.value] = time.time()
         self.asked.clear()
         self.note_waiting(())
         self.dirty = True

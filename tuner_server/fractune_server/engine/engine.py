@@ -108,8 +108,8 @@ class Engine:
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
     def _turn(self) -> None:
-        self._jobs.update()
-        batch = self._recorder.poll(POLL_MS)
+        # A new job has waited for a turn already.
+        batch = self._recorder.poll(0 if self._jobs.update() else POLL_MS)
         for arrival in batch.arrivals:
             self._take(arrival)
         self._jobs.save()

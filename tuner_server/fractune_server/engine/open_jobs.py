@@ -10,6 +10,7 @@ from fractune_core.jobs import JobState
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
 from fractune_server.store.stored_job import StoredJob
+from fractune_server.transport.busy import busy_s
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 
@@ -36,13 +37,15 @@ class OpenJobs:
         job = self._jobs.get(name)
         return None if job is None else job.stored
 
-    def update(self) -> None:
-        """Take up new jobs, and drop those that were cancelled."""
+    def update(self) -> bool:
+        """Take up new jobs, and drop those that were cancelled. True when there was a new one."""
         still_open = self._context.store.jobs.open_ids()
         for name in set(self._jobs) - still_open:
             self._rounds.end_all(self._jobs.pop(name))
-        for name in still_open - set(self._jobs):
+        new = still_open - set(self._jobs)
+        for name in new:
             self._jobs[name] = self._load(name)
+        return bool(new)
 
     def fail(self, job: ActiveJob, error: FractuneError) -> None:
         """End the job with the error, and have workers skip what is left of it.
@@ -73,6 +76,7 @@ class OpenJobs:
 
     def _save(self, job: ActiveJob, now: float) -> None:
         job.count_progress()
+        job.stored.progress.busy_s = busy_s(self._context.redis, job.id)
         kept = self._context.store.jobs.save(job.stored, job.operators)
         job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
         if not kept or not job.stored.state.open:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fractune_core import bundles
+from fractune_core import __version__, bundles
 from fractune_core.analysis.match import Match
 from fractune_core.blobs import get_blob, has_blob, open_signed, put_blob, sign
 from fractune_core.jobs import JobState
@@ -45,7 +45,7 @@ class PublishPhase:
         deployment, operators = self._deployment(job), self._operators(job)
         variants = variants_for(deployment, operators, robust_only=job.stored.spec.variants == ROBUST_VARIANT)
         items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
-        bundle = _bundle_id(job, items)
+        bundle = bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
             self._take_bundle(job, bundle)
             return
@@ -138,10 +138,18 @@ def _compile_work(
     }
 
 
-def _bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
-    """32 hex digits: the same model, shapes, target, shares and schedules make the same bundle."""
+def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
+    """32 hex digits: the same version makes the same bundle of the same model, shapes, target, shares and schedules."""
     spec = job.stored.spec
-    parts = [bundles.FORMAT, spec.model, spec.inputs, job.stored.target, sorted(job.stored.granted), variants]
+    parts = [
+        __version__,
+        bundles.FORMAT,
+        spec.model,
+        spec.inputs,
+        job.stored.target,
+        sorted(job.stored.granted),
+        variants,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -5,6 +5,7 @@ the untuned default.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 
 from fractune_core.errors import NotFound, error_from_name
 from fractune_core.jobs import JobState
@@ -13,7 +14,7 @@ from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
-from fractune_server.scheduler.finalists import BEST_PER_SHARE, all_validated, finalists
+from fractune_server.scheduler.finalists import BEST_PER_SHARE, finalists, is_settled, outlook, worth_validating
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import StoredOperator
@@ -32,8 +33,8 @@ class ValidatePhase:
 
     def advance(self, job: ActiveJob) -> None:
         """Start what is missing; go on when every operator is validated."""
-        if job.stored.spec.rerank and not job.validated and not job.rounds:
-            self._check_known(job)
+        if not job.validated and not job.rounds:
+            self._begin(job)
         under_way = {live.stored.workload_hash for live in job.rounds.values()}
         for operator in job.selected:
             if operator.workload_hash not in job.validated | under_way:
@@ -47,34 +48,57 @@ class ValidatePhase:
             raise error_from_name(event["error"], event["message"])
         self._rounds.end(job, live)
 
+    def _begin(self, job: ActiveJob) -> None:
+        """Leave out what cannot matter to the model; a rerank is asked for all that the log knows."""
+        if job.stored.spec.rerank:
+            self._check_known(job)
+            return
+        known = self._earlier(job, [op.workload_hash for op in job.selected])
+        best = {name: self._best(job, name, earlier) for name, earlier in known.items()}
+        worth: set[str] = set()
+        for share in job.share_keys:
+            worth |= worth_validating(
+                {
+                    op.workload_hash: outlook(op.weight, best[op.workload_hash][share], known[op.workload_hash], share)
+                    for op in job.selected
+                }
+            )
+        for operator in job.selected:
+            if operator.workload_hash not in worth:
+                self._end(job, operator, known[operator.workload_hash])
+
     def _validate(self, job: ActiveJob, operator: StoredOperator) -> None:
         """Take what the log holds, or start a round for what it lacks."""
         name = operator.workload_hash
-        earlier = self._earlier(job, name)
-        chosen = self._finalists(job, name, earlier)
-        if all_validated(chosen, earlier, job.share_keys) or job.validations[name] >= _PASSES:
-            job.validated.add(name)
-            _copy_times(job, operator, earlier)
+        earlier = self._earlier(job, [name])[name]
+        count = job.stored.spec.rerank or BEST_PER_SHARE
+        chosen = finalists(self._best(job, name, earlier), earlier, job.untuned(name), count)
+        if is_settled(chosen, earlier, job.share_keys) or job.validations[name] >= _PASSES:
+            self._end(job, operator, earlier)
             return
         job.validations[name] += 1
         self._start(job, operator, chosen)
 
-    def _earlier(self, job: ActiveJob, workload_hash: str) -> list[TuningRecord]:
-        """Validations that the log holds, of whatever job."""
-        key = job.log_key(workload_hash)
-        return [
-            record
-            for record in self._log.validated(workload_hash).records
-            if (record.target_key, record.device.key) == (key.target_key, key.device_key)
-        ]
+    def _earlier(self, job: ActiveJob, workload_hashes: Iterable[str]) -> dict[str, list[TuningRecord]]:
+        """Validations that the log holds of each operator, of whatever job."""
+        place = (job.stored.target_key, job.stored.device.key)
+        found = self._log.validated_of(workload_hashes)
+        return {
+            name: [record for record in validated.records if (record.target_key, record.device.key) == place]
+            for name, validated in found.items()
+        }
 
-    def _finalists(self, job: ActiveJob, workload_hash: str, earlier: list[TuningRecord]) -> dict[str, str]:
+    def _end(self, job: ActiveJob, operator: StoredOperator, earlier: list[TuningRecord]) -> None:
+        job.validated.add(operator.workload_hash)
+        _copy_times(job, operator, earlier)
+
+    def _best(self, job: ActiveJob, workload_hash: str, earlier: list[TuningRecord]) -> dict[str, list[TuningRecord]]:
+        """The fastest trials by share key, as many as finalists are taken from."""
         refused = {record.candidate_id for record in earlier if record.status is not Status.OK}
         rerank = job.stored.spec.rerank
         key, count = job.log_key(workload_hash), rerank or BEST_PER_SHARE
         shares = self._shares_known(job, key) if rerank else job.share_keys
-        best = {share: self._log.best_trials(key, share, count + len(refused)) for share in shares}
-        return finalists(best, earlier, job.untuned(workload_hash), count)
+        return {share: self._log.best_trials(key, share, count + len(refused)) for share in shares}
 
     def _shares_known(self, job: ActiveJob, key: LogKey) -> list[str]:
         """Keys of the shares, of the job's mechanisms, that the operator was tuned at."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fractune_core.records import Status, TuningRecord
 
 BEST_PER_SHARE = 2
+NEGLIGIBLE = 0.01
+"""of the model's time: what the validations that are left out may forgo together"""
 
 
 def finalists(
@@ -31,8 +35,61 @@ def finalists(
     return chosen
 
 
-def all_validated(chosen: Iterable[str], validations: Iterable[TuningRecord], shares: Iterable[str]) -> bool:
-    """True when every finalist has a validation at every share (keys), so that nothing is left to measure."""
+def is_settled(chosen: Collection[str], validations: Sequence[TuningRecord], shares: Iterable[str]) -> bool:
+    """True when there is nothing to measure: every finalist has a validation at every share (keys), or the untuned
+    default is the only one and was never timed anywhere.
+
+    Where the default was timed at another share, what it takes at these is part of what the model's variants take.
+    """
+    if not validations and len(chosen) == 1:
+        return True
     held = {(record.candidate_id, record.granted.key) for record in validations}
-    wanted = list(chosen)
-    return all((candidate, share) in held for share in shares for candidate in wanted)
+    return all((candidate, share) in held for share in shares for candidate in chosen)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What validating an operator's finalists can still bring at one share. Seconds of the model's run time."""
+
+    published_s: float | None
+    """weight x time of the fastest schedule that was validated; None when none was"""
+    promised_s: float
+    """weight x time of the fastest trial that was not validated; infinite when there is none"""
+
+    @property
+    def known_s(self) -> float:
+        """The operator's part of the model's time, as far as it is known."""
+        known = self.promised_s if self.published_s is None else min(self.promised_s, self.published_s)
+        return known if known < math.inf else 0.0
+
+    @property
+    def gain_s(self) -> float:
+        """The most that there is to gain: a trial that looks fastest of many looks faster than it is."""
+        return math.inf if self.published_s is None else max(0.0, self.published_s - self.promised_s)
+
+
+def worth_validating(outlooks: Mapping[str, Outlook]) -> set[str]:
+    """The operators, of those in `outlooks` at one share, whose finalists can matter to the model.
+
+    Left out are those with the least to gain, as many as could together gain a hundredth of the model's time at most:
+    they keep the schedule that was validated before. What they forgo does not add up from job to job, because it is
+    counted from what is published. Without a validation nothing tells how slow the untuned default is, however fast
+    a trial was: such an operator is always worth it.
+    """
+    left_s = NEGLIGIBLE * sum(each.known_s for each in outlooks.values())
+    worth = set(outlooks)
+    for name in sorted(outlooks, key=lambda name: outlooks[name].gain_s):
+        left_s -= outlooks[name].gain_s
+        if left_s < 0:
+            break
+        worth.remove(name)
+    return worth
+
+
+def outlook(weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningRecord], share: str) -> Outlook:
+    """Of an operator that occurs `weight` times: by its fastest trials at a share (key) and its earlier validations."""
+    held = [record for record in earlier if record.granted.key == share]
+    known = {record.candidate_id for record in held}
+    published = [record.median_s for record in held if record.status is Status.OK]
+    promised = [record.median_s for record in best if record.candidate_id not in known]
+    return Outlook(weight * min(published) if published else None, weight * min(promised, default=math.inf))

@@ -63,6 +63,8 @@ def _progress(job: StoredJob) -> pb.Progress:
         trials_per_s=progress.done / tuning_s if tuning_s > 0 else 0.0,
         elapsed_s=(job.ended_at or now) - job.created_at,
         trials_saved=progress.saved,
+        phases_s=job.phases_s(now),
+        busy_s=progress.busy_s,
     )
 
 

@@ -20,6 +20,10 @@ class Progress:
     failures: dict[str, int] = field(default_factory=dict)
     saved: int = 0
     """candidates that were not searched for, because the operators are near their roof"""
+    entered_at: dict[str, float] = field(default_factory=dict)
+    """time of day by state: when the job came to it"""
+    busy_s: dict[str, float] = field(default_factory=dict)
+    """seconds that workers worked for it, by what they did"""
 
 
 @dataclass
@@ -67,3 +71,15 @@ class StoredJob:
     def cores(self) -> int:
         """Cores of the largest CPU share; 0 for other mechanisms. The target's num-cores."""
         return max(g.units if g.mechanism == "cpu" else 0 for g in self.granted.values())
+
+    def phases_s(self, now: float) -> dict[str, float]:
+        """Seconds in each state that the job has come to, by name, in their order; all of them make up its age.
+
+        Empty for a job that has not come far, or was made before this was noted.
+        """
+        if not self.progress.entered_at:
+            return {}
+        begun = {JobState.QUEUED.value: self.created_at, **self.progress.entered_at}
+        order = sorted((at, state) for state, at in begun.items() if JobState(state).open)
+        ends = [*(at for at, _ in order[1:]), self.ended_at or now]
+        return {state: end - at for (at, state), end in zip(order, ends, strict=True)}

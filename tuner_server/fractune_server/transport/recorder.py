@@ -55,14 +55,14 @@ class Recorder:
         self._recovering = True
 
     def poll(self, block_ms: int) -> ArrivalBatch:
-        """Wait up to `block_ms` for results, commit the records among them, and return all events.
+        """Wait up to `block_ms` (0 = not at all) for results, commit the records among them, and return all events.
 
         Raises redis.RedisError, and StateUnusable when the log cannot be written.
         """
         streams = self._join_streams()
         recovering, self._recovering = self._recovering, True
         start = "0" if recovering else ">"
-        reply = self._read(streams, start, None if recovering else block_ms)
+        reply = self._read(streams, start, None if recovering else block_ms or None)
         batch = self._decode(reply)
         records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
         if records:

@@ -18,12 +18,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fractune_core.gpu_sharing import Claim
+from fractune_core.host_cores import QUIET_BELOW_CORES
 from fractune_workers.locks.flock import is_locked, locked
 from fractune_workers.locks.gpu_slots import GpuSlots, MeasurementSlot
-
-QUIET_BELOW_CORES = 4
-"""On a host with fewer cores than this, a measurement has the whole host to itself: a build on the one core
-beside it takes memory bandwidth and clock from it."""
 
 
 def default_lock_dir() -> Path:

@@ -14,6 +14,10 @@ class Role(Protocol):
         """Get ready. Raises ShareUnavailable when the share cannot be had."""
         ...
 
+    def warm_up(self) -> None:
+        """Do ahead what the first work would wait for, once the worker has registered."""
+        ...
+
     def queues(self) -> list[str]:
         """Names of the queues to serve, first one first."""
         ...

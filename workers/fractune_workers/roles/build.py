@@ -66,7 +66,10 @@ class Builder:
         self._process = BuilderProcess()
 
     def start(self) -> None:
-        pass  # the child starts with the first work: a command that has none should not wait for TVM
+        pass
+
+    def warm_up(self) -> None:
+        self._context.load(self._process.child)
 
     def queues(self) -> list[str]:
         return [BUILD_QUEUE]

@@ -31,7 +31,10 @@ class Compiler:
         self._child = Child("fractune_workers.children.compiling.child", recycle_calls=_RECYCLE_CALLS)
 
     def start(self) -> None:
-        pass  # the child starts with the first work: a command that has none should not wait for TVM
+        pass
+
+    def warm_up(self) -> None:
+        pass  # the child starts with the first work: a command that has none should not load TVM
 
     def queues(self) -> list[str]:
         return [COMPILE_QUEUE]

@@ -58,6 +58,9 @@ class Measurer:
     def start(self) -> None:
         self._session.handshake()
 
+    def warm_up(self) -> None:
+        pass  # the handshake has started the child
+
     def queues(self) -> list[str]:
         return [measure_queue(Device.from_json(self._session.device_info["device"]).key, str(self._share))]
 
@@ -80,6 +83,7 @@ class Measurer:
             self._measure(work)
 
     def _measure(self, work: MeasureWork) -> None:
+        transaction = self._context.transaction(work)
         batch = self._batch(work)
         operator = (work["operator"]["workload_hash"], work["operator"]["target_key"])
         is_validation = work["kind"] == Kind.VALIDATION
@@ -93,7 +97,6 @@ class Measurer:
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
-        transaction = self._context.transaction(work)
         for item in work["artifacts"]:
             outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])
             record = self._record(work, item, outcome, conditions, slot.neighbours)

@@ -50,6 +50,9 @@ class Tuner:
     def start(self) -> None:
         self._join_stream()
 
+    def warm_up(self) -> None:
+        self._context.load(self._child)
+
     def _join_stream(self) -> None:
         """Make the stream and its groups where they are not: at the start, or when Redis came back empty."""
         for group in (RECORDER, TUNER):

@@ -85,7 +85,7 @@ def test_a_model_in_memory_is_sent_as_its_file(client: fractune.Client, server: 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"trials": 0}, "trials is 0"),
+        ({"trials": -1}, "trials is -1"),
         ({"more": 0}, "more is 0"),
         ({"minutes": float("nan")}, "minutes is nan"),
         ({"rerank": -1}, "rerank is -1"),

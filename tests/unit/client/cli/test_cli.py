@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from rich.console import Console
 
+from fractune.api.progress import LineView
 from fractune.cli import main
 from fractune.cli.options import parse_inputs
-from fractune.cli.progress import job_table
+from fractune.cli.progress import JsonView, TableView, job_table
 from fractune.from_proto import job_status
+from fractune.goals import Goal, GoalStep, PeerTiming
 from fractune.reports.result import doubts
 from fractune.reports.text import counts_text, ratio_text, span_text, time_text
 from fractune_core.bundles import Bundle
@@ -25,6 +28,8 @@ from fractune_core.errors import BadRequest, JobFailed, error_kinds
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import bundle_bytes, granted, job_script, record
 from tests.support.processes.scripted_server import ScriptedServer, serving
+
+BEATS = ["--until-beats", "onnxruntime"]
 
 
 @pytest.fixture(autouse=True)
@@ -71,11 +76,13 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     assert {event["event"] for event in events} == {"job", "operator", "progress", "result"}
     result = events[-1]
     assert list(result) == [
-        *("event", "job", "wall_s", "trials", "trials_saved", "trials_per_s", "failures", "shares", "operators"),
-        "bundle",
+        *("event", "job", "wall_s", "trials", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
+        *("failures", "shares", "operators", "bundle"),
     ]
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
     assert result["failures"] == {"run_timeout": 1}
+    assert list(result["phases_s"].items()) == [("ingesting", 1.0), ("tuning", 8.25), ("compiling", 3.0)]
+    assert result["busy_s"] == {"build": 6.5, "measure": 0.01}
     assert result["shares"][0] == {
         "share": "cpu:1",
         "granted": granted().to_json(),
@@ -105,6 +112,8 @@ def test_plain_lines_tell_states_notes_and_the_closing_tables(
     assert "jobs/j1: queued" in said
     assert "jobs/j1: tuning, 2/8 trials, 2.0 trials/s, 3 s left, failed: run_timeout 1" in said
     assert said.count("note: waiting for a worker: role build") == 1
+    assert "  by phase: ingesting 1.0 s, tuning 8.2 s, compiling 3.0 s\n" in said
+    assert "  by what workers did, side by side: build 6.5 s\n" in said
     assert "2.00x" in said
     assert "3.00x" in said
     assert "tuned at x run at" in said
@@ -133,7 +142,6 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--trials", "0"], 2, "trials is 0"),
         (["--trials", "-3"], 2, "trials is -3"),
         (["--trials", "many"], 2, "--trials"),
         (["--round", "0"], 2, "round_size is 0"),
@@ -172,6 +180,31 @@ def test_a_wrong_option_is_one_line_and_its_exit_code(
 def test_a_missing_model_is_told(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune(server, tmp_path / "none.onnx") == 3
     assert "none.onnx: no such model file" in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--until-beats", "tflite"], 2, "until_beats 'tflite' is unknown; write onnxruntime"),
+        (["--by", "5%"], 2, "by is 0.05 and goes with until_beats"),
+        ([*BEATS, "--by", "5 percent"], 2, "--by '5 percent'"),
+        ([*BEATS, "--by", "100%"], 2, "by is 1.0"),
+        ([*BEATS, "--minutes", "0"], 2, "--minutes is 0"),
+        ([*BEATS, "--more", "3"], 2, "leave more and rerank out"),
+        ([*BEATS, "--rerank", "1"], 2, "leave more and rerank out"),
+        ([*BEATS, "--trials", "-1"], 2, "trials is -1"),
+        ([*BEATS, "--server", "127.0.0.1:1"], 2, "leave the server out"),
+        ([*BEATS, "--shares", "mps:25"], 2, "share 'mps:25': until_beats compares on the CPU"),
+        ([*BEATS, "--shares", "cpu:9999"], 4, "share 'cpu:9999' is larger than this machine"),
+    ],
+)
+def test_a_goal_that_cannot_be_meant_starts_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, says: str
+) -> None:
+    state = [] if "--server" in options else ["--state", str(tmp_path / "state")]
+    assert main(["tune", str(model), "--shares", "cpu:1", "--out", str(tmp_path), *state, *options]) == code
+    assert says in error_line(capsys)
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("name", sorted(error_kinds()))
@@ -310,6 +343,26 @@ def test_the_live_table_shows_best_and_gain_per_share() -> None:
     for expected in ("fused_conv2d", "best cpu:1", "2.00 ms", "1.50x", "8/8 trials"):
         assert expected in shown
     assert "softmax" not in shown
+
+
+def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest.CaptureFixture[str]) -> None:
+    timing = PeerTiming("cpu:1", "cpu:1", (2e-3,) * 3, (1e-3,) * 3, 1e-6, outputs_agree=True)
+    known = Goal("onnxruntime", "1.31", 0.0, {"cpu:1": 1e-3})
+    timed = replace(known, steps=(GoalStep(40.0, 7, (timing,)),))
+    console = Console(width=140, record=True, file=sys.stderr, force_terminal=True)
+    for view in (TableView(console), LineView(), JsonView()):
+        with view:
+            view.show_goal(known)
+            view.show(job_status(job_script()[2]))
+            view.show_goal(timed)
+    lines = ("goal  onnxruntime 1.31: cpu:1 1.00 ms", "7 trials, 40 s, ours / theirs: cpu:1 2.00 (2.00 .. 2.00)")
+    said, shown = capsys.readouterr().out, console.export_text()
+    for line in lines:
+        assert line in said
+        assert line in shown
+    assert "fused_conv2d" in shown
+    goals = [json.loads(line) for line in said.splitlines() if line.startswith('{"event": "goal"')]
+    assert [len(goal["steps"]) for goal in goals] == [0, 1]
 
 
 def test_time_left_obeys_the_minutes() -> None:

@@ -17,8 +17,9 @@ import pytest
 
 from fractune.cli import main
 from fractune.inference.comparing import differences, time_in_turns
+from fractune.inference.onnxruntime_model import OnnxRuntimeModel
 from fractune.inference.tensors import read_inputs
-from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.unit.client.conftest import Small
 
@@ -160,10 +161,6 @@ def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fractune
-    from fractune.inference.beside import OnnxRuntimeModel
-    from fractune_core.errors import FractuneError
-
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(FractuneError, match=r"install 'fractune\[onnxruntime\]'"):
-        OnnxRuntimeModel(small.model, fractune.load(small.bundle))
+        OnnxRuntimeModel(small.model, 1)

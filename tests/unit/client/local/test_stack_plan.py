@@ -47,11 +47,28 @@ def test_the_redis_of_the_wheel_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("shares", "cores", "rest"),
-    [("cpu:1,cpu:2", 2, [0, 1]), ("cpu:1,cpu:2", 4, [3]), ("cpu:4", 16, list(range(4, 16))), ("cpu:2", 2, [0, 1])],
+    [
+        ("cpu:1,cpu:2", 4, [3]),
+        ("cpu:4", 16, list(range(4, 16))),
+        ("cpu:4", 4, [0, 1, 2, 3]),
+        ("cpu:1", 2, [0, 1]),
+        ("cpu:1", 3, [0, 1, 2]),
+        ("mps:25", 2, [1]),
+        ("mps:25,cpu:1", 3, [1, 2]),
+    ],
 )
-def test_search_and_builds_stay_off_the_measured_cores(shares: str, cores: int, rest: list[int]) -> None:
+def test_search_and_builds_stay_off_the_measured_cores_unless_a_measurement_stops_them_on_all(
+    shares: str, cores: int, rest: list[int]
+) -> None:
     available = list(range(cores))
-    assert work_cores(plan_cores(parse_shares(shares), available).values(), available) == rest
+    measurers = plan_measurers(parse_shares(shares), dict.fromkeys(shares.split(","), 1), available)
+    assert work_cores(measurers, available, cores) == rest
+
+
+def test_fewer_cores_than_the_host_has_leave_one_for_builds() -> None:
+    """A measurement stops what is on its own cores only where it has all of the host's."""
+    measurers = plan_measurers(parse_shares("cpu:1"), {}, [4, 5])
+    assert work_cores(measurers, [4, 5], 16) == [5]
 
 
 @pytest.mark.parametrize(
@@ -89,4 +106,4 @@ def test_every_measurer_of_a_gpu_launches_from_a_core_of_its_own_while_one_is_le
 ) -> None:
     measurers = plan_measurers(parse_shares(shares), wanted, range(cores))
     assert [(str(share), list(of)) for share, of in measurers] == found
-    assert work_cores([of for _, of in measurers], range(cores)) == (list(range(len(found), cores)) or [0])
+    assert work_cores(measurers, range(cores), cores) == (list(range(len(found), cores)) or [0])

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fractune.reports.knee_picture import draw_knee
 from fractune.reports.knee_report import KneeReport, drawn_units, knee_report
-from fractune.reports.knee_text import knee_json, knee_lines, knee_table, parse_slack
+from fractune.reports.knee_text import knee_json, knee_lines, knee_table
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.shares import units_text
 
@@ -29,34 +29,6 @@ ONE: Measured = {"mps:12": (16, [1.5])}
 
 def report(name: str = "squeezenet", measured: Measured | None = None, slack: float = 0.1) -> KneeReport:
     return knee_report(name, THREE if measured is None else measured, 132, slack, "sm")
-
-
-@pytest.mark.parametrize(
-    ("text", "slack"),
-    [("10%", 0.1), ("0.1", 0.1), (" 10 % ", 0.1), (".5", 0.5), ("2.5%", 0.025), ("0", 0), ("1", 1), ("100%", 1)],
-)
-def test_a_slack_is_a_percentage_or_a_fraction(text: str, slack: float) -> None:
-    assert parse_slack(text) == pytest.approx(slack)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "--slack ''"),
-        ("ten", "--slack 'ten'"),
-        ("-0.1", "--slack '-0.1'"),
-        ("nan", "--slack 'nan'"),
-        ("%", "--slack '%'"),
-        ("1e-1", "--slack '1e-1'"),
-        ("10", "write 10% for a percentage"),
-        ("101%", "from 0 to 100 %"),
-        ("1000", "from 0 to 100 %"),
-    ],
-)
-def test_any_other_slack_is_refused(text: str, says: str) -> None:
-    with pytest.raises(BadRequest) as refused:
-        parse_slack(text)
-    assert says in str(refused.value)
 
 
 def test_a_report_takes_medians_by_units() -> None:

@@ -100,6 +100,7 @@ def test_records_and_jobs_there_and_back() -> None:
     assert spec_from_proto(spec_to_proto(spec), "net.onnx") == spec
     empty = spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"]), "m")
     assert (empty.trials, empty.round_size) == (256, 64)
+    assert spec_from_proto(spec_to_proto(replace(spec, trials=0)), "net.onnx").trials == 0
     with pytest.raises(BadRequest, match="trials is -1"):
         spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"], trials=-1), "m").check()
     for state in JobState:

@@ -107,6 +107,17 @@ def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: re
     assert count(store) == 1
 
 
+def test_a_poll_of_no_length_brings_what_is_there_and_does_not_wait(
+    redis_url: str, connection: redis.Redis, store: Store
+) -> None:
+    with redis.Redis.from_url(redis_url, socket_timeout=5.0, retry=None) as impatient:
+        recorder = Recorder(impatient, store.log)
+        recorder.poll(0)
+        assert recorder.poll(0).arrivals == []
+        send(connection, record("a"))
+        assert len(recorder.poll(0).arrivals) == 1
+
+
 def record_of(store: Store) -> TuningRecord:
     return next(store.log.all(RecordFilter()))
 

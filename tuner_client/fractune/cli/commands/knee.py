@@ -11,7 +11,7 @@ import typer
 from fractune.api.tuning import knee as model_knee
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.reports.knee_text import knee_json, parse_slack
+from fractune.reports.knee_text import knee_json
 from fractune.reports.picture import check_picture
 from fractune.reports.text import table_console
 
@@ -32,7 +32,7 @@ def knee(
     as_json: options.Json = False,
 ) -> None:
     """Find the smallest share at which a model is almost as fast as on the whole device, by what the log knows."""
-    allowed = parse_slack(slack)
+    allowed = options.parse_part("--slack", slack)
     if picture is not None:
         check_picture(picture)
     found = model_knee(

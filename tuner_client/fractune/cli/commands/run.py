@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.inference.beside import OnnxRuntimeModel
+from fractune.inference.beside import Beside, time_beside
 from fractune.inference.comparing import differences, spread_text, time_in_turns
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
+from fractune.inference.onnxruntime_model import NAME
 from fractune.inference.tensors import read_inputs
 from fractune.reports.text import ratio_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
@@ -28,16 +29,11 @@ from fractune_core.shares import Share, units_text
 if TYPE_CHECKING:
     from fractune.inference.tensors import Array
 
-_BESIDE = "onnxruntime"
-_AGREE = {"float16": 2e-2, "bfloat16": 2e-2}
-_AGREE_ELSE = 1e-3
-"""largest difference to ONNX Runtime's outputs that is taken for rounding, over their largest value"""
 
-
-class Beside(StrEnum):
+class Peer(StrEnum):
     """What a bundle can be compared with."""
 
-    ONNXRUNTIME = _BESIDE
+    ONNXRUNTIME = NAME
 
 
 def run(
@@ -48,7 +44,7 @@ def run(
     inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz file with the inputs by name.")] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=3, help="Times that each variant is timed.")] = 15,
     save_outputs: Annotated[Path | None, typer.Option("--save-outputs", help=".npz file for the outputs.")] = None,
-    beside: Annotated[Beside | None, typer.Option("--beside", help="Time the model there too.")] = None,
+    beside: Annotated[Peer | None, typer.Option("--beside", help="Time the model there too.")] = None,
     model_file: Annotated[
         Path | None, typer.Option("--model", help="The ONNX file that the bundle was made from, for --beside.")
     ] = None,
@@ -71,8 +67,7 @@ def run(
     if beside is not None and model.share.unit != "core":
         raise BadRequest(f"--beside compares on the CPU, and {bundle.name} runs on a GPU; leave it out")
     given = read_inputs(inputs) if inputs else model.random_inputs()
-    other = OnnxRuntimeModel(model_file, model) if model_file else None
-    report = _report(model, given, repeats, other)
+    report = _report(model, given, repeats, model_file)
     if save_outputs is not None:
         _save(save_outputs, model.run(given))
     if as_json:
@@ -88,15 +83,17 @@ def _confine(share: Share) -> None:
         confine_gpu(share)
 
 
-def _report(model: Model, inputs: dict[str, Array], repeats: int, other: OnnxRuntimeModel | None) -> dict[str, Any]:
+def _report(model: Model, inputs: dict[str, Array], repeats: int, beside_file: Path | None) -> dict[str, Any]:
     choice = model.choice
     outputs, reference = model.run(inputs), model.run(inputs, UNTUNED_VARIANT)
     absolute, relative = differences(outputs, reference)
-    finalists = {name: _call(model, inputs, name) for name in (UNTUNED_VARIANT, choice.variant)}
-    if other is not None:
-        feed = other.feed(inputs)
-        finalists[_BESIDE] = lambda: other.run(feed)
-    run_secs = time_in_turns(finalists, repeats, apart=other is not None)
+    variants = tuple(dict.fromkeys((UNTUNED_VARIANT, choice.variant)))
+    if beside_file is None:
+        beside = None
+        run_secs = time_in_turns({name: _call(model, inputs, name) for name in variants}, repeats)
+    else:
+        beside = time_beside(beside_file, model, inputs, variants, repeats)
+        run_secs = beside.run_secs
     report: dict[str, Any] = {
         "variant": choice.variant,
         "how": choice.how.value,
@@ -114,8 +111,8 @@ def _report(model: Model, inputs: dict[str, Array], repeats: int, other: OnnxRun
         "max_rel_difference": relative,
         "outputs": [{"dtype": str(output.dtype), "shape": list(output.shape)} for output in outputs],
     }
-    if other is not None:
-        report["beside"] = _beside(other, run_secs[_BESIDE], outputs, other.run(other.feed(inputs)))
+    if beside is not None:
+        report["beside"] = _beside_json(beside)
     return report
 
 
@@ -127,19 +124,15 @@ def _call(model: Model, inputs: dict[str, Array], variant: str) -> Callable[[], 
     return lambda: model.run_tensors(placed, variant)
 
 
-def _beside(
-    other: OnnxRuntimeModel, run_secs: list[float], outputs: list[Array], theirs: list[Array]
-) -> dict[str, Any]:
-    absolute, relative = differences(outputs, theirs)
-    allowed = max(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs)
+def _beside_json(beside: Beside) -> dict[str, Any]:
     return {
-        "name": _BESIDE,
-        "version": other.version,
-        "run_secs": run_secs,
-        "median_s": statistics.median(run_secs),
-        "max_abs_difference": absolute,
-        "max_rel_difference": relative,
-        "outputs_agree": relative <= allowed,
+        "name": NAME,
+        "version": beside.version,
+        "run_secs": beside.peer_secs,
+        "median_s": statistics.median(beside.peer_secs),
+        "max_abs_difference": beside.max_abs_difference,
+        "max_rel_difference": beside.max_rel_difference,
+        "outputs_agree": beside.outputs_agree,
     }
 
 

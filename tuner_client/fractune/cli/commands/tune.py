@@ -4,30 +4,58 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from fractune.api.goal import DEFAULT_MINUTES, PEERS
 from fractune.api.requests import check_above_zero
+from fractune.api.results import TuneResult
 from fractune.api.tuning import tune as tune_model
 from fractune.cli import options
 from fractune.cli.progress import choose_view
+from fractune.goals import Goal
+from fractune.jobs import JobStatus
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.output_files import check_writable
+from fractune.reports.goal_text import goal_json, goal_table, heaviest_table, verdict_line
 from fractune.reports.picture import check_picture
 from fractune.reports.result import print_result, result_json
+from fractune.reports.text import table_console
 from fractune_core.bundles import SUFFIX
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
+
+GOAL_MISSED = 10
+"""exit code: everything went well, and --until-beats was not reached"""
 
 
 def tune(
     model: options.ModelFile,
     shares: Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")],
     trials: Annotated[
-        int, typer.Option("--trials", help="Candidates to have measured in all, known ones counted in.")
-    ] = DEFAULT_TRIALS,
-    minutes: Annotated[float | None, typer.Option("--minutes", help="Stop searching after this long.")] = None,
+        int | None,
+        typer.Option(
+            "--trials",
+            help="Candidates to have measured in all, known ones counted in; 0 searches nothing. "
+            f"[default: {DEFAULT_TRIALS}; with --until-beats no limit]",
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", help=f"Stop searching after this long. [with --until-beats: {DEFAULT_MINUTES:g}]"),
+    ] = None,
+    until_beats: Annotated[
+        str | None,
+        typer.Option(
+            "--until-beats",
+            metavar=PEERS[0],
+            help="Tune until the bundle is faster than the model there, at all shares.",
+        ),
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="5%", help="With --until-beats: faster by more than this part.")
+    ] = None,
     more: Annotated[int | None, typer.Option("--more", help="Candidates to measure beyond those known.")] = None,
     round_size: Annotated[int, typer.Option("--round", help="Candidates of a round at most.")] = DEFAULT_ROUND_SIZE,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = 0,
@@ -51,12 +79,15 @@ def tune(
     """Tune a model for shares of this machine, or of a server's machines."""
     for option, value in (("--more", more), ("--minutes", minutes), ("--rerank", rerank)):
         check_above_zero(option, value)
+    part = None if by is None else options.parse_part("--by", by)
     _check_paths(model, out, picture)
     result = tune_model(
         model,
         shares,
         trials=trials,
         minutes=minutes,
+        until_beats=until_beats,
+        by=part,
         more=more,
         round_size=round_size,
         seed=seed,
@@ -71,16 +102,37 @@ def tune(
         progress=choose_view(quiet=quiet, as_json=as_json),
     )
     if as_json:
-        print(json.dumps(result_json(result.job, str(result.bundle.path))), flush=True)
+        print(json.dumps(_json(result)), flush=True)
     else:
         print_result(result.job, str(result.bundle.path))
         if server is None:
             for share, advice in advice_for(state or default_state_dir(), result.job.shares).items():
                 print(measuring_text(share, advice, result.measurers[share]))
+        if result.goal is not None:
+            _print_goal(result.goal, result.job)
     if picture is not None:
         result.matrix.draw(picture)
         if not as_json:
             print(f"picture: {picture}")
+    if result.goal is not None and not result.goal.beaten:
+        raise typer.Exit(GOAL_MISSED)
+
+
+def _print_goal(goal: Goal, job: JobStatus) -> None:
+    """Both times at every share; where ours is not good enough, where it goes; how it ended."""
+    console, table = table_console(), goal_table(goal)
+    console.print(table.grid())
+    for timing in goal.steps[-1].timings:
+        heaviest = heaviest_table(job, timing)
+        if heaviest.rows and not timing.beats(goal.by):
+            console.print(heaviest.grid())
+    for line in (*table.notes, verdict_line(goal)):
+        print(line)
+
+
+def _json(result: TuneResult) -> dict[str, Any]:
+    goal = {} if result.goal is None else {"goal": goal_json(result.goal)}
+    return {**result_json(result.job, str(result.bundle.path)), **goal}
 
 
 def _check_paths(model: Path, out: Path, picture: Path | None) -> None:

@@ -144,14 +144,18 @@ def _too_long(limit_cpu_s: int) -> str:
 
 
 def _warm_up() -> None:
-    """Build something small, so that what LLVM sets up once is there before the first fork."""
+    """Build something small, so that what LLVM sets up once is there before the first fork; and load what builds for
+    such a CPU as this one need.
+    """
     from tvm import te
 
     from fractune_workers.children.tvm_api.target import default_target
 
     empty = te.placeholder((8,), name="empty")
     fill = te.compute((8,), lambda i: empty[i] + 1.0, name="fill")
-    build_object(tvm.IRModule({"main": te.create_prim_func([empty, fill])}), default_target(1))
+    target = default_target(1)
+    build_object(tvm.IRModule({"main": te.create_prim_func([empty, fill])}), target)
+    load_intrinsics(target)
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:

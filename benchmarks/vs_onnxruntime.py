@@ -1,0 +1,191 @@
+"""Against ONNX Runtime: how long until a tuned model is as fast, and how fast is it in the end?
+
+Each model is tuned from a fresh state by `fractune.tune(until_beats="onnxruntime")`: in steps, the first of which
+searches nothing (`--trials 0`), until ONNX Runtime is beaten beyond the noise at every share, or the minutes are over.
+After each step the bundle and ONNX Runtime are timed in turn, alone, in a process that is confined to the share, both
+with as many threads as it has cores. This makes the curve from tuning time to ratio. What is told as the ratio of a
+model is timed once more in the end, by repeats that decided nothing. Outputs are compared, which says most where the
+weights are trained ones. A model that fails is a row with its cause.
+
+Results are written after every model, with a picture (.svg) beside them.
+
+Usage: python -m benchmarks.vs_onnxruntime [--quick] [--out FILE] [--models A,B] [--shares cpu:1,cpu:2]
+[--minutes-a-model 15] [--trials N] [--repeats 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import fractune
+from benchmarks.support.machine import RESULTS, arguments, write_result
+from benchmarks.support.models import Model, find_model
+from benchmarks.support.ratio_picture import draw_ratios
+from fractune.api.goal import peer_timing
+from fractune.errors import FractuneError
+from fractune.goals import Goal
+from fractune.reports.goal_text import goal_json, ratio_json
+from fractune.reports.text import span_text, time_text
+
+PEER = "onnxruntime"
+_MODELS = (
+    *("squeezenet", "resnet50", "densenet121", "shufflenet", "inception_v2"),
+    *("magika", "ocr_detection", "ocr_recognition"),
+)
+_QUICK_OPERATORS = "conv2d1_"
+"""of squeezenet: what a smoke run tunes where no other model is named"""
+
+
+def main() -> None:
+    args = _parse()
+    rows: list[dict[str, Any]] = []
+    for name in args.models:
+        row = _row(name, args)
+        _print_row(row)
+        rows.append(row)
+        _write(args, rows)
+    print(verdict(rows))
+
+
+def _parse() -> argparse.Namespace:
+    parser = arguments(__doc__)
+    parser.add_argument("--models", type=_names, help=f"by default {','.join(_MODELS)}")
+    parser.add_argument("--shares", type=_names, default=["cpu:1", "cpu:2"])
+    parser.add_argument("--minutes-a-model", type=float, help="by default 15")
+    parser.add_argument("--trials", type=int, help="of a model at most; by default no limit")
+    parser.add_argument("--repeats", type=int, help="of the last timing of each model and share; by default 9")
+    args = parser.parse_args()
+    args.only = _QUICK_OPERATORS if args.quick and not args.models else ""
+    args.models = args.models or (["squeezenet"] if args.quick else list(_MODELS))
+    args.minutes_a_model = args.minutes_a_model or (3.0 if args.quick else 15.0)
+    args.trials = args.trials if args.trials is not None else (8 if args.quick else None)
+    args.repeats = args.repeats or (3 if args.quick else 9)
+    return args
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _row(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What came out for a model; `error` in its place where something failed."""
+    try:
+        model = find_model(name)
+        with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
+            return {"model": name, "trained": model.trained, **_tuned(model, args, Path(folder))}
+    except (FractuneError, SystemExit) as error:
+        return {"model": name, "error": f"{type(error).__name__}: {error}"}
+
+
+def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    result = fractune.tune(
+        model.path,
+        args.shares,
+        until_beats=PEER,
+        minutes=args.minutes_a_model,
+        trials=args.trials,
+        only=args.only,
+        inputs=model.inputs,
+        state=folder / "state",
+        out=folder,
+        progress=False,
+    )
+    return {
+        "goal": goal_json(cast(Goal, result.goal)),  # it was asked for
+        "operators": len(result.job.operators),
+        "final": {
+            share: {
+                **ratio_json(timing),
+                "our_run_secs": timing.our_secs,
+                "peer_run_secs": timing.peer_secs,
+                "max_rel_difference": timing.max_rel_difference,
+                "outputs_agree": timing.outputs_agree,
+            }
+            for share in args.shares
+            for timing in [peer_timing(share, model.path, result.bundle.path, args.repeats)]
+        },
+    }
+
+
+def _write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
+    settings = {key: getattr(args, key) for key in ("shares", "minutes_a_model", "trials", "repeats")}
+    write_result("vs_onnxruntime", args, {**settings, "summary": summary(rows), "models": rows})
+    if not args.quick or args.out is not None:
+        found = curves(rows)
+        if found:
+            draw_ratios(found, PEER, (args.out or RESULTS / "vs_onnxruntime.json").with_suffix(".svg"))
+
+
+def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """By share and model: seconds of tuning, and the ratio that a step ended with."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in rows:
+        for step in row.get("goal", {}).get("steps", ()):
+            for share, timed in step["shares"].items():
+                found.setdefault(share, {}).setdefault(row["model"], []).append((step["tuning_s"], timed["ratio"]))
+    return found
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Geometric means of the ratios, ours over the peer's, over all cases (model x share) and by share; of how many
+    the interval is below 1. `untuned`: of the first step, which searches nothing. None where there is no case.
+    """
+    cases = [(share, timed) for row in rows for share, timed in row.get("final", {}).items()]
+    first = [timed["ratio"] for row in rows if "goal" in row for timed in row["goal"]["steps"][0]["shares"].values()]
+    return {
+        "cases": len(cases),
+        "failed": [row["model"] for row in rows if "error" in row],
+        "ratio": _mean([timed["ratio"] for _, timed in cases]),
+        "by_share": {
+            share: _mean([timed["ratio"] for each, timed in cases if each == share])
+            for share in dict.fromkeys(share for share, _ in cases)
+        },
+        "untuned": _mean(first),
+        "beaten": sum(timed["ratio_high"] < 1.0 for _, timed in cases),
+    }
+
+
+def _mean(ratios: Sequence[float]) -> float | None:
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def _print_row(row: Mapping[str, Any]) -> None:
+    if "error" in row:
+        print(f"{row['model']}: {row['error']}", flush=True)
+        return
+    goal = row["goal"]
+    spent = f"{goal['trials']} trials, {span_text(goal['tuning_s'])} of tuning, {len(goal['steps'])} steps"
+    print(f"{row['model']}: {spent}; {goal['end']}")
+    first = goal["steps"][0]
+    parity_s = {each["share"]: each["parity_s"] for each in goal["shares"]}
+    for share, timed in row["final"].items():
+        parity = "never" if parity_s[share] is None else f"after {span_text(parity_s[share])}"
+        print(
+            f"  {share:<7}{time_text(timed['our_s']):>9} against {time_text(timed['peer_s']):>8}: "
+            f"{timed['ratio']:.2f} ({timed['ratio_low']:.2f} .. {timed['ratio_high']:.2f}); without a search "
+            f"{first['shares'][share]['ratio']:.2f} after {span_text(first['tuning_s'])}; parity {parity}; "
+            f"outputs differ by {timed['max_rel_difference']:.1e}",
+            flush=True,
+        )
+
+
+def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line: the geometric mean of the ratios."""
+    told = summary(rows)
+    failed = f"; failed: {', '.join(told['failed'])}" if told["failed"] else ""
+    if not told["cases"]:
+        return f"vs_onnxruntime: no model was timed{failed}"
+    by_share = ", ".join(f"{share} {mean:.2f}" for share, mean in told["by_share"].items())
+    return (
+        f"vs_onnxruntime, ours over ONNX Runtime: geometric mean {told['ratio']:.3f} ({by_share}) over {told['cases']} "
+        f"cases, {told['beaten']} of them beaten beyond the noise; without a search {told['untuned']:.2f}{failed}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A goal in place of trials, for real: ONNX Runtime and bundles timed in turn on the cores of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.support.processes.cli_process import error_line, events, run_fractune, users_of, write_model
+
+pytestmark = pytest.mark.alone
+
+
+def write_chain(path: Path, length: int = 250) -> Path:
+    """Many small operators one after the other, which TVM makes one kernel of, and ONNX Runtime runs one by one."""
+    nodes, weights, last = [], [], "x"
+    for number in range(length):
+        weight = np.full((1,), 0.5 + number / length, "float32")
+        weights.append(onnx.numpy_helper.from_array(weight, f"w{number}"))
+        nodes.append(onnx.helper.make_node("Add", [last, f"w{number}"], [f"a{number}"]))
+        last = "y" if number == length - 1 else f"s{number}"
+        nodes.append(onnx.helper.make_node("Sigmoid", [f"a{number}"], [last]))
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def goal_options(folder: Path, *more: str, share: str = "cpu:1") -> list[str]:
+    where = ["--state", str(folder / "state"), "--out", str(folder), "--json"]
+    return ["--shares", share, "--until-beats", "onnxruntime", *where, *more]
+
+
+def test_it_ends_when_the_peer_is_beaten(tmp_path: Path) -> None:
+    model = write_chain(tmp_path / "chain.onnx")
+    told = events(run_fractune("tune", str(model), *goal_options(tmp_path, "--trials", "0")))
+    goals = [event for event in told if event["event"] == "goal"]
+    assert goals[0]["peer_s"]["cpu:1"] > 0
+    assert (goals[0]["steps"], goals[0]["end"]) == ([], None)
+    goal = told[-1]["goal"]
+    assert (goal["beaten"], goal["end"], goal["trials"]) == (True, "beaten", 0)
+    (share,) = goal["shares"]
+    assert share["ratio_low"] <= share["ratio"] <= share["ratio_high"] < 1
+    assert share["parity_s"] == goal["tuning_s"] > 0
+    assert share["outputs_agree"]
+    assert (tmp_path / "chain.fractune").is_file()
+
+
+def test_what_is_not_reached_is_an_exit_code_and_the_log_goes_on_from_there(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.onnx")
+    options = goal_options(tmp_path, "--by", "99%", "--only", "conv2d")
+    ended = run_fractune("tune", str(model), *options, "--trials", "6")
+    assert (ended.returncode, ended.stderr) == (10, "")
+    ended.returncode = 0
+    result = events(ended)[-1]
+    goal = result["goal"]
+    assert (goal["beaten"], goal["end"], goal["by"], goal["trials"]) == (False, "trials", 0.99, 6)
+    assert [step["trials"] for step in goal["steps"]] == [0, 6]
+    assert 0 < goal["steps"][0]["tuning_s"] < goal["steps"][1]["tuning_s"]
+    assert Path(result["bundle"]).is_file()
+    again = run_fractune("tune", str(model), *options, "--trials", "0")
+    assert again.returncode == 10
+    again.returncode = 0
+    assert [step["trials"] for step in events(again)[-1]["goal"]["steps"]] == [0]
+
+
+def test_what_onnx_runtime_cannot_do_starts_no_job(tmp_path: Path) -> None:
+    rubbish = tmp_path / "rubbish.onnx"
+    rubbish.write_bytes(b"no model")
+    text = tmp_path / "module.json"
+    text.write_text("{}")
+    open_shape = onnx.load(write_model(tmp_path / "m.onnx"))
+    open_shape.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(open_shape, tmp_path / "open.onnx")
+    missing = tmp_path / "missing"
+    missing.mkdir()
+    (missing / "onnxruntime.py").write_text("raise ImportError('none here')")
+    for name, env, code, says in (
+        ("rubbish.onnx", None, 3, "rubbish.onnx: ONNX Runtime cannot load it"),
+        ("module.json", None, 3, "module.json: ONNX Runtime cannot load it"),
+        ("open.onnx", None, 3, "input 'x' has the open shape ['batch', 4, 16, 16]; give it by --input x="),
+        ("m.onnx", {"PYTHONPATH": str(missing)}, 1, "install 'fractune[onnxruntime]'"),
+    ):
+        ended = run_fractune("tune", str(tmp_path / name), *goal_options(tmp_path), env=env)
+        assert ended.returncode == code
+        assert says in error_line(ended)
+        assert ended.stdout == ""
+    assert not (tmp_path / "state").exists()
+    assert users_of(tmp_path) == []

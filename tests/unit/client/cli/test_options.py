@@ -1,0 +1,36 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import pytest
+
+from fractune.cli.options import parse_part
+from fractune_core.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("10%", 0.1), ("0.1", 0.1), (" 10 % ", 0.1), (".5", 0.5), ("2.5%", 0.025), ("0", 0), ("1", 1), ("100%", 1)],
+)
+def test_a_part_is_a_percentage_or_a_fraction(text: str, part: float) -> None:
+    assert parse_part("--slack", text) == pytest.approx(part)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "--slack ''"),
+        ("ten", "--slack 'ten'"),
+        ("-0.1", "--slack '-0.1'"),
+        ("nan", "--slack 'nan'"),
+        ("%", "--slack '%'"),
+        ("1e-1", "--slack '1e-1'"),
+        ("10", "write 10% for a percentage"),
+        ("101%", "from 0 to 100 %"),
+        ("1000", "from 0 to 100 %"),
+    ],
+)
+def test_any_other_part_is_refused(text: str, says: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_part("--slack", text)
+    assert says in str(refused.value)

@@ -1,0 +1,136 @@
+"""A goal in place of a number of trials: a peer to be beaten at every share, and how far a tuning is from that."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
+
+_FIRST_TRIALS = 4
+"""candidates for each operator that the first search makes, and each later one at least"""
+_GROWTH = 1.5
+"""a step ends with that many times the trials of the step before, so that what follows each search (finals, compiling,
+timing) stays a small part"""
+_EMPTY_STEPS = 2
+"""in a row without a new trial: an operator that one step has searched enough may be searched on in the next"""
+
+
+class GoalEnd(StrEnum):
+    """Why a tuning with a goal ended; the values are what people are told."""
+
+    BEATEN = "it is beaten at every share"
+    MINUTES = "the minutes are over"
+    TRIALS = "the trials are made"
+    EXHAUSTED = "the search finds nothing new"
+
+
+@dataclass(frozen=True)
+class PeerTiming:
+    """The bundle and the peer at one share: timed in turn in one process, confined to the share, alone."""
+
+    share: str
+    variant: str
+    """of the bundle, that ran"""
+    our_secs: tuple[float, ...]
+    """seconds of one inference, all repeats"""
+    peer_secs: tuple[float, ...]
+    """of the peer; the n-th was taken next to the n-th of ours"""
+    max_rel_difference: float
+    """largest difference of the outputs over the largest value of that output"""
+    outputs_agree: bool
+    """the difference is no more than rounding"""
+
+    @property
+    def our_s(self) -> float:
+        """Our median in seconds."""
+        return statistics.median(self.our_secs)
+
+    @property
+    def peer_s(self) -> float:
+        """The peer's median in seconds."""
+        return statistics.median(self.peer_secs)
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the peer's: 0.9 = ours takes a tenth less."""
+        return 1.0 + self.slowdown.median
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the ratio."""
+        return 1.0 + self.slowdown.low, 1.0 + self.slowdown.high
+
+    @cached_property
+    def slowdown(self) -> Slowdown:
+        """The same as a loss: -0.1 = ours takes a tenth less."""
+        return slowdown(self.our_secs, self.peer_secs, in_turn=True)
+
+    def beats(self, by: float) -> bool:
+        """Whether ours takes less than the peer by more than the part `by`, beyond the noise."""
+        return self.interval[1] < 1.0 - by
+
+
+@dataclass(frozen=True)
+class GoalStep:
+    """A search and the bundle that it ended with, timed beside the peer."""
+
+    tuning_s: float
+    """seconds of tuning from the beginning to this bundle, timing beside the peer not counted"""
+    trials: int
+    """new candidates measured until then"""
+    timings: tuple[PeerTiming, ...]
+    """one for each share"""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A peer that a tuning is to beat at every share, and how far it is."""
+
+    peer: str
+    """`onnxruntime`"""
+    version: str
+    """of the peer"""
+    by: float
+    """to be beaten by more than this part: 0.05 = 5 %"""
+    peer_s: Mapping[str, float]
+    """what the peer takes for one inference, in seconds, by share; timed alone before the tuning"""
+    steps: tuple[GoalStep, ...] = ()
+    """the first one searches nothing"""
+    end: GoalEnd | None = None
+    """None while it goes on"""
+
+    @property
+    def beaten(self) -> bool:
+        """Whether the last bundle beats the peer at every share."""
+        return bool(self.steps) and all(timing.beats(self.by) for timing in self.steps[-1].timings)
+
+    def parity_s(self, share: str) -> float | None:
+        """Seconds of tuning until the bundle took no longer than the peer at `share`; None if it never did."""
+        for step in self.steps:
+            if any(timing.share == share and timing.ratio <= 1.0 for timing in step.timings):
+                return step.tuning_s
+        return None
+
+
+def next_trials(reached: int, operators: int, most: int | None) -> int:
+    """Trials in all that the next step goes to, after one that went to `reached`; `most` bounds them."""
+    wanted = max(reached + _FIRST_TRIALS * operators, round(_GROWTH * reached))
+    return wanted if most is None else min(wanted, most)
+
+
+def goal_end(goal: Goal, known: int, most: int | None, empty_steps: int, *, minutes_over: bool) -> GoalEnd | None:
+    """Why a tuning ends after the last step of `goal`; None = it goes on.
+
+    The log holds `known` trials, of which there may be `most`; that many steps in a row found nothing new.
+    """
+    if goal.beaten:
+        return GoalEnd.BEATEN
+    if most is not None and known >= most:
+        return GoalEnd.TRIALS
+    if empty_steps >= _EMPTY_STEPS:
+        return GoalEnd.EXHAUSTED
+    return GoalEnd.MINUTES if minutes_over else None
