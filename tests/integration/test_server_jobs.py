@@ -88,16 +88,15 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client)
     assert more.progress.candidates_done == 8
 
 
-def test_without_trials_the_bundle_is_of_what_the_log_knows(client: Client) -> None:
+def test_without_trials_every_operator_has_its_first_candidate(client: Client) -> None:
     model = client.upload(fresh())
-    untuned = client.finish(client.create(model, trials=0).name)
-    assert (untuned.state, untuned.progress.trials_planned) == (pb.JOB_STATE_DONE, 0)
-    assert not any(op.trials or op.best_s or op.untuned_s for op in untuned.operators)
+    first = client.finish(client.create(model, trials=0).name)
+    assert (first.state, [op.trials for op in first.operators]) == (pb.JOB_STATE_DONE, [1] * len(first.operators))
     tuned = client.finish(client.create(model, trials=24).name)
-    assert tuned.progress.candidates_done == 24
+    assert tuned.progress.candidates_done == 24 - len(first.operators)
     known = client.finish(client.create(model, trials=0).name)
     assert dict(known.progress.trials_done) == {"cpu:1": 0, "cpu:2": 0}
-    assert known.result.bundle == tuned.result.bundle != untuned.result.bundle
+    assert known.result.bundle == tuned.result.bundle
 
 
 def validations(client: Client, model: str) -> Counter[str]:
@@ -109,7 +108,9 @@ def validations(client: Client, model: str) -> Counter[str]:
 
 def test_an_operator_without_a_trial_is_not_validated(client: Client) -> None:
     model = client.upload(fresh(("heavy", 9), ("light", 1)))
-    job = client.finish(client.create(model, trials=3).name)
+    first = client.finish(client.create(model, trials=3, only="heavy").name)
+    assert first.state == pb.JOB_STATE_DONE
+    job = client.finish(client.create(model, rerank=2).name)  # searches nothing
     assert (job.state, [op.trials for op in job.operators]) == (pb.JOB_STATE_DONE, [3, 0])
     assert set(validations(client, model)) == {"heavy"}
 

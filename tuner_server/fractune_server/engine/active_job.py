@@ -76,7 +76,7 @@ class ActiveJob:
     @property
     def budget(self) -> Budget:
         spec = self.stored.spec
-        return Budget(0, 0, spec.round_size) if spec.rerank else Budget(spec.trials, spec.more, spec.round_size)
+        return Budget(spec.trials, spec.more, spec.round_size, closed=bool(spec.rerank))
 
     @property
     def own_done(self) -> int:

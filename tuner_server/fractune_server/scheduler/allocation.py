@@ -103,9 +103,13 @@ class Budget:
     more: int
     """candidates beyond what the log held; replaces `trials` when above 0"""
     round_size: int
+    closed: bool = False
+    """True = nothing is searched"""
 
     def remaining(self, plans: Sequence[OperatorPlan], own: int) -> int:
         """Candidates still to be asked for; `own` = those that this job has measured already."""
+        if self.closed:
+            return 0
         if self.more:
             return max(0, self.more - own - sum(plan.in_flight for plan in plans))
         searchable = [plan.count for plan in plans if plan.open]

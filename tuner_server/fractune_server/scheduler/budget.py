@@ -12,8 +12,10 @@ _CAP_FACTOR = 4
 
 
 def minimum(trials: int, operators: int) -> int:
-    """Candidates that every operator gets before any goes further."""
-    return trials // (_FLOOR_FRACTION * operators)
+    """Candidates that every operator gets before any goes further: one at least, for the first is computed, and far
+    better than none.
+    """
+    return max(1, trials // (_FLOOR_FRACTION * operators))
 
 
 def cap(trials: int, operators: int) -> int:
