@@ -46,7 +46,7 @@ class Operator:
 
 
 def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Plan the layouts of a Relax module, legalize and fuse it until every operator is one TIR function. Raises BadModel.
+    """Plan a Relax module's layouts, legalize and fuse it until every operator is one TIR function. Raises BadModel.
 
     The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants
     are folded.

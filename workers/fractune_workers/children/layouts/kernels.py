@@ -51,7 +51,9 @@ def conv2d_first(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tenso
     blocks, channels, *kernel, size = (int(dim) for dim in weight.shape)
     image = window.padded(data)
     batch, _, height, width = (int(dim) for dim in image.shape)
-    ci, ry, rx = (te.reduce_axis((0, extent), name) for extent, name in zip((channels, *kernel), ("ci", "ry", "rx")))
+    ci, ry, rx = (
+        te.reduce_axis((0, extent), name) for extent, name in zip((channels, *kernel), ("ci", "ry", "rx"), strict=True)
+    )
 
     def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
         return te.sum(image(n, ci, *window.at(y, x, ry, rx)) * weight(k, ci, ry, rx, lane), axis=[ci, ry, rx])
@@ -69,7 +71,9 @@ def conv2d(data: te.Tensor, weight: te.Tensor, window: Window, groups: int = 1) 
     image = window.padded(data)
     batch, _, height, width, _ = (int(dim) for dim in image.shape)
     extents = (in_blocks, *kernel, in_size)
-    co, ry, rx, ci = (te.reduce_axis((0, extent), name) for extent, name in zip(extents, ("co", "ry", "rx", "ci")))
+    co, ry, rx, ci = (
+        te.reduce_axis((0, extent), name) for extent, name in zip(extents, ("co", "ry", "rx", "ci"), strict=True)
+    )
 
     def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
         block = co if groups == 1 else k // (out_blocks // groups) * in_blocks + co
@@ -85,7 +89,7 @@ def depthwise_conv2d(data: te.Tensor, weight: te.Tensor, window: Window) -> te.T
     blocks, *kernel, size = (int(dim) for dim in weight.shape)
     image = window.padded(data)
     batch, _, height, width, _ = (int(dim) for dim in image.shape)
-    ry, rx = (te.reduce_axis((0, extent), name) for extent, name in zip(kernel, ("ry", "rx")))
+    ry, rx = (te.reduce_axis((0, extent), name) for extent, name in zip(kernel, ("ry", "rx"), strict=True))
 
     def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
         return te.sum(image(n, k, *window.at(y, x, ry, rx), lane) * weight(k, ry, rx, lane), axis=[ry, rx])

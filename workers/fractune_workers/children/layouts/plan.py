@@ -37,12 +37,12 @@ _CHANNELS = 1
 _FLOAT = "float32"
 _MOST_TAPS = 49
 """of a pooling window that is written out"""
-_UNARY = frozenset(
-    "abs ceil clip cos erf floor negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.relu6 nn.silu round sigmoid sign "
-    "sin square tanh".split()
-)
+_UNARY = frozenset({
+    "abs", "ceil", "clip", "cos", "erf", "floor", "negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",
+    "nn.relu6", "nn.silu", "round", "sigmoid", "sign", "sin", "square", "tanh",
+})  # fmt: skip
 """of finite numbers they make finite ones: a lane that stands for no channel stays harmless"""
-_UNARY_OF_CHANNELS = frozenset("exp log nn.softplus rsqrt sqrt".split())
+_UNARY_OF_CHANNELS = frozenset(["exp", "log", "nn.softplus", "rsqrt", "sqrt"])
 """only where every lane stands for a channel"""
 _BINARY = {"add": 0.0, "divide": 1.0, "maximum": 0.0, "minimum": 0.0, "multiply": 0.0, "subtract": 0.0}
 """what fills up a constant operand"""
@@ -50,6 +50,8 @@ _BINARY_OF_CHANNELS = frozenset({"divide", "power"})
 _REDUCE = {"max": relax.op.max, "mean": relax.op.mean, "min": relax.op.min, "sum": relax.op.sum}
 
 _Array = npt.NDArray[Any]
+_Made = tuple[Any, Blocks] | None
+"""a value in blocks"""
 
 
 def planned(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
@@ -70,15 +72,14 @@ class _Planner(PyExprMutator):
         self._lanes = lanes
         self._known: dict[Any, tuple[Any, Blocks]] = {}
         """by the variable of a plain value: the variable of the same in blocks"""
-        self._made: tuple[Any, Blocks] | None = None
+        self._made: _Made = None
         """what the call visited last has in blocks"""
 
     def visit_var_binding_(self, binding: Any) -> None:
-        self._made = None
         super().visit_var_binding_(binding)
-        if self._made is not None:
-            self._known[self.visit_expr(binding.var)] = self._made
-            self._made = None
+        made, self._made = self._made, None
+        if made is not None:
+            self._known[self.visit_expr(binding.var)] = made
 
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
@@ -87,8 +88,10 @@ class _Planner(PyExprMutator):
         if made is None:
             return visited
         value, blocks = made
-        self._made = value if isinstance(value, relax.Var) else self.builder_.emit(value), blocks
-        return self._plain(*self._made)
+        if not isinstance(value, relax.Var):
+            value = self.builder_.emit(value)
+        self._made = value, blocks
+        return self._plain(value, blocks)
 
     # What rules ask for
 
@@ -135,7 +138,6 @@ class _Planner(PyExprMutator):
         return self.builder_.call_te(partial(compute, **options), *args, primfunc_name_hint=name)
 
 
-_Made = tuple[Any, Blocks] | None
 _Rule = Callable[[_Planner, Any], _Made]
 
 
@@ -206,10 +208,10 @@ def _unary(planner: _Planner, call: Any, *, every_lane: bool = False) -> _Made:
 def _binary(planner: _Planner, call: Any) -> _Made:
     operands = list(call.args)
     name = str(call.op.name).removeprefix("relax.")
-    first = next((known for known in map(planner.in_blocks, operands) if known), None)
-    if first is None or first[1].plain != shape_of(call):
+    known = (planner.in_blocks(operand) for operand in operands)
+    blocks = next((each[1] for each in known if each and each[1].plain == shape_of(call)), None)
+    if blocks is None:
         return None
-    blocks = first[1]
     if blocks.filled_up and name in _BINARY_OF_CHANNELS and planner.constant(operands[1]) is None:
         return None
     laid = [_operand(planner, operand, blocks, _BINARY.get(name, 0.0)) for operand in operands]

@@ -119,9 +119,11 @@ def _scaled_conv(simplifier: _Simplifier, data: Any, scale: _Array) -> Any | Non
     """The convolution that `data` comes from, perhaps with a constant added, with `scale` in its numbers."""
     biased = simplifier.own(data, "add")
     bias = None if biased is None else simplifier.numbers(biased.args[1])
-    conv = simplifier.own(data if bias is None else biased.args[0], "nn.conv2d")
-    weight = None if conv is None else simplifier.numbers(conv.args[1])
-    if weight is None or str(conv.attrs.kernel_layout) != "OIHW":
+    conv = simplifier.own(data if biased is None or bias is None else biased.args[0], "nn.conv2d")
+    if conv is None or str(conv.attrs.kernel_layout) != "OIHW":
+        return None
+    weight = simplifier.numbers(conv.args[1])
+    if weight is None:
         return None
     scaled = relax.const((weight * scale.reshape(-1, 1, 1, 1)).astype(weight.dtype))
     result = relax.Call(conv.op, [conv.args[0], scaled], conv.attrs)
@@ -144,7 +146,7 @@ def _reduced_stack(simplifier: _Simplifier, call: Any) -> Any | None:
     return reduce(lambda left, right: pairwise(simplifier.builder_.emit(left), right), fields)
 
 
-def _broadcast(simplifier: _Simplifier, call: Any) -> Any | None:
+def _broadcast(_: _Simplifier, call: Any) -> Any | None:
     """A value that has the wanted shape already."""
     data = call.args[0]
     return data if [int(dim) for dim in data.ty.shape] == [int(dim) for dim in call.ty.shape] else None

@@ -36,9 +36,8 @@ class _Kernel:
     spatial: tuple[int, ...]
     """extents; the last is the vector"""
     reduction: tuple[int, ...]
-    block_axis: int
-    row_axis: int | None
-    column_axis: int
+    axes: tuple[int, int | None, int]
+    """of blocks, rows and columns; products have no rows"""
 
 
 def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[Any], unit: VectorUnit) -> Iterator[Any]:
@@ -68,32 +67,28 @@ def _kernel_of(mod: Any) -> _Kernel | None:
         spatial = tuple(extent for is_spatial, extent in axes if is_spatial)
         reduction = tuple(extent for is_spatial, extent in axes if not is_spatial)
         if name == MATMUL:  # (..., rows, blocks, lanes)
-            return _Kernel(spatial, reduction, len(spatial) - 2, None, len(spatial) - 3)
-        return _Kernel(spatial, reduction, 1, 2, 3)  # (batch, blocks, height, width, lanes)
+            return _Kernel(spatial, reduction, (len(spatial) - 2, None, len(spatial) - 3))
+        return _Kernel(spatial, reduction, (1, 2, 3))  # (batch, blocks, height, width, lanes)
     return None
 
 
 def _tiled(sketches: list[Sketch], kernel: _Kernel, unit: VectorUnit) -> Iterator[Sketch]:
     sketch = sketches[min(_FUSING_DEEP, len(sketches) - 1)]
-    extents = Extents(
-        kernel.spatial[kernel.block_axis],
-        1 if kernel.row_axis is None else kernel.spatial[kernel.row_axis],
-        kernel.spatial[kernel.column_axis],
-        kernel.reduction,
-        kernel.spatial[-1] * _FLOAT_BYTES,
-    )
+    blocks, rows, columns = (1 if axis is None else kernel.spatial[axis] for axis in kernel.axes)
+    extents = Extents(blocks, rows, columns, kernel.reduction, kernel.spatial[-1] * _FLOAT_BYTES)
     for tiling in tilings(extents, unit.registers):
         yield _decided(sketch, _tiles(kernel, tiling), tiling.unroll_steps)
 
 
 def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
     """Of each loop, as the sketch asks for them: four factors of a spatial one, two of a reduction."""
-    inner = {axis: (1, 1) for axis in range(len(kernel.spatial))}
+    inner = dict.fromkeys(range(len(kernel.spatial)), (1, 1))
     inner[len(kernel.spatial) - 1] = (1, kernel.spatial[-1])
-    axes = (kernel.block_axis, kernel.row_axis, kernel.column_axis)
-    inner.update({axis: pair for axis, pair in zip(axes, zip(tiling.around, tiling.registers)) if axis is not None})
+    for axis, *factors in zip(kernel.axes, tiling.around, tiling.registers, strict=True):
+        if axis is not None:
+            inner[axis] = (factors[0], factors[1])
     spatial = [[extent // prod(inner[axis]), 1, *inner[axis]] for axis, extent in enumerate(kernel.spatial)]
-    return spatial + [[extent // part, part] for extent, part in zip(kernel.reduction, tiling.reduction)]
+    return spatial + [[extent // part, part] for extent, part in zip(kernel.reduction, tiling.reduction, strict=True)]
 
 
 def _plainest(sketches: list[Sketch]) -> Iterator[Sketch]:

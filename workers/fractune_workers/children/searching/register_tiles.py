@@ -96,8 +96,14 @@ def _cost(tile: tuple[int, int, int], registers: int, in_flight: int) -> float:
     blocks, rows, columns = tile
     accumulators = prod(tile)
     loads = (blocks + rows * columns) / accumulators
-    spills = 1.25 if accumulators > _FULL * registers else 1.15 if blocks == 1 and accumulators > _ROOMY * registers else 1
-    return max(1.0, loads, in_flight / accumulators) * spills + _LOAD * loads
+    return max(1.0, loads, in_flight / accumulators) * _spills(tile, registers) + _LOAD * loads
+
+
+def _spills(tile: tuple[int, int, int], registers: int) -> float:
+    """What spills are expected to cost."""
+    if prod(tile) > _FULL * registers:
+        return 1.25
+    return 1.15 if tile[0] == 1 and prod(tile) > _ROOMY * registers else 1.0
 
 
 def _streams(extents: Extents, tile: tuple[int, int, int]) -> bool:
@@ -107,6 +113,7 @@ def _streams(extents: Extents, tile: tuple[int, int, int]) -> bool:
 
 def _chunks(reduction: Sequence[int]) -> list[tuple[int, ...]]:
     """Inner factors of the reduction's loops, the shortest chunk first: from the innermost loops outwards."""
+    found: list[tuple[int, ...]]
     if len(reduction) == 1:
         found = [(_divisors(reduction[0], longest)[-1],) for longest in _LONGEST_CHUNKS]
     else:

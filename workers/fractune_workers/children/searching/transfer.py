@@ -26,7 +26,6 @@ _OF_NEIGHBOURS = frozenset({
 """steps that depend on what is fused with the main computation, and say nothing about how that is tiled"""
 
 
-
 def seeds(traces: Iterable[str], mod: Any, spaces: Iterable[Any], postprocs: Iterable[Any]) -> list[Any]:
     """Schedules of `mod` adapted from the traces, in their order; none twice."""
     sketches, rules = sketches_of(spaces), list(postprocs)

@@ -50,9 +50,7 @@ def network(shapes: Sequence[Sequence[int]], body: Callable[..., Any]) -> tvm.IR
 def inputs_of(mod: tvm.IRModule) -> list[Array]:
     """Random ones."""
     rng = np.random.default_rng(1)
-    return [
-        rng.standard_normal([int(dim) for dim in param.ty.shape]).astype("float32") for param in mod["main"].params
-    ]
+    return [rng.standard_normal([int(dim) for dim in param.ty.shape]).astype("float32") for param in mod["main"].params]
 
 
 def outputs(mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[Array]) -> Array:

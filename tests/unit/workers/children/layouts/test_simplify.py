@@ -18,9 +18,7 @@ op = relax.op
 
 def check(mod: tvm.IRModule) -> list[str]:
     given, simple = inputs_of(mod), simplify(mod)
-    np.testing.assert_allclose(
-        outputs(simple, TARGET, given), outputs(mod, TARGET, given), rtol=1e-4, atol=1e-4
-    )
+    np.testing.assert_allclose(outputs(simple, TARGET, given), outputs(mod, TARGET, given), rtol=1e-4, atol=1e-4)
     return calls(simple)
 
 

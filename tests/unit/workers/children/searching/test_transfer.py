@@ -17,7 +17,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.database import Workload
 
 from fractune_core.records import UNTUNED
-from fractune_workers.children.searching.transfer import adapt, scale_tile, seeds, sketches_of
+from fractune_workers.children.searching.sketches import sketches_of
+from fractune_workers.children.searching.transfer import adapt, scale_tile, seeds
 from fractune_workers.children.tvm_api.arrays import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
