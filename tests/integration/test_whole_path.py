@@ -71,7 +71,7 @@ def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dic
     result = tuned[-1]
     assert set(result) == {
         *("event", "job", "wall_s", "trials", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
-        *("failures", "shares", "operators", "bundle"),
+        *("failures", "shares", "layout_transforms", "operators", "bundle"),
     }
     assert result["event"] == "result"
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}

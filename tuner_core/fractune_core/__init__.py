@@ -1,3 +1,6 @@
 """The words of fractune's domain: shares, devices, records, jobs, matches. Standard library and protobuf only."""
 
 __version__ = "0.1.0"
+
+LOWERING = 2
+"""Counts up when models are lowered to other operators than before: what was read by another pass list is read anew"""

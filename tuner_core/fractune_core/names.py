@@ -1,4 +1,6 @@
-"""Names of the public contract: resources (`models/{sha256}`, `jobs/{job}`, ...) and the variants of a bundle."""
+"""Names of the public contract: resources (`models/{sha256}`, `jobs/{job}`, ...), the variants of a bundle, and the
+operators that change a layout.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ UNTUNED_VARIANT = "untuned"
 ROBUST_VARIANT = "robust"
 """the schedules that lose least at the worst of the bundle's shares"""
 
+TO_BLOCKS, FROM_BLOCKS = "to_blocks", "from_blocks"
+"""what the operators that only change a layout are called, alone or fused with others"""
+
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def changes_layout(operator: str) -> bool:
+    """Whether an operator changes a layout, by its name."""
+    return TO_BLOCKS in operator or FROM_BLOCKS in operator
 
 
 class Collection(StrEnum):

@@ -13,6 +13,7 @@ from fractune.reports.time_table import operator_time, operators_s, time_table
 from fractune_core.analysis.roofline import NEAR
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name
 from fractune_core.jobs import JobState
+from fractune_core.names import changes_layout
 from fractune_core.shares import units_text
 
 HEAVIEST = 5
@@ -44,9 +45,15 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
         "busy_s": dict(job.busy_s),
         "failures": dict(job.failures),
         "shares": [_share_json(job, each) for each in job.results],
+        "layout_transforms": layout_transforms(job),
         "operators": [operator_result_json(job, each) for each in job.operators if each.selected],
         "bundle": bundle,
     }
+
+
+def layout_transforms(job: JobStatus) -> int:
+    """How many operators of one inference change a layout."""
+    return sum(each.weight for each in job.operators if changes_layout(each.name))
 
 
 def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
@@ -72,6 +79,7 @@ def print_result(job: JobStatus, bundle: str) -> None:
         print(line)
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
     print(f"new trials: {done}; failed: {counts_text(dict(job.failures))}")
+    print(f"layout transforms in one inference: {layout_transforms(job)}")
     if job.trials_saved:
         print(
             f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"

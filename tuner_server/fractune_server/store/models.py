@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from fractune_core import __version__
+from fractune_core import LOWERING, __version__
 from fractune_core.errors import NotFound
 from fractune_core.jobs import OperatorTask
 from fractune_server.store.database import Database
@@ -34,7 +34,7 @@ class IngestKey:
     @property
     def key(self) -> str:
         # The version too: another one may import a model in another way, and compile must find what ingest found.
-        text = json.dumps([__version__, self.model, self.inputs, self.target], sort_keys=True)
+        text = json.dumps([__version__, LOWERING, self.model, self.inputs, self.target], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

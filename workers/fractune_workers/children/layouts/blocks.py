@@ -14,8 +14,7 @@ import numpy.typing as npt
 import tvm
 from tvm import te
 
-TO_BLOCKS, FROM_BLOCKS = "to_blocks", "from_blocks"
-"""the names of the operators that change a layout, by which they are counted"""
+from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 
 
 @dataclass(frozen=True)

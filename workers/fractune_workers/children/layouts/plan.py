@@ -20,15 +20,9 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts import kernels
-from fractune_workers.children.layouts.blocks import (
-    FROM_BLOCKS,
-    TO_BLOCKS,
-    Blocks,
-    from_blocks,
-    pack,
-    to_blocks,
-)
+from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 

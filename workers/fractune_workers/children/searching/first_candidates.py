@@ -1,13 +1,15 @@
 """The first candidates of an operator: computed from its loops and the target's vector unit, not drawn.
 
-For the kernels of blocked layouts they are the likeliest register tiles. For everything else it is one: the sketch
-that splits no reduction, with short unrolled loops and every block in a loop nest of its own.
+For the kernels of blocked layouts they are the likeliest register tiles. For everything else they are the sketch that
+splits no reduction, with short unrolled loops and every block in a loop nest of its own; and for a reduction that
+leaves the innermost axis as it is, one with vectors along that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -15,8 +17,17 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.layouts.kernels import CONV, DEPTHWISE, MATMUL
+from fractune_workers.children.searching.reductions import vector_reduction
 from fractune_workers.children.searching.register_tiles import Extents, Tiling, tilings
-from fractune_workers.children.searching.sketches import AT_ROOT, CATEGORICAL, TILE, Sketch, applied, sketches_of
+from fractune_workers.children.searching.sketches import (
+    AT_ROOT,
+    CATEGORICAL,
+    TILE,
+    Sketch,
+    applied,
+    finished,
+    sketches_of,
+)
 from fractune_workers.children.tvm_api.vector_unit import VectorUnit
 
 MOST = 16
@@ -27,6 +38,7 @@ _SPATIAL = 0
 _FUSING_DEEP = 1
 """the sketch whose epilogue is computed where a tile is finished; the first one leaves it to a pass of its own"""
 _SHORT_UNROLL = 16
+_PARTS_OF_REDUCTION = 2
 
 
 @dataclass(frozen=True)
@@ -45,9 +57,11 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
     sketches, rules = sketches_of(spaces), list(postprocs)
     kernel = _kernel_of(workload.mod)
     decided = _plainest(sketches) if kernel is None else _tiled(sketches, kernel, unit)
+    made: Iterator[Any] = (applied(trace, workload.mod, rules) for trace in decided)
+    if kernel is None and not any(map(_reuses, sketches)):
+        made = chain([finished(vector_reduction(workload.mod, unit.lanes), rules)], made)
     seen: set[int] = set()
-    for trace in decided:
-        sch = applied(trace, workload.mod, rules)
+    for sch in made:
         if sch is None or (digest := int(tvm_ffi.structural_hash(sch.mod))) in seen:
             continue
         seen.add(digest)
@@ -89,6 +103,11 @@ def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
             inner[axis] = (factors[0], factors[1])
     spatial = [[extent // prod(inner[axis]), 1, *inner[axis]] for axis, extent in enumerate(kernel.spatial)]
     return spatial + [[extent // part, part] for extent, part in zip(kernel.reduction, tiling.reduction, strict=True)]
+
+
+def _reuses(sketch: Sketch) -> bool:
+    """Whether MetaSchedule tiles spatial loops, as it does where numbers are used again: for a product, say."""
+    return any(kind == TILE and attrs[0] > _PARTS_OF_REDUCTION for kind, _, attrs, _ in sketch[0])
 
 
 def _plainest(sketches: list[Sketch]) -> Iterator[Sketch]:

@@ -17,7 +17,7 @@ TILE, CATEGORICAL, LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleC
 """kinds of sampling steps"""
 AT_ROOT = -1
 """the compute location that every block has, a loop nest of its own; TVM moves an invalid one to the one before it"""
-_MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
+MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
 """what TVM raises (ScheduleError and InternalError are RuntimeErrors) for a step that cannot be applied"""
 
 Sketch = list[Any]
@@ -34,7 +34,17 @@ def applied(trace: Sketch, mod: Any, postprocs: Iterable[Any]) -> Any | None:
     sch = Schedule(mod, debug_mask="none", error_render_level="none")
     try:
         Trace.apply_json_to_schedule(trace, sch)
+    except MISFITS:
+        return None
+    return finished(sch, postprocs)
+
+
+def finished(sch: Any | None, postprocs: Iterable[Any]) -> Any | None:
+    """The schedule after `postprocs`; None when one of them refuses it, or when there is none."""
+    if sch is None:
+        return None
+    try:
         sch.enter_postproc()
         return sch if all(rule.apply(sch) for rule in postprocs) else None
-    except _MISFITS:
+    except MISFITS:
         return None

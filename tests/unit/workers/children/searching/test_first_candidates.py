@@ -13,7 +13,7 @@ from tvm import relax
 from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.searching.first_candidates import MOST, first_candidates
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.tvm_api.traces import args_of, read_workload
+from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 from tests.unit.workers.children.layouts.networks import Network, network
 
@@ -34,6 +34,14 @@ def depthwise(net: Network, x: Any) -> Any:
 
 def product(net: Network, x: Any) -> Any:
     return net.emit(op.matmul(net.emit(op.reshape(x, [72, 8])), net.weight(8, 16)))
+
+
+def reduction(net: Network, x: Any) -> Any:
+    return net.emit(op.max(net.emit(op.multiply(x, relax.const(2.0))), [2]))
+
+
+def mean(net: Network, x: Any) -> Any:
+    return net.emit(op.mean(x, [1, 2]))
 
 
 def softmax(net: Network, x: Any) -> Any:
@@ -57,6 +65,8 @@ def run(mod: Any, args: list[Any]) -> Any:
         pytest.param(conv, "conv2d", MOST, id="convolution"),
         pytest.param(depthwise, "conv2d", MOST, id="depthwise"),
         pytest.param(product, "matmul", MOST, id="product"),
+        pytest.param(reduction, "max", 2, id="reduction"),
+        pytest.param(mean, "mean", 2, id="mean"),
         pytest.param(softmax, "softmax", 1, id="anything else"),
     ],
 )
@@ -91,3 +101,13 @@ def test_what_the_log_knows_is_not_tried_again() -> None:
     search.warm([(item["trace"], 1e-3) for item in before])
     after = search.propose(4, lambda trace: trace)
     assert not {item["trace"] for item in before} & {item["trace"] for item in after}
+
+
+@pytest.mark.parametrize("body", [reduction, mean])
+def test_a_reduction_begins_with_vectors(body: Callable[..., Any]) -> None:
+    workload = read_workload(operator(body, body.__name__.replace("reduction", "max")).workload_json)
+    search = OperatorSearch(workload, TARGET, seed=1, threads=1)
+    first = next(first_candidates(workload, search.spaces, search.postprocs, vector_unit(TARGET)))
+    assert "T.vectorized" in first.mod.script()
+    (item,) = search.propose(1, lambda trace: trace)
+    assert "T.vectorized" in read_trace(item["trace"], workload).mod.script()
