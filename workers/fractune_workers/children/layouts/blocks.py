@@ -16,6 +16,9 @@ from tvm import te
 
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 
+_MANY = 16
+"""blocks: one more than so many is next to nothing to compute"""
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -39,12 +42,12 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        return -(-self.shape[self.axis] // self.size)
+        return block_count(self.shape[self.axis], self.size)
 
     @property
     def filled_up(self) -> bool:
-        """Whether the last block has lanes that stand for no channel."""
-        return self.shape[self.axis] % self.size > 0
+        """Whether there are lanes that stand for no channel."""
+        return self.shape[self.axis] < self.count * self.size
 
     @property
     def physical(self) -> tuple[int, ...]:
@@ -52,9 +55,19 @@ class Blocks:
         return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :], self.size)
 
 
+def block_count(channels: int, size: int) -> int:
+    """How many blocks hold the channels.
+
+    Where the last of many has to be filled up anyway, it is an even number: a tile of two blocks is fast.
+    """
+    whole, rest = divmod(channels, size)
+    count = whole + (rest > 0)
+    return count + count % 2 if rest and count >= _MANY else count
+
+
 def pack(array: npt.NDArray[Any], axis: int, size: int, fill: float = 0.0) -> npt.NDArray[Any]:
     """The array with its axis in blocks, `fill` in the lanes that stand for no channel."""
-    count = -(-array.shape[axis] // size)
+    count = block_count(array.shape[axis], size)
     missing = [(0, 0)] * array.ndim
     missing[axis] = (0, count * size - array.shape[axis])
     whole = np.pad(array, missing, constant_values=fill)

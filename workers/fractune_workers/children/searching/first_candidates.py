@@ -87,11 +87,28 @@ def _kernel_of(mod: Any) -> _Kernel | None:
 
 
 def _tiled(sketches: list[Sketch], kernel: _Kernel, unit: VectorUnit) -> Iterator[Sketch]:
-    sketch = sketches[min(_FUSING_DEEP, len(sketches) - 1)]
+    sketch = _blocks_innermost(sketches[min(_FUSING_DEEP, len(sketches) - 1)], kernel)
     blocks, rows, columns = (1 if axis is None else kernel.spatial[axis] for axis in kernel.axes)
     extents = Extents(blocks, rows, columns, kernel.reduction, kernel.spatial[-1] * _FLOAT_BYTES)
     for tiling in tilings(extents, unit.registers):
         yield _decided(sketch, _tiles(kernel, tiling), tiling.unroll_steps)
+
+
+def _blocks_innermost(sketch: Sketch, kernel: _Kernel) -> Sketch:
+    """The sketch with the loop over a tile's blocks inside those over its pixels: one number at a time is held for all
+    blocks, where the other way round a vector of each pixel's number is, or spilled (from 63 to 90 GFLOP/s for 2 x 13
+    accumulators).
+    """
+    steps, decisions = sketch
+    spatial, loops = len(kernel.spatial), 4 * len(kernel.spatial) + 2 * len(kernel.reduction)
+    reordered = []
+    for kind, inputs, attrs, outputs in steps:
+        if kind == "Reorder" and len(inputs) == loops:
+            block = inputs[kernel.axes[0] - spatial]
+            *outer, vector = (loop for loop in inputs if loop != block)
+            inputs = [*outer, block, vector]  # noqa: PLW2901
+        reordered.append([kind, inputs, attrs, outputs])
+    return [reordered, decisions]
 
 
 def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:

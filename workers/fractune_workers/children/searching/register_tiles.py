@@ -16,8 +16,9 @@ _IN_FLIGHT = 8
 """multiplications that two units of four cycles' latency have under way"""
 _IN_FLIGHT_OF_ROWS = 6
 """as many where the loop over the next tile is inside, whose multiplications overlap with these"""
-_ROOMY, _FULL = 0.65, 0.8
-"""of the registers: the compiler begins to spill above the one in some tiles, above the other in most"""
+_ROOMY, _SPARE = 0.65, 2
+"""a part of the registers above which the compiler begins to spill in tiles of one block; registers that it needs for
+itself in all others"""
 _LOAD = 0.03
 _STREAMED, _STREAMED_BYTES, _FEW_PIXELS = 1.4, 20000, 4
 """more weights than this come from beyond the first cache for every tile, and few pixels do not hide it"""
@@ -101,7 +102,7 @@ def _cost(tile: tuple[int, int, int], registers: int, in_flight: int) -> float:
 
 def _spills(tile: tuple[int, int, int], registers: int) -> float:
     """What spills are expected to cost."""
-    if prod(tile) > _FULL * registers:
+    if prod(tile) + tile[0] + 1 > registers - _SPARE:
         return 1.25
     return 1.15 if tile[0] == 1 and prod(tile) > _ROOMY * registers else 1.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,14 @@ def test_packed_elements_are_where_the_layout_says(shape: list[int], data: st.Da
         at = (*index[:axis], index[axis] // size, *index[axis + 1 :], index[axis] % size)
         assert packed[at] == number
     assert blocks.filled_up == (shape[axis] % size > 0)
+
+
+@pytest.mark.parametrize(("channels", "count"), [(1, 1), (59, 15), (61, 16), (64, 16), (65, 18), (68, 17), (72, 18)])
+def test_many_blocks_that_are_filled_up_are_an_even_number(channels: int, count: int) -> None:
+    blocks = Blocks((2, channels, 3), 1, 4)
+    assert blocks.count == count
+    assert pack(np.ones(blocks.shape), 1, 4).shape == blocks.physical == (2, count, 3, 4)
+    assert blocks.filled_up == (channels < 4 * count)
 
 
 def test_tensor_expressions_pack_and_unpack_alike() -> None:

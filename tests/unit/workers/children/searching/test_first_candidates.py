@@ -111,3 +111,10 @@ def test_a_reduction_begins_with_vectors(body: Callable[..., Any]) -> None:
     assert "T.vectorized" in first.mod.script()
     (item,) = search.propose(1, lambda trace: trace)
     assert "T.vectorized" in read_trace(item["trace"], workload).mod.script()
+
+
+def test_the_blocks_of_a_tile_are_inside_its_pixels() -> None:
+    workload = read_workload(operator(conv, "conv2d").workload_json)
+    search = OperatorSearch(workload, TARGET, seed=1, threads=1)
+    first = next(first_candidates(workload, search.spaces, search.postprocs, vector_unit(TARGET)))
+    assert "y_3, x_3, k_3 in T.grid" in first.mod.script()
