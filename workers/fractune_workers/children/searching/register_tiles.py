@@ -23,6 +23,9 @@ _LOAD = 0.03
 _STREAMED, _STREAMED_BYTES, _FEW_PIXELS = 1.4, 20000, 4
 """more weights than this come from beyond the first cache for every tile, and few pixels do not hide it"""
 _LONGEST_ROW = 28
+_LOOPS_OF_POINTWISE = 2
+"""over blocks of input channels, and the channels in a block"""
+_FIRST_CACHE_BYTES = 32768
 _LONGEST_CHUNKS = 16, 64
 """steps, of a reduction that is one loop"""
 _FEW_BLOCKS = 4
@@ -86,6 +89,12 @@ def _variants(extents: Extents, tile: tuple[int, int, int], registers: int) -> I
     yield cost + 0.02, Tiling(tile, alone, middle, 16)
     cost = _cost(tile, registers, _IN_FLIGHT_OF_ROWS)
     rows, columns = extents.rows // tile[1], extents.columns // tile[2]
+    # One block of channels at a time serves all rows: what is best where weights are streamed, and read once.
+    once = 0.98 if _reads_once(extents, tile) else 1.03
+    if 1 < rows <= _LONGEST_ROW:
+        yield once * cost, Tiling(tile, (1, rows, 1), short, 64)
+    if 1 < columns <= _LONGEST_ROW:
+        yield (once + 0.01) * cost, Tiling(tile, (1, 1, columns), short, 64)
     if 1 < columns <= _LONGEST_ROW:
         yield 1.04 * cost, Tiling(tile, (1, 1, columns), long, 16)
     if 1 < rows <= _LONGEST_ROW:
@@ -105,6 +114,12 @@ def _spills(tile: tuple[int, int, int], registers: int) -> float:
     if prod(tile) + tile[0] + 1 > registers - _SPARE:
         return 1.25
     return 1.15 if tile[0] == 1 and prod(tile) > _ROOMY * registers else 1.0
+
+
+def _reads_once(extents: Extents, tile: tuple[int, int, int]) -> bool:
+    """Whether a tile's weights do not fit into the first cache, and a pixel is read for one output only (1 x 1)."""
+    pointwise = sum(extent > 1 for extent in extents.reduction) <= _LOOPS_OF_POINTWISE
+    return pointwise and prod(extents.reduction) * tile[0] * extents.block_bytes > _FIRST_CACHE_BYTES
 
 
 def _streams(extents: Extents, tile: tuple[int, int, int]) -> bool:
