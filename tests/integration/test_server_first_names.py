@@ -17,7 +17,10 @@ from tests.support.processes.server_process import running_server
 
 
 def test_a_job_cut_off_in_its_validation_goes_on(tmp_path: Path) -> None:
-    """Its last results wait in Redis under the first names, as does work that no worker of today can do."""
+    """Its last results wait in Redis under the first names, as does work that no worker of today can do.
+
+    A bundle is only used again by the version that made it: this one asks for the model, which is not in the state.
+    """
     state = tmp_path / "state"
     first_names.write_state(state)
     first_names.back_to_validation(state)
@@ -26,12 +29,11 @@ def test_a_job_cut_off_in_its_validation_goes_on(tmp_path: Path) -> None:
         assert WorkQueues(connection).has(first_names.STALE_WORK)
         with running_server(url, state) as server, server.client() as client:
             job = client.finish(f"jobs/{first_names.JOB}")
-            assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+            assert job.state == pb.JOB_STATE_FAILED
+            assert job.message.endswith("is gone; upload it again")
             chosen = pb.RecordFilter(job=job.name, kind="validation")
             records = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen, page_size=100)).records
             same = client.log.ListRecords(pb.ListRecordsRequest(filter=pb.RecordFilter(job=job.name, kind="final")))
-            parts = client.bundles.DownloadBundle(pb.DownloadBundleRequest(name=job.result.bundle))
-            assert b"".join(part.data for part in parts) == first_names.BUNDLE.read_bytes()
         assert same.total_size == len(records) == 20
         waited = {f"records/{record['record_id']}" for record in first_names.waiting_records()}
         assert waited <= {record.name for record in records}
