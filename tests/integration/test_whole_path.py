@@ -351,7 +351,7 @@ def test_a_bundle_for_all_shares_is_one_variant(fleet: Fleet, tuned: list[dict[s
 
 
 def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path: Path) -> None:
-    stranger = write_model(tmp_path / "stranger.onnx", channels=12)
+    stranger = write_model(tmp_path / "stranger.onnx", channels=40)
     for command in ("matrix", "bundle"):
         ended = run_fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
         assert ended.returncode == 9

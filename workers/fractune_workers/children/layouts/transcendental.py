@@ -27,8 +27,15 @@ def _gelu(x: te.Tensor) -> te.Tensor:
     return topi.multiply(topi.multiply(x, 0.5), topi.add(topi.fast_erf(topi.multiply(x, _ROOT_HALF)), 1.0))
 
 
+_BEGINS_A_KERNEL = {"op_pattern": 4}
+"""TVM's kOutEWiseFusable: element-wise operators after it are fused with it, and two of its kind never. An approximation
+reads its argument several times: of a chain of them, inlined, the code would grow exponentially."""
+
+
 def _by(compute: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:
-    return lambda builder, call: builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+    return lambda builder, call: builder.call_te(
+        compute, call.args[0], primfunc_name_hint=name, primfunc_attrs=_BEGINS_A_KERNEL
+    )
 
 
 def _softmax(builder: Any, call: Any) -> Any:
