@@ -41,7 +41,7 @@ def test_it_ends_when_the_peer_is_beaten(tmp_path: Path) -> None:
     assert goals[0]["peer_s"]["cpu:1"] > 0
     assert (goals[0]["steps"], goals[0]["end"]) == ([], None)
     goal = told[-1]["goal"]
-    assert (goal["beaten"], goal["end"], goal["trials"]) == (True, "beaten", 1)  # the first candidate of its operator
+    assert (goal["beaten"], goal["end"], goal["trials"]) == (True, "beaten", 3)  # the first candidate of each operator
     (share,) = goal["shares"]
     assert share["ratio_low"] <= share["ratio"] <= share["ratio_high"] < 1
     assert share["parity_s"] == goal["tuning_s"] > 0

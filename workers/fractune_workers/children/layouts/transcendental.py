@@ -28,8 +28,8 @@ def _gelu(x: te.Tensor) -> te.Tensor:
 
 
 _BEGINS_A_KERNEL = {"op_pattern": 4}
-"""TVM's kOutEWiseFusable: element-wise operators after it are fused with it, and two of its kind never. An approximation
-reads its argument several times: of a chain of them, inlined, the code would grow exponentially."""
+"""TVM's kOutEWiseFusable: element-wise operators after it are fused with it, and two of its kind never. For an
+approximation reads its argument several times: of a chain of them, inlined, the code would grow exponentially."""
 
 
 def _by(compute: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:
