@@ -23,6 +23,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts import kernels
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
+from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
@@ -63,7 +64,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 class _Planner(PyExprMutator):
     def __init__(self, mod: tvm.IRModule, lanes: int) -> None:
         super().__init__(mod)
-        self._lanes = lanes
+        self.lanes = lanes
         self._known: dict[Any, tuple[Any, Blocks]] = {}
         """by the variable of a plain value: the variable of the same in blocks"""
         self._made: _Made = None
@@ -78,7 +79,7 @@ class _Planner(PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
         rule = _RULES.get(getattr(visited.op, "name", "").removeprefix("relax."))
-        made = rule(self, visited) if rule else None
+        made = rule(self, visited) if rule and has_fixed_shapes(call) else None
         if made is None:
             return visited
         value, blocks = made
@@ -98,45 +99,32 @@ class _Planner(PyExprMutator):
         known = self.in_blocks(value)
         if known and known[1].axis == axis and not known[1].dropped:
             return known
-        blocks = Blocks(shape_of(value), axis, self._lanes)
+        blocks = self.blocks(shape_of(value), axis)
         return self.changed(value, blocks), blocks
 
     def changed(self, value: Any, blocks: Blocks) -> Any:
         """A plain value, put into `blocks`."""
-        return self.builder_.emit(self._emit_te(to_blocks, value, blocks=blocks, name=TO_BLOCKS))
+        return self.builder_.emit(self.kernel(to_blocks, value, blocks=blocks, name=TO_BLOCKS))
 
     def blocks(self, shape: Sequence[int], axis: int) -> Blocks:
-        return Blocks(tuple(shape), axis, self._lanes)
+        return Blocks(tuple(shape), axis, self.lanes)
 
     def constant(self, value: Any) -> _Array | None:
         """The numbers of a constant, None for anything else."""
-        if isinstance(value, relax.Var):
-            value = self.builder_.lookup_binding(value)
-        payload = getattr(value, "value", None)
-        return payload.numpy() if isinstance(payload, tvm.runtime.Tensor) else None
+        return numbers_of(self.builder_, value)
 
     def kernel(self, compute: Callable[..., Any], *operands: Any, name: str, **options: Any) -> Any:
-        return self._emit_te(compute, *operands, name=name, **options)
-
-    @property
-    def lanes(self) -> int:
-        return self._lanes
+        """A call of the tensor expression that `compute(*operands, **options)` makes."""
+        return self.builder_.call_te(partial(compute, **options), *operands, primfunc_name_hint=name)
 
     def _plain(self, value: Any, blocks: Blocks) -> Any:
         innermost = blocks.axis == len(blocks.shape) - 1
         if innermost and not blocks.filled_up:  # it lies in memory as it should
             return relax.op.reshape(value, blocks.plain)
-        return self._emit_te(from_blocks, value, blocks=blocks, name=FROM_BLOCKS)
-
-    def _emit_te(self, compute: Callable[..., Any], *args: Any, name: str, **options: Any) -> Any:
-        return self.builder_.call_te(partial(compute, **options), *args, primfunc_name_hint=name)
+        return self.kernel(from_blocks, value, blocks=blocks, name=FROM_BLOCKS)
 
 
 _Rule = Callable[[_Planner, Any], _Made]
-
-
-def shape_of(value: Any) -> tuple[int, ...]:
-    return tuple(int(dim) for dim in value.ty.shape)
 
 
 def _conv2d(planner: _Planner, call: Any) -> _Made:

@@ -17,6 +17,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
+
 _PAIRWISE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimum}
 _CHANNELS = 1
 
@@ -59,7 +61,7 @@ class _Simplifier(PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
         rule = _RULES.get(getattr(visited.op, "name", "").removeprefix("relax."))
-        rewritten = rule(self, visited) if rule else None
+        rewritten = rule(self, visited) if rule and has_fixed_shapes(call) else None
         return visited if rewritten is None else rewritten
 
     def visit_tuple_getitem_(self, op: Any) -> Any:
@@ -73,8 +75,7 @@ class _Simplifier(PyExprMutator):
 
     def numbers(self, expr: Any) -> _Array | None:
         """Of a constant; None for anything else."""
-        payload = getattr(self.value(expr), "value", None)
-        return payload.numpy() if isinstance(payload, tvm.runtime.Tensor) else None
+        return numbers_of(self.builder_, expr)
 
     def own(self, expr: Any, name: str) -> Any | None:
         """The call of the operator `name` that an expression stands for, if nothing else uses its result."""
@@ -89,7 +90,7 @@ def _shape_change(simplifier: _Simplifier, call: Any) -> Any | None:
     if call.op.name == "relax.permute_dims":
         axes = call.attrs.axes
         numbers = numbers.transpose(None if axes is None else [int(axis) for axis in axes])
-    return relax.const(np.ascontiguousarray(numbers.reshape([int(dim) for dim in call.ty.shape])))
+    return relax.const(np.ascontiguousarray(numbers.reshape(shape_of(call))))
 
 
 def _batch_norm(simplifier: _Simplifier, call: Any) -> Any | None:
@@ -149,7 +150,7 @@ def _reduced_stack(simplifier: _Simplifier, call: Any) -> Any | None:
 def _broadcast(_: _Simplifier, call: Any) -> Any | None:
     """A value that has the wanted shape already."""
     data = call.args[0]
-    return data if [int(dim) for dim in data.ty.shape] == [int(dim) for dim in call.ty.shape] else None
+    return data if shape_of(data) == shape_of(call) else None
 
 
 _RULES: dict[str, Callable[[_Simplifier, Any], Any | None]] = {

@@ -166,6 +166,18 @@ def test_products_of_two_inputs_stay_plain() -> None:
     assert check(mod) == ["relax.matmul"]
 
 
+def test_what_has_an_open_shape_stays_plain() -> None:
+    """A shape may depend on data, within a model whose inputs are fixed."""
+    rows = tvm.tirx.Var("n", "int64")
+    net, x = Network(), relax.Var("x", relax.TensorType([rows, 8], "float32"))
+    with net.builder.function("main", [x]):
+        with net.builder.dataflow():
+            spread = net.emit(op.broadcast_to(x, [rows, 8]))
+            product = net.builder.emit_output(op.matmul(spread, net.weight(8, 16)))
+        net.builder.emit_func_output(product)
+    assert calls(planned(simplify(net.builder.get()), NARROW)) == ["relax.broadcast_to", "relax.matmul"]
+
+
 def test_half_precision_stays_plain() -> None:
     x = relax.Var("x", relax.TensorType([1, 8, 6, 6], "float16"))
     builder = relax.BlockBuilder()
