@@ -2,5 +2,5 @@
 
 __version__ = "0.1.0"
 
-LOWERING = 2
+LOWERING = 3
 """Counts up when models are lowered to other operators than before: what was read by another pass list is read anew"""

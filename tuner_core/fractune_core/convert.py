@@ -177,6 +177,7 @@ def spec_to_proto(spec: JobSpec) -> pb.JobSpec:
         priority=spec.priority,
         rerank=spec.rerank,
         variants=spec.variants,
+        exact=spec.exact,
     )
 
 
@@ -199,6 +200,7 @@ def spec_from_proto(message: pb.JobSpec, model_name: str) -> JobSpec:
         priority=message.priority,
         rerank=message.rerank,
         variants=message.variants,
+        exact=message.exact,
     )
 
 

@@ -62,6 +62,8 @@ class JobSpec:
     trials are measured at this job's shares"""
     variants: str = ""
     """of the bundle: empty for one a share, and the robust one; ROBUST_VARIANT for that one only"""
+    exact: bool = False
+    """no implementation of an operator that rounds otherwise than the operator itself"""
 
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""

@@ -119,6 +119,7 @@ class IngestWork(TypedDict):
 
 class PastTrial(TypedDict):
     trace: str
+    """as in a record, and so in all work: of another implementation after its name (`fractune_core.implementations`)"""
     secs: float
     """geometric mean of the medians over the job's shares; 0 = failed"""
 
@@ -149,6 +150,8 @@ class SearchWork(RoundWork):
     shares: list[str]
     count: int
     """candidates wanted"""
+    exact: bool
+    """none that rounds otherwise than the operator itself"""
     seed: int
     history: list[PastTrial]
     """of the operator, when it is new to this instance"""
@@ -275,7 +278,7 @@ class OperatorItem(TypedDict):
     name: str
     weight: int
     workload: str
-    """MetaSchedule's Workload as JSON text"""
+    """MetaSchedule's Workload as JSON text; where there are several implementations, theirs too"""
     flops: NotRequired[float]
     """with `io_bytes` an Arithmetic; a worker of before does not say"""
     io_bytes: NotRequired[int]

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from fractune_core.implementations import implementation_of
 from fractune_core.shares import Device, GrantedShare
 
 _VALIDATION_BEFORE = "final"
@@ -118,7 +119,7 @@ class TuningRecord:
     target_key: str
     """the target without what a trace already holds (`num-cores`)"""
     trace: str
-    """MetaSchedule's trace as JSON, or UNTUNED"""
+    """MetaSchedule's trace as JSON, of another implementation after its name and a colon; or UNTUNED"""
     device: Device
     share: str
     granted: GrantedShare
@@ -151,6 +152,11 @@ class TuningRecord:
     def median_s(self) -> float:
         """Median run time in seconds; infinite for a failure."""
         return statistics.median(self.run_secs) if self.run_secs else float("inf")
+
+    @property
+    def implementation(self) -> str:
+        """The name of the implementation that the candidate is of; empty for the direct one."""
+        return implementation_of(self.trace)
 
     @property
     def spread(self) -> float:

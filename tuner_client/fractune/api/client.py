@@ -69,6 +69,7 @@ class Client:
         target: str = "",
         rerank: int | None = None,
         only: str = "",
+        exact: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
         priority: int = 0,
     ) -> Job:
@@ -90,6 +91,7 @@ class Client:
                 seed=seed,
                 priority=priority,
                 rerank=rerank,
+                exact=exact,
             )
             return Job(self._rpc, submit(self._rpc, path, spec))
 

@@ -42,6 +42,7 @@ def tune(
     target: str = "",
     rerank: int | None = None,
     only: str = "",
+    exact: bool = False,
     inputs: Shapes | None = None,
     priority: int = 0,
     out: PathText = ".",
@@ -62,6 +63,7 @@ def tune(
     `minutes` (default: 15), or at `trials` (default: no limit): `TuneResult.goal`. `round_size` is the most candidates
     of a round. `target` is TVM's, by default the measuring processor. With `rerank` nothing is searched: so many of
     every share's best are measured here. `only` names the operators to tune by parts of their names ("conv2d,dense").
+    `exact` leaves out implementations that round otherwise than the operator itself, as Winograd's convolutions do.
     `inputs` gives shapes to inputs that the model leaves open. The job of the highest `priority` goes first. The bundle
     is `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls a function with each
     JobStatus.
@@ -82,6 +84,7 @@ def tune(
             seed=seed,
             priority=priority,
             rerank=rerank,
+            exact=exact,
         )
         written = bundle_file(out, path.name)
         check_writable("out", written)
@@ -102,6 +105,7 @@ def bundle(
     policy: str = "shares",
     rerank: int = 1,
     target: str = "",
+    exact: bool = False,
     inputs: Shapes | None = None,
     out: PathText | None = None,
     server: str | None = None,
@@ -121,7 +125,7 @@ def bundle(
     with model_file(model) as path:
         written = Path(out).absolute() if out is not None else bundle_file(".", path.name)
         check_writable("out", written)
-        spec = job_spec(path.name, shares, inputs or {}, target=target, rerank=rerank, variants=variants)
+        spec = job_spec(path.name, shares, inputs or {}, target=target, rerank=rerank, variants=variants, exact=exact)
         with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
             if not job.bundle:
                 raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")

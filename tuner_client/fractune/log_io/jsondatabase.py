@@ -18,6 +18,7 @@ from typing import Any
 
 from fractune_core.convert import device_from_proto, granted_from_proto, record_from_proto, record_to_proto
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
+from fractune_core.implementations import parted_workloads, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
 from fractune_core.targets import target_key
@@ -79,11 +80,12 @@ def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: 
     for name in (WORKLOADS, RECORDS):
         (folder / name).touch()
     for record in records:
-        module = ms.database.Workload.from_json(json.loads(workloads[record.workload_hash])).mod
+        by_implementation = parted_workloads(workloads[record.workload_hash])
+        module = ms.database.Workload.from_json(by_implementation[record.implementation]).mod
         workload = database.commit_workload(module)
         args_info = [info.as_json() for info in ArgInfo.from_entry_func(module, remove_preproc=True)]
         target = json.loads(str(tvm.target.Target(json.loads(record.target))))
-        whole = [json.loads(record.trace), list(record.run_secs), target, _plain(args_info)]
+        whole = [json.loads(trace_of(record.trace)), list(record.run_secs), target, _plain(args_info)]
         database.commit_tuning_record(ms.database.TuningRecord.from_json(whole, workload))
 
 

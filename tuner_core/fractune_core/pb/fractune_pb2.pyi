@@ -214,6 +214,7 @@ class JobSpec(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     RERANK_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
@@ -239,6 +240,8 @@ class JobSpec(_message.Message):
     """
     variants: _builtins.str
     """Variants of the bundle: empty for one a share, and the robust one; "robust" for that one only."""
+    exact: _builtins.bool
+    """No implementation of an operator that rounds otherwise than the operator itself does, as Winograd's convolutions do."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text, such as "cpu:1"."""
@@ -263,10 +266,11 @@ class JobSpec(_message.Message):
         priority: _builtins.int = ...,
         rerank: _builtins.int = ...,
         variants: _builtins.str = ...,
+        exact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "exact", b"exact", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015

@@ -154,6 +154,7 @@ class TunePhase:
             "device_key": job.stored.device.key,
             "shares": job.shares,
             "count": count,
+            "exact": job.stored.spec.exact,
             "seed": job.stored.spec.seed,
             "history": self._history(key, plan) if new else [],
             "transferred": self._transferred(key, plan, job.operator(plan.workload_hash).name) if transfer else [],

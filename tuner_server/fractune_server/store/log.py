@@ -111,9 +111,13 @@ class TuningLog:
                 )
             return self._add(connection, new)
 
-    def add_workloads(self, found: Iterable[tuple[str, str]]) -> None:
-        """Commit workloads: hash, and MetaSchedule's JSON as text."""
+    def add_workloads(self, found: Sequence[tuple[str, str]]) -> None:
+        """Commit workloads: hash, and MetaSchedule's JSON as text; what has other implementations too takes the place
+        of one that was there.
+        """
         with self._database.write() as connection:
+            fuller = [name for name, text in found if has_others(text)]
+            connection.execute(delete(workloads).where(workloads.c.workload_hash.in_(fuller)))
             self._add_workloads(connection, found)
 
     def set_arithmetic(self, found: Mapping[str, Arithmetic]) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from fractune_core.errors import BadRequest
+from fractune_core.implementations import trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
@@ -43,7 +44,7 @@ def _faults(record: TuningRecord) -> Iterator[str]:
         yield "candidate_id does not belong to this workload, target and trace"
     if not _is_json(record.target):
         yield "target is not JSON"
-    if record.trace != UNTUNED and not _is_json(record.trace):
+    if record.trace != UNTUNED and not _is_json(trace_of(record.trace)):
         yield "trace is not JSON"
     if not record.device.kind or not record.device.isa or record.device.units < 1:
         yield "device lacks its kind, isa or units"

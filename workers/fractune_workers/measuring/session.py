@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
+from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.roofs import Roof
 from fractune_core.shares import Share
@@ -82,6 +83,11 @@ class ArtifactBatch:
     """of the random arguments"""
     codes: dict[str, bytes]
     """object files by candidate, of those that could be built"""
+    implementations: Mapping[str, str] = field(default_factory=dict)
+    """by candidate, of those that are not of the direct one: what arguments they take"""
+
+    def implementation(self, candidate: str) -> str:
+        return self.implementations.get(candidate, DIRECT)
 
 
 class MeasurementSession:
@@ -220,7 +226,8 @@ class MeasurementSession:
     def _race(self, batch: ArtifactBatch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
         code = batch.codes[name]
         text, policies = base64.b64encode(code).decode(), [policy.to_json() for policy in rungs]
-        raced = partial(self.call, "race", _TRIAL_TIMEOUT_S, code=text, policies=policies, bar_s=bar_s)
+        how = {"policies": policies, "bar_s": bar_s, "implementation": batch.implementation(name)}
+        raced = partial(self.call, "race", _TRIAL_TIMEOUT_S, code=text, **how)
         try:
             answer = self.run([code], batch, raced)
         except CHILD_ERRORS as error:

@@ -140,7 +140,8 @@ class _Validation:
     def _load(self, name: str) -> None:
         """Load a kernel into the present child."""
         code = base64.b64encode(self._batch.codes[name]).decode()
-        self._session.call("load", LOAD_TIMEOUT_S, name=name, code=code)
+        implementation = self._batch.implementation(name)
+        self._session.call("load", LOAD_TIMEOUT_S, name=name, code=code, implementation=implementation)
 
     def _interleaved(self, names: Sequence[str]) -> dict[str, Any]:
         policy = self._session.validation_policy.to_json()

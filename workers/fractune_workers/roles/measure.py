@@ -15,6 +15,7 @@ from functools import partial
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
 from fractune_core.gpu_sharing import ALONE, claim_of
+from fractune_core.implementations import DIRECT, implementation_of
 from fractune_core.messages import (
     SERVER_STREAM,
     ArtifactItem,
@@ -142,7 +143,10 @@ class Measurer:
             for item in work["artifacts"]
             if item["status"] == Status.OK
         }
-        return ArtifactBatch(work["args_info"], zlib.crc32(work["operator"]["workload_hash"].encode()), codes)
+        named = ((item["candidate"], implementation_of(item["trace"])) for item in work["artifacts"])
+        others = {candidate: implementation for candidate, implementation in named if implementation != DIRECT}
+        seed = zlib.crc32(work["operator"]["workload_hash"].encode())
+        return ArtifactBatch(work["args_info"], seed, codes, others)
 
     def _time_model(self, work: TimeModelWork) -> None:
         transaction = self._context.transaction(work)

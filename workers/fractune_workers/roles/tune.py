@@ -107,7 +107,7 @@ class Tuner:
             if results:
                 self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=len(work["shares"]))
             proposed: list[dict[str, str]] = self._child.call(
-                "propose", _SEARCH_TIMEOUT_S, **operator, count=work["count"]
+                "propose", _SEARCH_TIMEOUT_S, **operator, count=work["count"], exact=work["exact"]
             )
         return proposed
 

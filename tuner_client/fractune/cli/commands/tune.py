@@ -65,6 +65,7 @@ def tune(
         typer.Option("--rerank", help="Search nothing: measure the best this many of every share in the log here."),
     ] = None,
     only: options.Only = "",
+    exact: options.Exact = False,
     inputs: options.Inputs = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the bundle.")] = Path(),
     picture: Annotated[
@@ -94,6 +95,7 @@ def tune(
         target=target,
         rerank=rerank,
         only=only,
+        exact=exact,
         inputs=options.parse_inputs(inputs),
         priority=priority,
         out=out,

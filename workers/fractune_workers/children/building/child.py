@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 import tvm
 
+from fractune_core.errors import FractuneError
+from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.parent_death import die_with_parent
 from fractune_core.records import UNTUNED, Status
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
@@ -29,7 +31,7 @@ from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
-from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
+from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workloads
 
 _LIMIT_CPU_S = 10
 _MET = 0.9
@@ -40,20 +42,25 @@ class BuilderChild:
     """Builds candidates of the workloads it was told."""
 
     def __init__(self) -> None:
-        self._workloads: dict[str, Any] = {}
+        self._workloads: dict[str, dict[str, Any]] = {}
+        """by implementation, by workload hash of the operator"""
 
     def learn_workload(self, workload_hash: str, workload: str) -> list[Any]:
-        """Remember a workload (MetaSchedule's JSON text); return its argument descriptions."""
-        self._workloads[workload_hash] = read_workload(workload)
-        return args_of(self._workloads[workload_hash])
+        """Remember an operator's workloads (as the log has them); return the argument descriptions of the direct one."""
+        self._workloads[workload_hash] = read_workloads(workload)
+        return args_of(self._workloads[workload_hash][DIRECT])
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
         """Build one candidate: `status`, its one-line `cause`, `object` (base64; for a GPU an archive of two object
         files), `build_secs` (CPU seconds), and `versions` of what made the code, beside TVM.
 
-        Raises BadRequest or FractuneError when this machine builds nothing for the target.
+        Raises BadRequest or FractuneError when this machine builds nothing for the target, or the operator has no such
+        implementation.
         """
-        recipe = _recipe(self._workloads[workload_hash], tvm.target.Target(json.loads(target)), trace)
+        workload = self._workloads[workload_hash].get(implementation_of(trace))
+        if workload is None:
+            raise FractuneError(f"workload {workload_hash} has no implementation '{implementation_of(trace)}'")
+        recipe = _recipe(workload, tvm.target.Target(json.loads(target)), trace_of(trace))
         reader, writer = os.pipe()
         parent = os.getpid()
         pid = os.fork()

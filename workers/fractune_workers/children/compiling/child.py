@@ -14,12 +14,15 @@ import tvm
 from fractune_core import __version__
 from fractune_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.compiling.variants import compile_variant
+from fractune_workers.children.importing.implementations import implementations_of, with_implementations
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.importing.signature import describe_main, onnx_names
+from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 from fractune_workers.children.tvm_api.target import (
@@ -32,17 +35,24 @@ from fractune_workers.children.tvm_api.target import (
     target_key,
 )
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
-from fractune_workers.children.tvm_api.traces import read_workload
-from fractune_workers.children.tvm_api.weights import lift_weights, pack_weights
+from fractune_workers.children.tvm_api.traces import read_workload, write_workloads
+from fractune_workers.children.tvm_api.weights import Weights, pack_weights
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds what came of it"""
+_MANY_WAYS = "conv2d"
+"""the kind of operator that has several implementations, by its name"""
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    module: Any
+    direct: Any
+    """the module of which every operator is the direct implementation"""
     operators: list[Operator]
+    others: dict[str, Any]
+    """modules by implementation, of those that some operator has"""
+    workloads: dict[str, dict[str, Any]]
+    """MetaSchedule's Workload by implementation, by workload hash of the operator"""
 
 
 @lru_cache(maxsize=1)
@@ -52,8 +62,19 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     A path stands for one content; `inputs` is JSON, `identity` the key of a target.
     """
     target = parse_target(identity, _ANY_CORES)
-    module = prepare(load_model(Path(path), json.loads(inputs)), target)
-    return _Prepared(module, extract(module, target))
+    model = load_model(Path(path), json.loads(inputs))
+    direct = prepare(model, target)
+    operators = extract(direct, target)
+    workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
+    others = {}
+    for name in IMPLEMENTATIONS if any(_MANY_WAYS in operator.name for operator in operators) else ():
+        other = prepare(model, target, name)
+        found = implementations_of(direct, other)
+        if found:
+            others[name] = other
+        for workload_hash, workload in found.items():
+            workloads[workload_hash][name] = workload
+    return _Prepared(direct, operators, others, workloads)
 
 
 def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> dict[str, Any]:
@@ -72,7 +93,7 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
                 "workload_hash": operator.workload_hash,
                 "name": operator.name,
                 "weight": operator.weight,
-                "workload": operator.workload_json,
+                "workload": write_workloads(prepared.workloads[operator.workload_hash]),
                 # The roof is float32's: how close to it other arithmetic comes says nothing.
                 "flops": 0.0 if operator.narrow else operator.flops,
                 "io_bytes": operator.io_bytes,
@@ -112,26 +133,31 @@ def compile_bundle(
     parsed = parse_target(target, _ANY_CORES)
     load_intrinsics(parsed)
     prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
-    workloads = {op.workload_hash: read_workload(op.workload_json) for op in prepared.operators}
-    for workload in workloads.values():
-        prepare_tensor_cores(workload, parsed)
-    lifted, weights = lift_weights(prepared.module)
-    packed, layout = pack_weights(weights)
+    for by_name in prepared.workloads.values():
+        prepare_tensor_cores(by_name[DIRECT], parsed)
+    weights = Weights()
+    lifted = [weights.lifted(_mixed(prepared, variant["traces"])) for variant in variants]
+    packed, layout = pack_weights(weights.tensors)
     entries: dict[str, bytes] = {
         RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
         WEIGHTS: packed,
     }
-    schedules = [_known(workloads, variant["traces"]) for variant in variants]
-    compiled = side_by_side([partial(compile_variant, lifted, parsed, traces) for traces in schedules])
+    schedules = [_schedules(prepared, variant["traces"]) for variant in variants]
+    compiled = side_by_side(
+        [
+            partial(compile_variant, each.module, parsed, traces)
+            for each, traces in zip(lifted, schedules, strict=True)
+        ]
+    )
     described = []
-    for index, (variant, objects) in enumerate(zip(variants, compiled, strict=True)):
+    for index, (variant, each, objects) in enumerate(zip(variants, lifted, compiled, strict=True)):
         entries.update({object_entry(index, name): code for name, code in objects.items()})
-        described.append({"name": variant["name"], "objects": sorted(objects)})
+        described.append({"name": variant["name"], "objects": sorted(objects), "weights": each.weights})
     whole = {
         **manifest,
         "target": str(parsed),
         "code": {"architecture": architecture(parsed), "features": needed_features(parsed)},
-        **describe_main(lifted, len(weights), onnx_names(Path(path))),
+        **describe_main(lifted[0].module, len(lifted[0].weights), onnx_names(Path(path))),
         "weights": layout,
         "variants": described,
         "versions": {"tvm": tvm.__version__, "fractune": __version__},
@@ -140,12 +166,24 @@ def compile_bundle(
         write_bundle(file, whole, entries)
 
 
-def _known(workloads: dict[str, Any], traces: dict[str, str]) -> dict[Any, str]:
-    """Traces by workload. Raises FractuneError for an operator that this model does not have."""
-    strangers = set(traces) - set(workloads)
-    if strangers:
-        raise FractuneError(f"the model has no operator {min(strangers)}; tune it again with this version")
-    return {workloads[name]: trace for name, trace in traces.items()}
+def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
+    """The model with the implementations that the candidates' `texts` (by workload hash) are of."""
+    chosen = {name: implementation for name, text in texts.items() if (implementation := implementation_of(text))}
+    return with_implementations(prepared.direct, prepared.others, chosen) if chosen else prepared.direct
+
+
+def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Any, str]:
+    """Traces by workload. Raises FractuneError for an operator, or an implementation, that this model does not have."""
+    found = {}
+    for name, text in texts.items():
+        workload = prepared.workloads.get(name, {}).get(implementation_of(text))
+        if workload is None:
+            raise FractuneError(
+                f"the model has no operator {' '.join([name, implementation_of(text)]).strip()}; tune it again with "
+                "this version"
+            )
+        found[workload] = trace_of(text)
+    return found
 
 
 def device() -> dict[str, Any]:

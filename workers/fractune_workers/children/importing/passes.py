@@ -6,7 +6,6 @@ hash of its TIR, so both run `prepare`: another pass list would give other hashe
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +16,12 @@ from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel
+from fractune_core.implementations import DIRECT
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.layouts.simplify import simplify
 from fractune_workers.children.layouts.transcendental import LEGALIZATIONS
 from fractune_workers.children.tvm_api.error_line import first_line
+from fractune_workers.children.tvm_api.traces import write_workloads
 
 _FLOAT32_BYTES = 4
 
@@ -106,7 +107,7 @@ def _operator(name: str, weight: int, mod: tvm.IRModule) -> Operator:
         name=name,
         weight=weight,
         workload_hash=workload_hash(mod),
-        workload_json=json.dumps(_plain(ms.database.Workload(mod).as_json())),
+        workload_json=write_workloads({DIRECT: ms.database.Workload(mod)}),
         flops=_flops(mod),
         io_bytes=sum(count * element_bytes for count, element_bytes in arguments),
         narrow=any(element_bytes < _FLOAT32_BYTES for _, element_bytes in arguments),
@@ -132,10 +133,3 @@ def _flops(mod: tvm.IRModule) -> float:
         return float(tvm.s_tir.analysis.estimate_tir_flops(mod))
     except Exception:  # noqa: BLE001  an estimate steers the budget at most; TVM raises any error for odd loops
         return 0.0
-
-
-def _plain(value: Any) -> Any:
-    """TVM's containers as lists and strings."""
-    if isinstance(value, str | int | float):
-        return value
-    return [_plain(part) for part in value]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune_core.cuda.toolkit import RUNTIME_SONAME, load_cudart
 from fractune_core.errors import ShareUnavailable
+from fractune_core.implementations import DIRECT
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.confinement import Confinement, confinement_for, stream_of
@@ -24,6 +25,12 @@ _SLOW_S = 0.2
 _FEWEST_REPEATS = 3
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    library: Any
+    args: list[Any]
+
+
 class MeasurerChild:
     """Measures artifacts on a setup, one workload at a time, under the share that this process was confined to."""
 
@@ -31,9 +38,12 @@ class MeasurerChild:
         self._confinement = confinement
         self._setup = setup
         self._processor = setup.processor
-        self._kernels: dict[str, Any] = {}
+        self._kernels: dict[str, _Kernel] = {}
         self._args: list[Any] = []
+        """of the direct implementation"""
         self._pristine: list[Any] = []
+        self._own_args: dict[str, list[Any]] = {}
+        """of others, by name"""
         self._reference: list[Any] = []
 
     def methods(self) -> dict[str, Callable[..., Any]]:
@@ -67,28 +77,27 @@ class MeasurerChild:
         from fractune_workers.children.tvm_api.arrays import random_args
 
         self._kernels.clear()
+        self._own_args.clear()
         tvm_ffi_orcjit.default_session().clear_free_slabs()
         self._args, self._reference = [], []  # their memory first: that of two workloads may be too much
         self._args = random_args(args_info, seed, self._processor)
         self._pristine = [self._processor.read(arg) for arg in self._args]
 
-    def load(self, name: str, code: str) -> None:
-        """Load an object file (base64) as kernel `name`."""
-        from fractune_workers.children.tvm_api.artifacts import load_objects
+    def load(self, name: str, code: str, implementation: str = DIRECT) -> None:
+        """Load an object file (base64), of that implementation of the operator, as kernel `name`."""
+        self._kernels[name] = self._loaded(code, implementation)
 
-        self._kernels[name] = load_objects([base64.b64decode(code)])
-
-    def race(self, code: str, policies: list[dict[str, Any]], bar_s: float) -> dict[str, Any]:
+    def race(
+        self, code: str, policies: list[dict[str, Any]], bar_s: float, implementation: str = DIRECT
+    ) -> dict[str, Any]:
         """Time the object file (base64) under one policy after the other, as long as its median is within `bar_s`.
 
         Returns the last `policy` that it got to, and its `run_secs`. The kernel is not kept.
         """
-        from fractune_workers.children.tvm_api.artifacts import load_objects
-
-        kernel = load_objects([base64.b64decode(code)])
+        kernel = self._loaded(code, implementation)
         if self._processor.is_gpu:
             # A kernel that faults does so here, where CUDA says why; in TVM's timer it would end the process silently.
-            kernel["main"](*self._args)
+            kernel.library["main"](*kernel.args)
             self._processor.sync()
         policy, run_secs = policies[0], self._time(kernel, TimingPolicy.from_json(policies[0]))
         for policy_ahead in policies[1:]:
@@ -133,14 +142,33 @@ class MeasurerChild:
         self._processor.free_unused()
         return timed
 
-    def _time(self, kernel: Any, policy: TimingPolicy) -> list[float]:
-        return self._processor.time(kernel, self._args, policy)
+    def _loaded(self, code: str, implementation: str) -> _Kernel:
+        from fractune_workers.children.tvm_api.artifacts import load_objects
+
+        return _Kernel(load_objects([base64.b64decode(code)]), self._args_of(implementation))
+
+    def _args_of(self, implementation: str) -> list[Any]:
+        """The arguments as an implementation takes them: the same tensors, but for weights in a layout of its own."""
+        from fractune_workers.children.layouts.implementations import own_arguments
+
+        if implementation == DIRECT:
+            return self._args
+        if implementation not in self._own_args:
+            arrays = zip(own_arguments(implementation, self._pristine), self._pristine, self._args, strict=True)
+            self._own_args[implementation] = [
+                arg if array is pristine else self._processor.tensor(array) for array, pristine, arg in arrays
+            ]
+        return self._own_args[implementation]
+
+    def _time(self, kernel: _Kernel, policy: TimingPolicy) -> list[float]:
+        return self._processor.time(kernel.library, kernel.args, policy)
 
     def _run_fresh(self, name: str) -> list[Any]:
         """All arguments as the kernel leaves them, starting from the same contents each time."""
         for arg, contents in zip(self._args, self._pristine, strict=True):
             self._processor.write(arg, contents)
-        self._kernels[name]["main"](*self._args)
+        kernel = self._kernels[name]
+        kernel.library["main"](*kernel.args)
         return [self._processor.read(arg) for arg in self._args]
 
     def _engaged(self, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,9 +14,9 @@ from typing import Any
 import tvm
 
 from fractune_core.records import candidate_id
-from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.searching.competition import CompetingSearches
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
-from fractune_workers.children.tvm_api.traces import read_workload
+from fractune_workers.children.tvm_api.traces import read_workloads
 
 _OPERATORS_KEPT = 256
 
@@ -26,7 +26,7 @@ class SearcherChild:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._operators: OrderedDict[tuple[str, str], OperatorSearch] = OrderedDict()
+        self._operators: OrderedDict[tuple[str, str], CompetingSearches] = OrderedDict()
 
     def knows(self, workload_hash: str, target_key: str) -> bool:
         return (workload_hash, target_key) in self._operators
@@ -41,13 +41,13 @@ class SearcherChild:
         history: list[dict[str, Any]],
         transferred: list[str],
     ) -> None:
-        """Take on an operator: MetaSchedule's workload as JSON text, its earlier trials (`trace` and `secs`), and
-        traces of other operators to try first.
+        """Take on an operator: its workloads as the log has them, its earlier trials (`trace` and `secs`), and what to try
+        first of other operators.
         """
         # Operators of one job must not all draw the same random numbers.
         own_seed = seed + int(workload_hash[:8], 16)
         parsed = tvm.target.Target(json.loads(target))
-        search = OperatorSearch(read_workload(workload), parsed, own_seed, self._threads)
+        search = CompetingSearches(read_workloads(workload), parsed, own_seed, self._threads)
         search.warm((trial["trace"], trial["secs"]) for trial in history)
         search.transfer(transferred)
         self._operators[workload_hash, target_key] = search
@@ -60,11 +60,13 @@ class SearcherChild:
         if search is not None:
             search.learn(results, shares)
 
-    def propose(self, workload_hash: str, target_key: str, count: int) -> list[dict[str, str]]:
-        """Up to `count` new candidates of an open operator; fewer when its space holds no more."""
+    def propose(self, workload_hash: str, target_key: str, count: int, *, exact: bool = False) -> list[dict[str, str]]:
+        """Up to `count` new candidates of an open operator; fewer when its spaces hold no more. `exact`: none that rounds
+        otherwise than the operator itself.
+        """
         self._operators.move_to_end((workload_hash, target_key))
         return self._operators[workload_hash, target_key].propose(
-            count, lambda trace: candidate_id(workload_hash, target_key, trace)
+            count, lambda text: candidate_id(workload_hash, target_key, text), exact=exact
         )
 
 

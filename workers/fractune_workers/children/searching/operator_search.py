@@ -1,4 +1,4 @@
-"""The search for one operator: sampling, then MetaSchedule's evolution, guided by a surrogate of our own.
+"""The search for one implementation of an operator: sampling, then MetaSchedule's evolution, guided by a surrogate of our own.
 
 The parts are MetaSchedule's; how a round is put together from them is ours, since its own rounds are all of one size
 and forget what they generated beyond it. A first small round can then be drawn at random, and each later one learns
@@ -8,6 +8,7 @@ from those before it.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,16 @@ class OperatorSearch:
         if target.kind.name == "llvm":
             self._computed = first_candidates(workload, self.spaces, self.postprocs, vector_unit(target))
         self._first = self._beginnings()
+
+    @property
+    def measured(self) -> int:
+        """Candidates whose times are known, failures too."""
+        return len(self._surrogate)
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of the fastest; infinite as long as there is none."""
+        return self._fastest.best_s
 
     @property
     def postprocs(self) -> Any:
@@ -194,6 +205,10 @@ class _Fastest:
         heapq.heappush(self._heap, (-secs, -self._added, sch))
         if len(self._heap) > self._size:
             heapq.heappop(self._heap)
+
+    @property
+    def best_s(self) -> float:
+        return min((-secs for secs, _, _ in self._heap), default=math.inf)
 
     def schedules(self) -> list[Any]:
         """The fastest first."""

@@ -10,12 +10,23 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.schedule import Trace
 
+from fractune_core.implementations import DIRECT, joined_workloads, parted_workloads
 from fractune_core.records import UNTUNED
 
 
 def read_workload(text: str) -> Any:
-    """MetaSchedule's Workload from its JSON text."""
-    return ms.database.Workload.from_json(json.loads(text))
+    """MetaSchedule's Workload from its JSON text: of several implementations, the direct one."""
+    return read_workloads(text)[DIRECT]
+
+
+def read_workloads(text: str) -> dict[str, Any]:
+    """MetaSchedule's Workload of each implementation by its name, the direct one first."""
+    return {name: ms.database.Workload.from_json(found) for name, found in parted_workloads(text).items()}
+
+
+def write_workloads(workloads: dict[str, Any]) -> str:
+    """What `read_workloads` reads."""
+    return joined_workloads({name: _lists(workload.as_json()) for name, workload in workloads.items()})
 
 
 def read_trace(text: str, workload: Any) -> Any:
@@ -29,6 +40,11 @@ def read_trace(text: str, workload: Any) -> Any:
 def write_trace(trace: Any) -> str:
     """A trace as JSON text, always the same text for the same trace."""
     return json.dumps(trace.as_json(), separators=(",", ":"), default=_plain)
+
+
+def _lists(value: Any) -> Any:
+    """TVM's containers as lists and strings."""
+    return value if isinstance(value, str | int | float) else [_lists(part) for part in value]
 
 
 def _plain(value: Any) -> Any:

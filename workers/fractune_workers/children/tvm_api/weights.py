@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,21 +19,40 @@ _SMALLEST = 16
 """Constants of fewer elements stay in the code, where the compiler can see their values"""
 
 
-def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[tvm.runtime.Tensor]]:
-    """A module whose `main` takes its weights after its inputs, and these weights in that order.
+@dataclass(frozen=True)
+class Lifted:
+    """A module whose `main` takes its weights after its inputs."""
 
-    The parameters are named `weight0`, `weight1` and so on. A constant used twice is one weight.
-    """
-    lifter = _Lifter(mod)
-    main = mod["main"]
-    body = lifter.visit_expr(main.body)
-    params = [*main.params, *lifter.params]
-    lifted = mod.clone()
-    lifted.update_func(
-        lifted.get_global_var("main"),
-        relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs),
-    )
-    return lifted, lifter.weights
+    module: tvm.IRModule
+    weights: list[int]
+    """in their order: where in `Weights.tensors` each is"""
+
+
+class Weights:
+    """The weights of several modules that are variants of one model; one that is in several of them is there once."""
+
+    def __init__(self) -> None:
+        self.tensors: list[tvm.runtime.Tensor] = []
+        self._places: dict[Any, int] = {}
+
+    def lifted(self, mod: tvm.IRModule) -> Lifted:
+        """The module with its constants as parameters of `main`, named `weight0`, `weight1` and so on."""
+        lifter = _Lifter(mod)
+        main = mod["main"]
+        body = lifter.visit_expr(main.body)
+        params = [*main.params, *lifter.params.values()]
+        lifted = mod.clone()
+        lifted.update_func(
+            lifted.get_global_var("main"),
+            relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs),
+        )
+        return Lifted(lifted, [self._place(tensor) for tensor in lifter.params])
+
+    def _place(self, tensor: tvm.runtime.Tensor) -> int:
+        if tensor not in self._places:
+            self._places[tensor] = len(self.tensors)
+            self.tensors.append(tensor)
+        return self._places[tensor]
 
 
 def pack_weights(weights: Sequence[Any]) -> tuple[bytes, list[dict[str, Any]]]:
@@ -63,17 +83,12 @@ def _array(packed: bytes, weight: Mapping[str, Any]) -> Any:
 class _Lifter(PyExprMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
-        self.weights: list[tvm.runtime.Tensor] = []
-        self.params: list[relax.Var] = []
-        self._seen: dict[Any, relax.Var] = {}
+        self.params: dict[Any, relax.Var] = {}
+        """by the constant that it stands for; one that is used twice is one parameter"""
 
     def visit_generic_const_(self, op: Any) -> Any:
         if not hasattr(op.value, "shape") or math.prod(op.value.shape) < _SMALLEST:
             return op
-        known = self._seen.get(op.value)
-        if known is None:
-            known = relax.Var(f"weight{len(self.params)}", op.ty)
-            self._seen[op.value] = known
-            self.params.append(known)
-            self.weights.append(op.value)
-        return known
+        if op.value not in self.params:
+            self.params[op.value] = relax.Var(f"weight{len(self.params)}", op.ty)
+        return self.params[op.value]

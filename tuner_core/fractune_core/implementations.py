@@ -1,0 +1,61 @@
+"""Implementations of an operator: other programs that compute the same, under names that a candidate's text carries.
+
+The direct one is the operator's own TIR, and has no name. A candidate of another one is written `winograd2:[[...` : its
+name, a colon, and MetaSchedule's trace for that program. A trace alone begins with a bracket, so that what was written
+before there were others still reads the same.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+DIRECT = ""
+WINOGRAD2, WINOGRAD4 = "winograd2", "winograd4"
+"""tiles of 2 x 2 and of 4 x 4 outputs (Lavin and Gray, CVPR 2016)"""
+IM2COL = "im2col"
+"""a matrix product over the gathered image"""
+
+_ROUNDS_OTHERWISE = frozenset({WINOGRAD2, WINOGRAD4})
+
+
+def implementation_of(text: str) -> str:
+    """The name of the implementation that a candidate's text is of; DIRECT for a trace alone."""
+    name, colon, trace = text.partition(":")
+    return name if colon and trace.startswith("[") and name.isalnum() else DIRECT
+
+
+def trace_of(text: str) -> str:
+    """The trace in a candidate's text."""
+    name = implementation_of(text)
+    return text if name == DIRECT else text[len(name) + 1 :]
+
+
+def text_of(implementation: str, trace: str) -> str:
+    """What `implementation_of` and `trace_of` take apart."""
+    return trace if implementation == DIRECT else f"{implementation}:{trace}"
+
+
+def is_exact(text: str) -> bool:
+    """Whether a candidate does the arithmetic of the operator itself, but for the order of additions."""
+    return implementation_of(text) not in _ROUNDS_OTHERWISE
+
+
+def joined_workloads(workloads: dict[str, Any]) -> str:
+    """The text of an operator's workloads: MetaSchedule's JSON of the direct one, or where there are others, an object
+    of all by name, in which the direct one's name is empty.
+    """
+    return json.dumps(workloads[DIRECT] if list(workloads) == [DIRECT] else workloads)
+
+
+def parted_workloads(text: str) -> dict[str, Any]:
+    """MetaSchedule's JSON of each implementation by name, the direct one first, of what `joined_workloads` wrote."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        return {DIRECT: found}
+    return {DIRECT: found[DIRECT], **found}
+
+
+def has_others(text: str) -> bool:
+    """Whether the text of an operator's workloads has more than the direct one."""
+    return text.startswith("{")

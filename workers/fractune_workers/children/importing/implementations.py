@@ -1,0 +1,98 @@
+"""The implementations of a model's operators: the same model prepared another way, call by call.
+
+Every way to prepare a model makes the same calls in the same order; only what some of them call differs, and the
+weights that these take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
+from tvm.s_tir import meta_schedule as ms
+
+from fractune_workers.children.importing.passes import workload_hash
+from fractune_workers.children.layouts.expressions import shape_of
+
+_CALL = "relax.call_tir"
+
+
+def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, Any]:
+    """MetaSchedule's Workload of what the prepared module `other` has in place of operators of `direct`, by their
+    workload hash; without those that are the same in both, and empty where the two do not make the same calls.
+    """
+    own, theirs = _calls(direct), _calls(other)
+    if len(own) != len(theirs):
+        return {}
+    pairs = ((_function(direct, one), _function(other, another)) for one, another in zip(own, theirs, strict=True))
+    workloads = ((workload_hash(one), another) for one, another in pairs)
+    return {name: ms.database.Workload(another) for name, another in workloads if workload_hash(another) != name}
+
+
+def with_implementations(
+    direct: tvm.IRModule, others: Mapping[str, tvm.IRModule], chosen: Mapping[str, str]
+) -> tvm.IRModule:
+    """The prepared module `direct`, in which the operators in `chosen` (name of an implementation by workload hash) are
+    those that the module of that name in `others` has, with the weights that these take.
+    """
+    theirs = {name: _calls(other) for name, other in others.items()}
+    names = [chosen.get(workload_hash(_function(direct, call)), "") for call in _calls(direct)]
+    mixer = _Mixer(direct, ((others[name], theirs[name][at]) if name else None for at, name in enumerate(names)))
+    mixer.builder_.update_func(direct.get_global_var("main"), mixer.visit_expr(direct["main"]))
+    return mixer.builder_.get()
+
+
+def _calls(mod: tvm.IRModule) -> list[Any]:
+    """The calls of operators in `main`, in their order."""
+    collector = _Collector()
+    collector.visit_expr(mod["main"])
+    return collector.calls
+
+
+def _function(mod: tvm.IRModule, call: Any) -> tvm.IRModule:
+    """The module of the one operator that is called, as MetaSchedule's tasks have it."""
+    normalized: tvm.IRModule = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")(mod[call.args[0]])
+    return normalized
+
+
+def _is_operator(call: Any) -> bool:
+    return getattr(call.op, "name", "") == _CALL
+
+
+@visitor
+class _Collector(PyExprVisitor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+
+    def visit_call_(self, op: Any) -> None:
+        if _is_operator(op):
+            self.calls.append(op)
+
+
+@mutator
+class _Mixer(PyExprMutator):
+    """Puts other calls in the place of some, which come one after the other, None for one that stays."""
+
+    def __init__(self, mod: tvm.IRModule, others: Iterator[tuple[tvm.IRModule, Any] | None]) -> None:
+        super().__init__(mod)
+        self._others = others
+
+    def visit_call_(self, op: Any) -> Any:
+        visited = super().visit_call_(op)
+        other = next(self._others) if _is_operator(op) else None
+        if other is None:
+            return visited
+        mod, call = other
+        function = self.builder_.add_func(mod[call.args[0]], str(call.args[0].name_hint))
+        operands = [_operand(*both) for both in zip(visited.args[1].fields, call.args[1].fields, strict=True)]
+        return relax.Call(visited.op, [function, relax.Tuple(operands)], visited.attrs, visited.ty_args)
+
+
+def _operand(own: Any, other: Any) -> Any:
+    """Weights in another layout are the other's; everything else is what it was."""
+    is_constant = isinstance(getattr(other, "value", None), tvm.runtime.Tensor)
+    return other if is_constant and shape_of(other) != shape_of(own) else own

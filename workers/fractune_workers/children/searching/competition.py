@@ -1,0 +1,89 @@
+"""The search for one operator that has several implementations: their searches compete for its trials.
+
+Each search gets trials in proportion to how fast its best is, a slow one a few still: what is behind after a few trials
+may be ahead after many, and at another share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fractune_core.implementations import implementation_of, is_exact, text_of, trace_of
+from fractune_workers.children.searching.operator_search import OperatorSearch
+
+_UNJUDGED = 4
+"""measured candidates, below which an implementation counts as fast as the fastest"""
+_PRESSURE = 8.0
+"""how fast an implementation's part falls with its best time: one that takes 1.3 times as long gets an eighth"""
+_FLOOR = 1 / 16
+"""of the part of the fastest"""
+
+
+class CompetingSearches:
+    """Candidates out, run times in: as `OperatorSearch`, of an operator's workloads by implementation."""
+
+    def __init__(self, workloads: Mapping[str, Any], target: Any, seed: int, threads: int) -> None:
+        self._searches = {name: OperatorSearch(found, target, seed, threads) for name, found in workloads.items()}
+        self._asked = dict.fromkeys(self._searches, 0)
+
+    def propose(self, count: int, name: Callable[[str], str], *, exact: bool) -> list[dict[str, str]]:
+        """Up to `count` candidates never proposed before; `exact`: of implementations that do not round otherwise."""
+        open_ones = [each for each in self._searches if not exact or is_exact(text_of(each, "[]"))]
+        proposed: list[dict[str, str]] = []
+        while len(proposed) < count and open_ones:
+            parts = self._divided(count - len(proposed), open_ones)
+            for each, part in parts.items():
+                found = self._searches[each].propose(part, lambda trace, each=each: name(text_of(each, trace)))
+                self._asked[each] += len(found)
+                proposed += [{**item, "trace": text_of(each, item["trace"])} for item in found]
+                if len(found) < part:
+                    open_ones.remove(each)
+        return proposed
+
+    def learn(self, results: Iterable[tuple[str, str, float]], shares: int) -> None:
+        """As `OperatorSearch.learn`: each search knows its own candidates."""
+        told = list(results)
+        for search in self._searches.values():
+            search.learn(told, shares)
+
+    def warm(self, history: Iterable[tuple[str, float]]) -> None:
+        """Take in earlier trials: (a candidate's text, seconds or 0)."""
+        by_name: dict[str, list[tuple[str, float]]] = defaultdict(list)
+        for text, secs in history:
+            by_name[implementation_of(text)].append((trace_of(text), secs))
+        for name, trials in by_name.items():
+            if name in self._searches:
+                self._searches[name].warm(trials)
+                self._asked[name] += len(trials)
+
+    def transfer(self, texts: Iterable[str]) -> None:
+        """Try the candidates of other operators first, adapted to this one."""
+        by_name: dict[str, list[str]] = defaultdict(list)
+        for text in texts:
+            by_name[implementation_of(text)].append(trace_of(text))
+        for name, search in self._searches.items():
+            search.transfer(by_name[name])
+
+    def _divided(self, count: int, names: list[str]) -> dict[str, int]:
+        """How many of the next candidates each implementation gets: one after the other goes to the one that is
+        furthest behind its part.
+        """
+        parts = self._parts(names)
+        divided = dict.fromkeys(names, 0)
+        for _ in range(count):
+            behind = min(names, key=lambda each: (self._asked[each] + divided[each] + 1) / parts[each])
+            divided[behind] += 1
+        return {name: part for name, part in divided.items() if part}
+
+    def _parts(self, names: list[str]) -> dict[str, float]:
+        """Of the trials, up to a factor."""
+        best_s = {name: self._searches[name].best_s for name in names}
+        fastest_s = min(best_s.values())
+        parts = dict.fromkeys(names, 1.0)
+        for name, secs in best_s.items():
+            if self._searches[name].measured >= _UNJUDGED and fastest_s < math.inf:
+                parts[name] = max(_FLOOR, (fastest_s / secs) ** _PRESSURE)
+        return parts
