@@ -46,8 +46,10 @@ class Operator:
     """whether an argument has elements of less than 4 bytes: then its arithmetic may be faster than float32's"""
 
 
-def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = "") -> tvm.IRModule:
     """Plan a Relax module's layouts, legalize and fuse it until every operator is one TIR function. Raises BadModel.
+
+    With an implementation's name, that is what convolutions it fits are computed by (`layouts/implementations.py`).
 
     The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants
     are folded.
@@ -68,7 +70,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            return passes(planned(simplify(mod), target))
+            return passes(planned(simplify(mod), target, implementation))
     except Exception as error:
         raise BadModel(f"TVM cannot lower the model: {first_line(error)}") from error
 

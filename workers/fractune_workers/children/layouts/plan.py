@@ -24,6 +24,7 @@ from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts import kernels
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
 from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
+from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
@@ -44,16 +45,23 @@ _BINARY = {"add": 0.0, "divide": 1.0, "maximum": 0.0, "minimum": 0.0, "multiply"
 _BINARY_OF_CHANNELS = frozenset({"divide", "power"})
 _REDUCE = {"max": relax.op.max, "mean": relax.op.mean, "min": relax.op.min, "sum": relax.op.sum}
 
+_TAKES_AN_EPILOGUE = {"op_pattern": 4}
+"""TVM's kOutEWiseFusable, which it finds by itself for a single block: what is element-wise after it is fused with it"""
+
 _Array = npt.NDArray[Any]
 _Made = tuple[Any, Blocks] | None
 """a value in blocks"""
 
 
-def planned(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """The module with its layouts planned for the target; what it computes stays the same."""
+def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = "") -> tvm.IRModule:
+    """The module with its layouts planned for the target; what it computes stays the same.
+
+    Convolutions that the implementation of this name fits are computed by it, all others directly: calls and their
+    arguments correspond one to one, whatever the implementation.
+    """
     if target.kind.name != "llvm":
         return mod
-    planner = _Planner(mod.clone(), vector_unit(target).lanes)
+    planner = _Planner(mod.clone(), vector_unit(target).lanes, implementation)
     for name, function in mod.functions.items():
         if isinstance(function, relax.Function):
             planner.builder_.update_func(name, planner.visit_expr(function))
@@ -62,9 +70,10 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 
 @mutator
 class _Planner(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, lanes: int) -> None:
+    def __init__(self, mod: tvm.IRModule, lanes: int, implementation: str) -> None:
         super().__init__(mod)
         self.lanes = lanes
+        self.implementation = IMPLEMENTATIONS[implementation] if implementation else None
         self._known: dict[Any, tuple[Any, Blocks]] = {}
         """by the variable of a plain value: the variable of the same in blocks"""
         self._made: _Made = None
@@ -113,9 +122,17 @@ class _Planner(PyExprMutator):
         """The numbers of a constant, None for anything else."""
         return numbers_of(self.builder_, value)
 
-    def kernel(self, compute: Callable[..., Any], *operands: Any, name: str, **options: Any) -> Any:
-        """A call of the tensor expression that `compute(*operands, **options)` makes."""
-        return self.builder_.call_te(partial(compute, **options), *operands, primfunc_name_hint=name)
+    def kernel(
+        self,
+        compute: Callable[..., Any],
+        *operands: Any,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """A call of the tensor expression that `compute(*operands, **options)` makes, a function with `attributes`."""
+        made = partial(compute, **options)
+        return self.builder_.call_te(made, *operands, primfunc_name_hint=name, primfunc_attrs=attributes)
 
     def _plain(self, value: Any, blocks: Blocks) -> Any:
         innermost = blocks.axis == len(blocks.shape) - 1
@@ -145,9 +162,9 @@ def _conv2d(planner: _Planner, call: Any) -> _Made:
         packed = pack(numbers, 0, lanes)
         return planner.kernel(kernels.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
     if groups == 1:
-        packed = pack(pack(numbers, 1, lanes), 0, lanes)
-        compute: Callable[..., Any] = kernels.conv2d
-    elif group_channels == 1 and out_channels == groups:
+        return _dense_conv2d(planner, data, pack(pack(numbers, 1, lanes), 0, lanes), window), made
+    compute: Callable[..., Any]
+    if group_channels == 1 and out_channels == groups:
         packed = pack(numbers[:, 0], 0, lanes)
         compute = kernels.depthwise_conv2d
     elif group_channels % lanes == 0 and (out_channels // groups) % lanes == 0:
@@ -157,6 +174,15 @@ def _conv2d(planner: _Planner, call: Any) -> _Made:
         return None
     image, _ = planner.into_blocks(data, _CHANNELS)
     return planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window), made
+
+
+def _dense_conv2d(planner: _Planner, data: Any, packed: _Array, window: Window) -> Any:
+    image, blocks = planner.into_blocks(data, _CHANNELS)
+    other = planner.implementation
+    if other is None or not other.fits(window, packed.shape, blocks.shape[2:]):
+        return planner.kernel(kernels.conv2d, image, relax.const(packed), name="conv2d", window=window)
+    weights = relax.const(other.pack(packed))
+    return planner.kernel(other.compute, image, weights, name="conv2d", attributes=_TAKES_AN_EPILOGUE, window=window)
 
 
 def _window(attrs: Any) -> Window:

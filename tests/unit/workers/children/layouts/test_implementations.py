@@ -1,0 +1,118 @@
+"""Other implementations of a convolution: the same numbers within a bound, the same calls, and an epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS, repacked
+from fractune_workers.children.layouts.plan import planned
+from fractune_workers.children.layouts.simplify import simplify
+from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+"""4 lanes; any x86-64 runs it"""
+BOUNDS = {"winograd2": 2e-6, "winograd4": 2e-5}
+"""of an output's error, relative to the largest output"""
+op = relax.op
+
+
+def of_image(shape: tuple[int, ...], out_channels: int, padding: Any, body: Callable[..., Any] | None = None) -> Any:
+    def convolved(net: Network, x: Any) -> Any:
+        made = net.conv(x, out_channels, padding=padding)
+        return body(net, made) if body else made
+
+    return network([shape], convolved)
+
+
+def in_float64(mod: tvm.IRModule, image: Array) -> Any:
+    """What the one convolution of `mod` gives, by its definition."""
+    call = mod["main"].body.blocks[0].bindings[0].value
+    weight = call.args[1].value.numpy().astype(np.float64)
+    top, left, bottom, right = (int(side) for side in call.attrs.padding)
+    padded = np.pad(image.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    patches = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    return np.einsum("ncyxrs,kcrs->nkyx", patches, weight, optimize=True)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize(
+    ("shape", "out_channels", "padding"),
+    [
+        pytest.param((1, 16, 14, 14), 16, 1, id="14 x 14"),
+        pytest.param((1, 16, 13, 13), 16, 1, id="13 x 13"),
+        pytest.param((1, 8, 27, 27), 8, 1, id="27 x 27"),
+        pytest.param((1, 64, 7, 7), 64, 1, id="7 x 7"),
+        pytest.param((1, 8, 9, 9), 8, 0, id="without padding"),
+        pytest.param((1, 8, 3, 3), 8, 0, id="one pixel"),
+        pytest.param((1, 8, 1, 1), 8, 1, id="one pixel, padded"),
+        pytest.param((1, 8, 5, 11), 8, (0, 1, 2, 0), id="unevenly padded"),
+        pytest.param((1, 7, 6, 6), 13, 1, id="channels filled up"),
+        pytest.param((2, 8, 6, 6), 8, 1, id="a batch of two"),
+    ],
+)
+def test_it_computes_the_convolution_within_its_bound(
+    name: str, shape: tuple[int, ...], out_channels: int, padding: Any
+) -> None:
+    mod = of_image(shape, out_channels, padding)
+    given = inputs_of(mod)
+    expected = in_float64(mod, given[0])
+    found = outputs(planned(simplify(mod), TARGET, name), TARGET, given)
+    assert np.abs(found - expected).max() <= BOUNDS[name] * np.abs(expected).max()
+
+
+def epilogue(net: Network, x: Any) -> Any:
+    sum_ = net.emit(op.add(x, net.weight(1, 8, 1, 1)))
+    return net.emit(op.nn.relu(net.emit(op.add(sum_, net.conv(x, 8, 1)))))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_calls_correspond_one_to_one_and_take_an_epilogue(name: str) -> None:
+    mod = of_image((1, 8, 6, 6), 8, 1, epilogue)
+    direct, other = prepare(mod, TARGET), prepare(mod, TARGET, name)
+    assert calls(direct) == calls(other)
+    assert any("relu" in call for call in calls(other))
+    given = inputs_of(mod)
+    expected = outputs(direct, TARGET, given)
+    np.testing.assert_allclose(outputs(other, TARGET, given), expected, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        pytest.param(1, {}, id="1 x 1"),
+        pytest.param(3, {"strides": 2}, id="strided"),
+        pytest.param(3, {"dilation": 2}, id="dilated"),
+        pytest.param(3, {"groups": 2}, id="groups"),
+    ],
+)
+def test_what_it_does_not_fit_is_computed_directly(name: str, kernel: int, options: dict[str, Any]) -> None:
+    mod = network([(1, 8, 6, 6)], lambda net, x: net.conv(x, 8, kernel, **options))
+    tvm.ir.assert_structural_equal(planned(mod, TARGET, name), planned(mod, TARGET))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_weights_are_repacked_from_the_direct_ones(name: str) -> None:
+    mod = of_image((1, 8, 6, 6), 8, 1)
+    direct, other = (constants(planned(simplify(mod), TARGET, which)) for which in ("", name))
+    (mine,), (theirs,) = direct, other
+    np.testing.assert_array_equal(repacked(name, mine), theirs)
+
+
+def constants(mod: tvm.IRModule) -> list[Array]:
+    found: list[Array] = []
+
+    def visit(expr: Any) -> None:
+        payload = getattr(expr, "value", None)
+        if isinstance(payload, tvm.runtime.Tensor):
+            found.append(payload.numpy())
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return found
