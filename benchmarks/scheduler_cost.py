@@ -106,7 +106,7 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         connection = redis.Redis.from_url(url, socket_timeout=None)
         deps = ServerContext(Store(sqlite_url(Path(folder))), connection, BlobStore(Path(folder)), SECRET)
         job = _run(operators)
-        deps.store.log.add_workloads((name, "{}") for name in job.plans)
+        deps.store.log.add_workloads([(name, "{}") for name in job.plans])
         deps.store.jobs.create(job.stored)
         phase = OpenPhase(deps, Rounds(deps, WorkQueues(connection)))
         phase.update_instances(Fleet(_tuner(index) for index in range(measurers)), [job])

@@ -165,9 +165,11 @@ ROOMS = {
     "fractune_workers.children.compiling": child_room(
         "fractune_workers.children.building",
         "fractune_workers.children.importing",
+        "fractune_workers.children.layouts",
         "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.measuring": child_room(
+        "fractune_workers.children.layouts",
         "fractune_workers.children.tvm_api",
         "fractune_workers.confinement",
         "fractune_workers.cuda",

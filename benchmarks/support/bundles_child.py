@@ -11,7 +11,7 @@ from fractune_core.bundles import Bundle
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
 
-_TURN_MS = 50
+_TURN_S = 0.05
 """One turn calls the model until this long has passed"""
 _SLOW_S, _FEWEST_REPEATS = 1.0, 3
 """A finalist whose first turn takes this long gets the fewest turns: of what is hardly tuned, more tell nothing"""
@@ -40,16 +40,15 @@ def _secs(call: Callable[[], float]) -> float:
 
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
-    from fractune_workers.children.measuring.model_timing import load_variant, weights_of
+    from fractune_workers.children.measuring.model_timing import load_variant, secs_of_one, weights_of
     from fractune_workers.children.tvm_api.arrays import random_args
     from fractune_workers.children.tvm_api.processor import cpu_processor
 
     bundle, processor = Bundle(path), cpu_processor()
-    machine = load_variant(bundle, variant, processor)
+    main = load_variant(bundle, variant, weights_of(bundle, processor), processor)
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
-    args = [*random_args(inputs, 0, processor), *weights_of(bundle, processor)]
-    timer = machine.time_evaluator("main", processor.device, number=1, repeat=1, min_repeat_ms=_TURN_MS)
-    return lambda: float(timer(*args).results[0])
+    arguments = random_args(inputs, 0, processor)
+    return lambda: secs_of_one(main, arguments, processor, _TURN_S)
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

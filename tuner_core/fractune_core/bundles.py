@@ -3,7 +3,7 @@
     manifest.json             what it is, for which device, variants, inputs, SHA-256 of every other entry
     manifest.sig              Ed25519 signature of manifest.json, in a signed bundle only
     records.jsonl             the published tuning records behind it
-    weights.bin               all weights, once for all variants, each from a multiple of 64 bytes on
+    weights.bin               the weights of all variants, each once, from a multiple of 64 bytes on
     variants/<n>/<object>.o   machine code and VM bytecode of a variant, as object files
 
 The comment of the zip file is the SHA-256 of manifest.json, so nothing in a bundle changes unnoticed. Entries are
@@ -26,7 +26,9 @@ from typing import Any, BinaryIO
 from fractune_core import manifests
 from fractune_core.errors import BadBundle
 
-FORMAT = 2
+FORMAT = 3
+_BEFORE = 2
+"""in which every variant takes all weights"""
 SUFFIX = ".fractune"
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
@@ -96,7 +98,7 @@ class Bundle:
             raise BadBundle(
                 f"{self.name}: bundle of a newer format ({found}, this fractune reads {FORMAT}); upgrade fractune"
             )
-        if found != FORMAT:
+        if found not in (_BEFORE, FORMAT):
             raise BadBundle(f"{self.name}: bundle format {found}, this fractune reads {FORMAT}; make it again")
 
     def _check_manifest(self) -> None:
@@ -179,7 +181,7 @@ class Bundle:
 
     @property
     def variants(self) -> list[dict[str, Any]]:
-        """The manifest's variants: `name` (a share, or `untuned`) and `objects` (names)."""
+        """The manifest's variants: `name` (a share, or `untuned`), `objects` (names) and `weights` (places)."""
         return list(self.manifest["variants"])
 
     def measured(self, mechanism: str) -> dict[int, dict[str, float]]:
@@ -197,11 +199,20 @@ class Bundle:
 
     def objects(self, variant: str) -> list[bytes]:
         """The object files of a variant by name. Raises BadBundle when there is none of this name."""
+        index, entry = self._variant(variant)
+        return [self.read(object_entry(index, name)) for name in entry["objects"]]
+
+    def weights_of(self, variant: str) -> list[int]:
+        """Which of the manifest's weights the variant takes after its inputs, in their order. Raises BadBundle."""
+        _, entry = self._variant(variant)
+        return list(entry.get("weights", range(len(self.manifest["weights"]))))  # all of them before format 3
+
+    def _variant(self, name: str) -> tuple[int, dict[str, Any]]:
         for index, entry in enumerate(self.variants):
-            if entry["name"] == variant:
-                return [self.read(object_entry(index, name)) for name in entry["objects"]]
+            if entry["name"] == name:
+                return index, entry
         names = ", ".join(entry["name"] for entry in self.variants)
-        raise BadBundle(f"{self.name}: no variant '{variant}'; it has {names}")
+        raise BadBundle(f"{self.name}: no variant '{name}'; it has {names}")
 
     def records(self) -> list[dict[str, Any]]:
         """The tuning records behind the bundle, as JSON objects."""

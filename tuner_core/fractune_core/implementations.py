@@ -16,7 +16,8 @@ WINOGRAD2, WINOGRAD4 = "winograd2", "winograd4"
 IM2COL = "im2col"
 """a matrix product over the gathered image"""
 
-_ROUNDS_OTHERWISE = frozenset({WINOGRAD2, WINOGRAD4})
+INEXACT = frozenset({WINOGRAD2, WINOGRAD4})
+"""those that round otherwise than the operator itself, beyond the order of additions"""
 
 
 def implementation_of(text: str) -> str:
@@ -38,7 +39,7 @@ def text_of(implementation: str, trace: str) -> str:
 
 def is_exact(text: str) -> bool:
     """Whether a candidate does the arithmetic of the operator itself, but for the order of additions."""
-    return implementation_of(text) not in _ROUNDS_OTHERWISE
+    return implementation_of(text) not in INEXACT
 
 
 def joined_workloads(workloads: dict[str, Any]) -> str:
@@ -58,4 +59,4 @@ def parted_workloads(text: str) -> dict[str, Any]:
 
 def has_others(text: str) -> bool:
     """Whether the text of an operator's workloads has more than the direct one."""
-    return text.startswith("{")
+    return text.startswith(f'{{"{DIRECT}": ')

@@ -24,12 +24,24 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"'{field}' is missing"
         elif not check(manifest[field]):
             yield f"'{field}' is not {what}"
+    yield from _variant_complaints(manifest)
+    yield from _measured_complaints(manifest)
+
+
+def _variant_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     variants = {variant["name"] for variant in manifest["variants"]}
     if len(variants) != len(manifest["variants"]):
         yield "two of 'variants' have one name"
+    for variant in manifest["variants"]:
+        if not _are_places(variant.get("weights", []), len(manifest["weights"])):
+            yield f"the 'weights' of the variant '{variant['name']}' are not places in 'weights'"
     strangers = variants - {*manifest["shares"], ROBUST_VARIANT, UNTUNED_VARIANT}
     if strangers:
         yield f"the variant '{min(strangers)}' is not among 'shares'"
+
+
+def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
+    variants = {variant["name"] for variant in manifest["variants"]}
     measured = manifest.get("measured", {})
     if not _is_measured(measured):
         yield "'measured' is not seconds by share and variant"
@@ -58,6 +70,10 @@ def _is_time(value: Any) -> bool:
 
 def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and _HEX_DIGEST.fullmatch(value) is not None
+
+
+def _are_places(value: Any, count: int) -> bool:
+    return isinstance(value, list) and all(_is_count(place) and place < count for place in value)
 
 
 def _list_of(check: _Check, fewest: int = 0) -> _Check:

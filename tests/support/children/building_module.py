@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from fractune_core.implementations import DIRECT
 from fractune_workers.children.building import child as building
 
 
@@ -32,5 +33,5 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     building.read_trace = lambda text, _workload: SimpleNamespace(mod=text)  # type: ignore[attr-defined, assignment]
     building.build_object = _obey  # type: ignore[attr-defined, assignment]
     child = building.BuilderChild()
-    child._workloads["w"] = None
+    child._workloads["w"] = {DIRECT: None}
     return {"build": child.build, "pid": os.getpid}

@@ -31,6 +31,9 @@ Inputs = Annotated[
     typer.Option("--input", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open."),
 ]
 Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains this; several: A,B.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Only implementations that round as the operators themselves: no Winograd.")
+]
 ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule (JSON or TVMScript) or torch.export file.")]
 Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
 

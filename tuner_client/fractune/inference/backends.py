@@ -24,8 +24,8 @@ class Backend(Protocol):
         """The share that the process is under now. Raises ShareUnavailable when it does not hold the one asked for."""
         ...
 
-    def load_main(self, objects: Sequence[bytes]) -> Callable[..., Any]:
-        """The entry of a variant."""
+    def load_main(self, variant: str) -> Callable[..., Any]:
+        """The entry of a variant, which has its weights. Raises BadBundle when there is none of this name."""
         ...
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:

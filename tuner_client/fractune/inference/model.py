@@ -130,5 +130,5 @@ class Model:
     def _main(self, variant: str) -> Any:
         """The entry of a variant, loaded when it is first asked for, which takes a few milliseconds."""
         if variant not in self._mains:
-            self._mains[variant] = self._backend.load_main(self.bundle.objects(variant))
+            self._mains[variant] = self._backend.load_main(variant)
         return self._mains[variant]

@@ -95,11 +95,20 @@ def _function(name: str) -> Callable[..., Any]:
     return tvm_ffi.get_global_func(name)
 
 
-def load_main(objects: Sequence[bytes], devices: Sequence[tuple[int, int]] = (CPU,)) -> Callable[..., Any]:
-    """The entry function of a variant's object files, on a virtual machine of its own.
+def load_main(
+    bundle: Bundle, variant: str, weights: Sequence[Any], devices: Sequence[tuple[int, int]] = (CPU,)
+) -> Callable[..., Any]:
+    """The entry function of a variant, on a virtual machine of its own; it takes the inputs.
 
-    `devices`: the one that tensors are on first, the CPU last. No two threads may call it at the same time.
+    `weights`: all of the bundle. `devices`: the one that tensors are on first, the CPU last. No two threads may call it
+    at the same time. Raises BadBundle.
     """
+    own = [weights[place] for place in bundle.weights_of(variant)]
+    entry = _entry(bundle.objects(variant), devices)
+    return lambda *inputs: entry(*inputs, *own)
+
+
+def _entry(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> Callable[..., Any]:
     import tvm_ffi_orcjit
 
     # The session's own `load_module` asks the C++ compiler for its runtime library first; C code needs none.

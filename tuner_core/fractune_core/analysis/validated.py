@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from fractune_core.implementations import is_exact
 from fractune_core.records import UNTUNED, Kind, Status, TuningRecord, candidate_id
 
 Times = Mapping[int, Mapping[str, float]]
@@ -54,6 +55,11 @@ class ValidatedRecords:
     def measured(self, device_key: str, target_key: str, mechanism: str) -> MeasuredTimes:
         """What counts there; without records when nothing does."""
         return self._by_place.get((device_key, target_key, mechanism), _NOTHING)
+
+    @cached_property
+    def exact(self) -> ValidatedRecords:
+        """Without those of candidates that round otherwise than the operator itself."""
+        return ValidatedRecords(tuple(record for record in self.records if is_exact(record.trace)))
 
     @cached_property
     def published(self) -> tuple[TuningRecord, ...]:

@@ -96,7 +96,9 @@ class ActiveJob:
     def log_key(self, workload_hash: str) -> LogKey:
         key = self._log_keys.get(workload_hash)
         if key is None or key.target_key != self.stored.target_key:
-            key = self._log_keys[workload_hash] = LogKey(workload_hash, self.stored.target_key, self.stored.device.key)
+            key = self._log_keys[workload_hash] = LogKey(
+                workload_hash, self.stored.target_key, self.stored.device.key, self.stored.spec.exact
+            )
         return key
 
     def untuned(self, workload_hash: str) -> str:
@@ -193,8 +195,7 @@ class ActiveJob:
     def take_trial(self, record: TuningRecord) -> None:
         """Take note of a committed trial of any job; the same one twice changes nothing."""
         plan = self.plans.get(record.workload_hash)
-        key = LogKey(record.workload_hash, record.target_key, record.device.key)
-        if plan is None or record.kind is not Kind.TRIAL or key != self.log_key(record.workload_hash):
+        if plan is None or record.kind is not Kind.TRIAL or not self.log_key(record.workload_hash).has(record):
             return
         plan.add_trial(record.candidate_id, record.granted.key, record.median_s)
         if record.job == self.id:

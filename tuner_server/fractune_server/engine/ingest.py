@@ -44,9 +44,10 @@ class IngestPhase:
 
     def save(self, key: IngestKey, event: Ingested) -> None:
         """Keep what an ingest has found; the next `advance` takes it from there."""
-        tasks = [OperatorTask(item["workload_hash"], item["name"], item["weight"]) for item in event["operators"]]
-        self._context.store.log.add_workloads((item["workload_hash"], item["workload"]) for item in event["operators"])
-        self._context.store.log.set_arithmetic(_arithmetic(event["operators"]))
+        operators = event["operators"]
+        tasks = [OperatorTask(item["workload_hash"], item["name"], item["weight"]) for item in operators]
+        self._context.store.log.add_workloads([(item["workload_hash"], item["workload"]) for item in operators])
+        self._context.store.log.set_arithmetic(_arithmetic(operators))
         found = IngestedModel(event["target"], event["target_key"], tasks)
         self._context.store.models.save_ingested(key, found)
 

@@ -110,7 +110,8 @@ class PublishPhase:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)
 
     def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
-        validated = self._context.store.log.validated_of(op.workload_hash for op in job.operators)
+        found = self._context.store.log.validated_of(op.workload_hash for op in job.operators)
+        validated = {name: records.exact if job.stored.spec.exact else records for name, records in found.items()}
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
 
 

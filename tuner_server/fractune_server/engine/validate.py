@@ -81,10 +81,9 @@ class ValidatePhase:
 
     def _earlier(self, job: ActiveJob, workload_hashes: Iterable[str]) -> dict[str, list[TuningRecord]]:
         """Validations that the log holds of each operator, of whatever job."""
-        place = (job.stored.target_key, job.stored.device.key)
         found = self._log.validated_of(workload_hashes)
         return {
-            name: [record for record in validated.records if (record.target_key, record.device.key) == place]
+            name: [record for record in validated.records if job.log_key(name).has(record)]
             for name, validated in found.items()
         }
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
 
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound
+from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic
 from fractune_server.store.database import Database, parts
@@ -39,13 +40,23 @@ class LogKey:
     workload_hash: str
     target_key: str
     device_key: str
+    exact: bool = False
+    """without candidates that round otherwise than the operator itself"""
+
+    def has(self, record: TuningRecord) -> bool:
+        """Whether the record is about this."""
+        named = (record.workload_hash, record.target_key, record.device.key)
+        fits = named == (self.workload_hash, self.target_key, self.device_key)
+        return fits and (not self.exact or is_exact(record.trace))
 
     def clauses(self, kind: Kind) -> list[ColumnElement[bool]]:
+        inexact = sorted(INEXACT) if self.exact else []
         return [
             records.c.workload_hash == self.workload_hash,
             records.c.kind == kind.value,
             records.c.target_key == self.target_key,
             records.c.device_key == self.device_key,
+            *(records.c.trace.not_like(f"{text_of(name, '')}%") for name in inexact),
         ]
 
 
@@ -116,8 +127,8 @@ class TuningLog:
         of one that was there.
         """
         with self._database.write() as connection:
-            fuller = [name for name, text in found if has_others(text)]
-            connection.execute(delete(workloads).where(workloads.c.workload_hash.in_(fuller)))
+            for fuller in parts([name for name, text in found if has_others(text)]):
+                connection.execute(delete(workloads).where(workloads.c.workload_hash.in_(fuller)))
             self._add_workloads(connection, found)
 
     def set_arithmetic(self, found: Mapping[str, Arithmetic]) -> None:

@@ -25,6 +25,7 @@ class OnCpu:
 
     def __init__(self, bundle: Bundle, share: Share | None) -> None:
         self._cores = share.cores if share else None
+        self._bundle = bundle
         check_processor(bundle)
         load_runtime()
         self._weights = load_weights(bundle)
@@ -40,14 +41,14 @@ class OnCpu:
             )
         return replace(here, units=self._cores, reason=f"cpu:{self._cores} as asked for, of {here.reason}")
 
-    def load_main(self, objects: Sequence[bytes]) -> Callable[..., Any]:
-        return load_main(objects)
+    def load_main(self, variant: str) -> Callable[..., Any]:
+        return load_main(self._bundle, variant, self._weights)
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)
 
     def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
-        return tensors.flat(main(*arguments, *self._weights))
+        return tensors.flat(main(*arguments))
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:
         return list(arguments)

@@ -34,6 +34,7 @@ class OnGpu:
     """the same by DLPack's numbers"""
 
     def __init__(self, bundle: Bundle, share: Share | None) -> None:
+        self._bundle = bundle
         check_host_code(bundle)
         self._whole_sms = int(bundle.manifest["device"]["units"])
         self._share = share
@@ -51,8 +52,8 @@ class OnGpu:
             check_held(self._share, here, self._whole_sms)
         return here
 
-    def load_main(self, objects: Sequence[bytes]) -> Callable[..., Any]:
-        return runtime.load_main(objects, (self.kind, runtime.CPU))
+    def load_main(self, variant: str) -> Callable[..., Any]:
+        return runtime.load_main(self._bundle, variant, self._weights, (self.kind, runtime.CPU))
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs, self.kind)
@@ -60,7 +61,7 @@ class OnGpu:
     def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
         try:
             there = [self._input(at, argument) for at, argument in enumerate(arguments)]
-            outputs = tensors.flat(main(*there, *self._weights))
+            outputs = tensors.flat(main(*there))
             runtime.synchronise(self.device)
         except RuntimeError as error:
             raise FractuneError(f"the model failed on the GPU ({_first_line(error)}); {_LOST}") from error

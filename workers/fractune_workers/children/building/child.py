@@ -46,7 +46,7 @@ class BuilderChild:
         """by implementation, by workload hash of the operator"""
 
     def learn_workload(self, workload_hash: str, workload: str) -> list[Any]:
-        """Remember an operator's workloads (as the log has them); return the argument descriptions of the direct one."""
+        """Remember an operator's workloads, as the log has them; return the arguments that the direct one describes."""
         self._workloads[workload_hash] = read_workloads(workload)
         return args_of(self._workloads[workload_hash][DIRECT])
 

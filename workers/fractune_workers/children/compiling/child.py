@@ -144,10 +144,7 @@ def compile_bundle(
     }
     schedules = [_schedules(prepared, variant["traces"]) for variant in variants]
     compiled = side_by_side(
-        [
-            partial(compile_variant, each.module, parsed, traces)
-            for each, traces in zip(lifted, schedules, strict=True)
-        ]
+        [partial(compile_variant, each.module, parsed, traces) for each, traces in zip(lifted, schedules, strict=True)]
     )
     described = []
     for index, (variant, each, objects) in enumerate(zip(variants, lifted, compiled, strict=True)):

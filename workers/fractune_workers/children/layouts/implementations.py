@@ -6,7 +6,7 @@ Which one is fastest depends on channels, extents and the share; that is for mea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4
 
 _Array = npt.NDArray[Any]
+_WEIGHT_DIMS = 6
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,11 @@ IMPLEMENTATIONS = {
 def repacked(name: str, weights: _Array) -> _Array:
     """The weights of the implementation called `name`, of the direct one's."""
     return IMPLEMENTATIONS[name].pack(weights)
+
+
+def own_arguments(name: str, arguments: Sequence[_Array]) -> list[_Array]:
+    """The arguments of an operator as the implementation called `name` takes them, of those of the direct one.
+
+    Its weights are in blocks of both kinds of channels, and nothing else has as many dimensions.
+    """
+    return [repacked(name, each) if each.ndim == _WEIGHT_DIMS else each for each in arguments]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +29,32 @@ def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, A
     """
     bundle = Bundle(path)
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
-    args = [*random_args(inputs, 0, processor), *weights_of(bundle, processor)]
-    machines = {entry["name"]: load_variant(bundle, entry["name"], processor) for entry in bundle.variants}
+    arguments, weights = random_args(inputs, 0, processor), weights_of(bundle, processor)
+    mains = {entry["name"]: load_variant(bundle, entry["name"], weights, processor) for entry in bundle.variants}
     outputs, counts = {}, {}
-    for name, machine in machines.items():
+    for name, main in mains.items():
         start = time.perf_counter()
-        outputs[name] = outputs_of(machine["main"](*args), processor)
+        outputs[name] = outputs_of(main(*arguments), processor)
         counts[name] = min(repeats, _FEWEST_REPEATS) if time.perf_counter() - start > _SLOW_S else repeats
     reference = outputs[UNTUNED_VARIANT]
-    run_secs: dict[str, list[float]] = {name: [] for name in machines}
+    run_secs: dict[str, list[float]] = {name: [] for name in mains}
     for number in range(repeats):
-        for name, machine in machines.items():
+        for name, main in mains.items():
             if number < counts[name]:
-                run_secs[name].append(_repeat(machine, args, processor))
+                run_secs[name].append(secs_of_one(main, arguments, processor))
     errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
     return {"run_secs": run_secs, "max_error": errors}
 
 
-def load_variant(bundle: Bundle, name: str, processor: Processor) -> Any:
-    """Relax's virtual machine over the variant's object files."""
-    return relax.VirtualMachine(load_objects(bundle.objects(name)), processor.device)
+def load_variant(bundle: Bundle, name: str, weights: Sequence[Any], processor: Processor) -> Callable[..., Any]:
+    """The variant's `main` on a virtual machine of its own; it takes the inputs. `weights`: all of the bundle."""
+    own = [weights[place] for place in bundle.weights_of(name)]
+    main = relax.VirtualMachine(load_objects(bundle.objects(name)), processor.device)["main"]
+    return lambda *inputs: main(*inputs, *own)
 
 
 def weights_of(bundle: Bundle, processor: Processor) -> list[Any]:
-    """The bundle's weights in the order in which `main` takes them after the inputs."""
+    """All weights of the bundle, each variant's own among them."""
     return unpack_weights(bundle.read(WEIGHTS), bundle.manifest["weights"], processor.tensor)
 
 
@@ -62,14 +65,15 @@ def outputs_of(result: Any, processor: Processor) -> list[Any]:
     return [array for part in result for array in outputs_of(part, processor)]
 
 
-def _repeat(machine: Any, args: list[Any], processor: Processor) -> float:
-    """Seconds of one inference, averaged over as many as fill the shortest repeat; each is waited for."""
-    main = machine["main"]
+def secs_of_one(
+    main: Callable[..., Any], arguments: Sequence[Any], processor: Processor, at_least_s: float = _MIN_REPEAT_S
+) -> float:
+    """Seconds of one inference, averaged over as many as take that long together; each is waited for."""
     calls, start = 0, time.perf_counter()
     while True:
-        main(*args)
+        main(*arguments)
         processor.sync()
         calls += 1
         spent = time.perf_counter() - start
-        if spent >= _MIN_REPEAT_S:
+        if spent >= at_least_s:
             return spent / calls

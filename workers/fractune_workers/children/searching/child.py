@@ -41,8 +41,8 @@ class SearcherChild:
         history: list[dict[str, Any]],
         transferred: list[str],
     ) -> None:
-        """Take on an operator: its workloads as the log has them, its earlier trials (`trace` and `secs`), and what to try
-        first of other operators.
+        """Take on an operator: its workloads as the log has them, its earlier trials (`trace` and `secs`), and of other
+        operators what to try first.
         """
         # Operators of one job must not all draw the same random numbers.
         own_seed = seed + int(workload_hash[:8], 16)
@@ -61,8 +61,8 @@ class SearcherChild:
             search.learn(results, shares)
 
     def propose(self, workload_hash: str, target_key: str, count: int, *, exact: bool = False) -> list[dict[str, str]]:
-        """Up to `count` new candidates of an open operator; fewer when its spaces hold no more. `exact`: none that rounds
-        otherwise than the operator itself.
+        """Up to `count` new candidates of an open operator; fewer when its spaces hold no more. `exact`: none that
+        rounds otherwise than the operator itself.
         """
         self._operators.move_to_end((workload_hash, target_key))
         return self._operators[workload_hash, target_key].propose(

@@ -29,6 +29,9 @@ class CompetingSearches:
         self._searches = {name: OperatorSearch(found, target, seed, threads) for name, found in workloads.items()}
         self._asked = dict.fromkeys(self._searches, 0)
 
+    def search_of(self, implementation: str) -> OperatorSearch:
+        return self._searches[implementation]
+
     def propose(self, count: int, name: Callable[[str], str], *, exact: bool) -> list[dict[str, str]]:
         """Up to `count` candidates never proposed before; `exact`: of implementations that do not round otherwise."""
         open_ones = [each for each in self._searches if not exact or is_exact(text_of(each, "[]"))]
@@ -36,12 +39,16 @@ class CompetingSearches:
         while len(proposed) < count and open_ones:
             parts = self._divided(count - len(proposed), open_ones)
             for each, part in parts.items():
-                found = self._searches[each].propose(part, lambda trace, each=each: name(text_of(each, trace)))
-                self._asked[each] += len(found)
-                proposed += [{**item, "trace": text_of(each, item["trace"])} for item in found]
+                found = self._proposed(each, part, name)
+                proposed += found
                 if len(found) < part:
                     open_ones.remove(each)
         return proposed
+
+    def _proposed(self, implementation: str, count: int, name: Callable[[str], str]) -> list[dict[str, str]]:
+        found = self._searches[implementation].propose(count, lambda trace: name(text_of(implementation, trace)))
+        self._asked[implementation] += len(found)
+        return [{**item, "trace": text_of(implementation, item["trace"])} for item in found]
 
     def learn(self, results: Iterable[tuple[str, str, float]], shares: int) -> None:
         """As `OperatorSearch.learn`: each search knows its own candidates."""

@@ -1,4 +1,4 @@
-"""The search for one implementation of an operator: sampling, then MetaSchedule's evolution, guided by a surrogate of our own.
+"""The search for one implementation of an operator: sampling, then MetaSchedule's evolution, guided by a surrogate.
 
 The parts are MetaSchedule's; how a round is put together from them is ours, since its own rounds are all of one size
 and forget what they generated beyond it. A first small round can then be drawn at random, and each later one learns

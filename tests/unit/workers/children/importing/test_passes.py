@@ -20,7 +20,7 @@ from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import extract, is_scheduled, prepare, workload_hash
 from fractune_workers.children.tvm_api.target import default_target, parse_target
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
-from fractune_workers.children.tvm_api.weights import lift_weights
+from fractune_workers.children.tvm_api.weights import Weights
 
 TARGET = default_target(1)
 
@@ -154,18 +154,19 @@ def test_a_model_without_operators_has_nothing_to_tune() -> None:
 def test_lifted_weights_give_the_same_output() -> None:
     """Of these two, the first is large enough to be packed in blocks."""
     prepared = prepare(layers([16, 64, 4]), TARGET)
-    lifted, weights = lift_weights(prepared)
+    weights = Weights()
+    lifted = weights.lifted(prepared).module
     lanes = vector_unit(TARGET).lanes
-    assert [list(weight.shape) for weight in weights] == [[64 // lanes, 16, lanes], [64, 4]]
+    assert [list(weight.shape) for weight in weights.tensors] == [[64 // lanes, 16, lanes], [64, 4]]
     assert [param.name for param in lifted["main"].params] == ["x", "weight0", "weight1"]
     x = tvm.runtime.tensor(np.random.default_rng(1).standard_normal((1, 16), np.float32))
     before = relax.VirtualMachine(tvm.relax.build(prepared, TARGET), tvm.cpu())["main"](x)
-    after = relax.VirtualMachine(tvm.relax.build(lifted, TARGET), tvm.cpu())["main"](x, *weights)
+    after = relax.VirtualMachine(tvm.relax.build(lifted, TARGET), tvm.cpu())["main"](x, *weights.tensors)
     np.testing.assert_array_equal(before.numpy(), after.numpy())
     assert before.numpy().any()
 
 
 def test_lifting_changes_no_operator() -> None:
     prepared = prepare(layers([16, 32, 4]), TARGET)
-    lifted, _ = lift_weights(prepared)
+    lifted = Weights().lifted(prepared).module
     assert extract(lifted, TARGET) == extract(prepared, TARGET)

@@ -36,8 +36,9 @@ def test_every_inference_of_a_repeat_is_waited_for(monkeypatch: pytest.MonkeyPat
     device = NotedDevice()
     clock = iter([0.0, 0.008, 0.016, 0.024])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    machine = {"main": lambda *args: device.notes.append(f"call {args}")}
-    secs = model_timing._repeat(machine, [1, 2], Processor(device, 0x2000))
+    secs = model_timing.secs_of_one(
+        lambda *args: device.notes.append(f"call {args}"), [1, 2], Processor(device, 0x2000)
+    )
     assert secs == pytest.approx(0.008)
     assert device.notes == ["call (1, 2)", "sync 0x2000"] * 3
 

@@ -8,6 +8,7 @@ import pytest
 import tvm
 from tvm import te, topi
 
+from fractune_core.implementations import DIRECT
 from fractune_workers.children.importing.passes import Operator, _operator
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.searching.operator_search import _Fastest
@@ -45,7 +46,7 @@ def test_transferred_schedules_are_tried_in_turn_with_computed_ones_and_only_onc
     transferred = proposed(child, donor, 4)
     opened(child, receiver, transferred)
     first = proposed(child, receiver, 8)
-    search = child._operators[receiver.workload_hash, "key"]
+    search = child._operators[receiver.workload_hash, "key"].search_of(DIRECT)
     space = sketches_of(search.spaces), search.postprocs
     adapted = [adapt(trace, search._workload.mod, *space) for trace in transferred]
     assert len(first) == 8
@@ -67,7 +68,7 @@ def test_with_nothing_transferred_it_samples(child: SearcherChild) -> None:
 def test_an_evolution_begins_once_a_round_was_measured(child: SearcherChild) -> None:
     operator = matmul(64)
     opened(child, operator, [])
-    search = child._operators[operator.workload_hash, "key"]
+    search = child._operators[operator.workload_hash, "key"].search_of(DIRECT)
     first = child.propose(operator.workload_hash, "key", 8)
     assert not search._returned
     results = [(item["candidate"], "cpu:1", 1e-3 * (1 + at)) for at, item in enumerate(first)]
