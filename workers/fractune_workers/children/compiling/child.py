@@ -135,6 +135,7 @@ def compile_bundle(
     prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
     for by_name in prepared.workloads.values():
         prepare_tensor_cores(by_name[DIRECT], parsed)
+    schedules = [_schedules(prepared, variant["traces"]) for variant in variants]
     weights = Weights()
     lifted = [weights.lifted(_mixed(prepared, variant["traces"])) for variant in variants]
     packed, layout = pack_weights(weights.tensors)
@@ -142,7 +143,6 @@ def compile_bundle(
         RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
         WEIGHTS: packed,
     }
-    schedules = [_schedules(prepared, variant["traces"]) for variant in variants]
     compiled = side_by_side(
         [partial(compile_variant, each.module, parsed, traces) for each, traces in zip(lifted, schedules, strict=True)]
     )

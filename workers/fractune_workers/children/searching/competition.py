@@ -80,9 +80,14 @@ class CompetingSearches:
         """
         parts = self._parts(names)
         divided = dict.fromkeys(names, 0)
+
+        def turn(name: str) -> tuple[float, int]:
+            """When the next one is due; the first few come for nothing, in turn."""
+            asked = self._asked[name] + divided[name]
+            return max(0, asked + 1 - _UNJUDGED) / parts[name], asked
+
         for _ in range(count):
-            behind = min(names, key=lambda each: (self._asked[each] + divided[each] + 1) / parts[each])
-            divided[behind] += 1
+            divided[min(names, key=turn)] += 1
         return {name: part for name, part in divided.items() if part}
 
     def _parts(self, names: list[str]) -> dict[str, float]:

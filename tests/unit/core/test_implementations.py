@@ -1,0 +1,54 @@
+"""How a candidate names its implementation, and how an operator's workloads are kept together."""
+
+from __future__ import annotations
+
+import pytest
+
+from fractune_core.implementations import (
+    DIRECT,
+    IM2COL,
+    WINOGRAD2,
+    WINOGRAD4,
+    has_others,
+    implementation_of,
+    is_exact,
+    joined_workloads,
+    parted_workloads,
+    text_of,
+    trace_of,
+)
+from fractune_core.records import UNTUNED
+
+TRACE = '[[["GetSBlock",[],["a:b","main"],["b0"]]],[]]'
+
+
+@pytest.mark.parametrize("name", [DIRECT, WINOGRAD2, WINOGRAD4, IM2COL])
+def test_a_text_is_taken_apart_as_it_was_put_together(name: str) -> None:
+    text = text_of(name, TRACE)
+    assert (implementation_of(text), trace_of(text)) == (name, TRACE)
+
+
+@pytest.mark.parametrize("text", [UNTUNED, TRACE, "not a trace: [", "no:colon", ":[]"])
+def test_what_names_no_implementation_is_of_the_direct_one(text: str) -> None:
+    assert (implementation_of(text), trace_of(text)) == (DIRECT, text)
+
+
+def test_the_untuned_default_is_the_direct_one() -> None:
+    assert text_of(DIRECT, UNTUNED) == UNTUNED
+
+
+def test_which_of_them_round_otherwise() -> None:
+    names = [DIRECT, IM2COL, WINOGRAD2, WINOGRAD4]
+    assert [is_exact(text_of(name, TRACE)) for name in names] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("workloads", [{DIRECT: ["1", "module"]}, {DIRECT: ["1", "module"], WINOGRAD2: ["2", "other"]}])
+def test_workloads_are_parted_as_they_were_joined(workloads: dict[str, list[str]]) -> None:
+    text = joined_workloads(workloads)
+    assert parted_workloads(text) == workloads
+    assert next(iter(parted_workloads(text))) == DIRECT
+    assert has_others(text) is (len(workloads) > 1)
+
+
+def test_one_workload_is_written_as_it_was_before_there_were_others() -> None:
+    assert joined_workloads({DIRECT: ["1", "module"]}) == '["1", "module"]'

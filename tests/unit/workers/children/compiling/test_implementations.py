@@ -1,0 +1,158 @@
+"""From a model to a bundle in which one variant has another implementation: built, checked, timed and run for real."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import fractune
+from fractune_core.bundles import Bundle
+from fractune_core.errors import FractuneError
+from fractune_core.implementations import DIRECT, WINOGRAD2, implementation_of, text_of
+from fractune_core.records import FIRST_POLICY, UNTUNED, VALIDATION_POLICY
+from fractune_core.shares import GrantedShare
+from fractune_workers.children.building.child import BuilderChild
+from fractune_workers.children.compiling.child import compile_bundle, ingest
+from fractune_workers.children.measuring.child import confined
+from fractune_workers.children.searching.child import SearcherChild
+from fractune_workers.children.tvm_api.target import host_cpu, host_device
+
+# TVM's timer calls what TVM has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
+
+BOUND = 1e-5
+CHANNELS, SIZE = 32, 10
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "net.onnx"
+    rng = np.random.default_rng(0)
+    weights = rng.uniform(-0.5, 0.5, (CHANNELS, CHANNELS, 3, 3)).astype("float32")
+    bias = rng.uniform(-0.5, 0.5, CHANNELS).astype("float32")
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    image = [1, CHANNELS, SIZE, SIZE]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, image)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, image)],
+        [onnx.numpy_helper.from_array(weights, "w"), onnx.numpy_helper.from_array(bias, "b")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ingested(model: Path) -> dict[str, Any]:
+    return ingest(str(model), {}, "", host_cpu())
+
+
+@pytest.fixture(scope="module")
+def convolution(ingested: dict[str, Any]) -> dict[str, Any]:
+    return next(each for each in ingested["operators"] if "conv2d" in each["name"])
+
+
+@pytest.fixture(scope="module")
+def texts(ingested: dict[str, Any], convolution: dict[str, Any]) -> dict[str, str]:
+    """A candidate's text by implementation."""
+    child = SearcherChild(threads=1)
+    name, target = convolution["workload_hash"], ingested["target"]
+    child.open(name, convolution["workload"], target, "key", 1, [], [])
+    proposed = child.propose(name, "key", 8)
+    return {implementation_of(item["trace"]): item["trace"] for item in reversed(proposed)}
+
+
+@pytest.fixture(scope="module")
+def builder(convolution: dict[str, Any]) -> BuilderChild:
+    child = BuilderChild()
+    child.learn_workload(convolution["workload_hash"], convolution["workload"])
+    return child
+
+
+def code(builder: BuilderChild, ingested: dict[str, Any], convolution: dict[str, Any], text: str) -> str:
+    built = builder.build(convolution["workload_hash"], ingested["target"], text, 30)
+    assert built["status"] == "ok", built["cause"]
+    return str(built["object"])
+
+
+def test_an_artifact_is_checked_against_the_direct_one_and_timed_with_its_own_weights(
+    builder: BuilderChild, ingested: dict[str, Any], convolution: dict[str, Any], texts: dict[str, str]
+) -> None:
+    child = confined(["cpu:1", "0"])
+    child.begin(builder.learn_workload(convolution["workload_hash"], convolution["workload"]), 7)
+    for name, text in ((DIRECT, UNTUNED), (WINOGRAD2, texts[WINOGRAD2])):
+        child.load(name, code(builder, ingested, convolution, text), name)
+    assert child.check(DIRECT) == 0.0
+    assert 0 < child.check(WINOGRAD2) < BOUND
+    timed = child.time_interleaved([DIRECT, WINOGRAD2], VALIDATION_POLICY.to_json())
+    assert all(min(secs) > 0 for secs in timed["run_secs"].values())
+    winograd = code(builder, ingested, convolution, texts[WINOGRAD2])
+    raced = child.race(winograd, [FIRST_POLICY.to_json()], float("inf"), WINOGRAD2)
+    assert len(raced["run_secs"]) == FIRST_POLICY.repeats
+
+
+def test_wrong_weights_would_be_seen(
+    builder: BuilderChild, ingested: dict[str, Any], convolution: dict[str, Any], texts: dict[str, str]
+) -> None:
+    """The check is one: weights that belong to no convolution of the direct one's give another output."""
+    child = confined(["cpu:1", "0"])
+    child.begin(builder.learn_workload(convolution["workload_hash"], convolution["workload"]), 7)
+    child.load(DIRECT, code(builder, ingested, convolution, UNTUNED))
+    child.load(WINOGRAD2, code(builder, ingested, convolution, texts[WINOGRAD2]), WINOGRAD2)
+    weights = max(child._own_args[WINOGRAD2], key=lambda arg: len(arg.shape))
+    weights.copyfrom(2 * weights.numpy())
+    child.check(DIRECT)
+    assert child.check(WINOGRAD2) > 0.1
+
+
+def test_a_builder_says_which_implementation_an_operator_lacks(
+    builder: BuilderChild, ingested: dict[str, Any], convolution: dict[str, Any], texts: dict[str, str]
+) -> None:
+    with pytest.raises(FractuneError, match="has no implementation 'strassen'"):
+        builder.build(convolution["workload_hash"], ingested["target"], text_of("strassen", texts[DIRECT]))
+
+
+def manifest(model: Path) -> dict[str, Any]:
+    shares = {f"cpu:{n}": GrantedShare(f"cpu:{n}", n, 2, "core", 1 << 30, reserved=False).to_json() for n in (1, 2)}
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    return {"model": {"name": model.name, "sha256": digest}, "device": host_device().to_json(), "shares": shares}
+
+
+def test_each_variant_takes_the_weights_of_its_implementations(
+    model: Path, convolution: dict[str, Any], texts: dict[str, str], tmp_path: Path
+) -> None:
+    name, out = convolution["workload_hash"], tmp_path / "net.fractune"
+    variants = [
+        {"name": "cpu:1", "traces": {name: texts[WINOGRAD2]}},
+        {"name": "cpu:2", "traces": {name: texts[DIRECT]}},
+        {"name": "untuned", "traces": {}},
+    ]
+    compile_bundle(str(model), {}, "", variants, manifest(model), [], str(out))
+    bundle = Bundle(out)
+    places = {variant: bundle.weights_of(variant) for variant in ("cpu:1", "cpu:2", "untuned")}
+    assert places["cpu:2"] == places["untuned"] != places["cpu:1"]
+    assert len(set(places["cpu:1"]) & set(places["cpu:2"])) == 1, "the bias is in both"
+    loaded = fractune.load(out, share="cpu:1")
+    inputs = {"x": np.random.default_rng(1).standard_normal((1, CHANNELS, SIZE, SIZE)).astype("float32")}
+    (expected,), (tuned,), (found,) = (loaded.run(inputs, variant) for variant in ("untuned", "cpu:2", "cpu:1"))
+    np.testing.assert_allclose(tuned, expected, atol=1e-5)
+    assert 0 < np.abs(found - expected).max() < BOUND * np.abs(expected).max()
+
+
+def test_a_model_without_the_implementation_is_told_so(
+    model: Path, convolution: dict[str, Any], texts: dict[str, str], tmp_path: Path
+) -> None:
+    traces = {convolution["workload_hash"]: text_of("strassen", texts[DIRECT])}
+    variants = [{"name": "cpu:1", "traces": traces}]
+    with pytest.raises(FractuneError, match=f"no operator {convolution['workload_hash']} strassen; tune it again"):
+        compile_bundle(str(model), {}, "", variants, manifest(model), [], str(tmp_path / "net.fractune"))
