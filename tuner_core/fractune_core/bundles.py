@@ -19,7 +19,7 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -126,15 +126,22 @@ class Bundle:
         """The bytes of an entry, checked against the manifest. Raises BadBundle."""
         return b"".join(self._chunks(entry))
 
-    def read_into(self, entry: str, buffer: memoryview) -> None:
-        """As `read`, into `buffer` of just its size: the largest entry exists once in memory. Raises BadBundle."""
+    def read_parts(self, entry: str, parts: Iterable[tuple[int, memoryview]]) -> None:
+        """As `read`, of an entry that is large: from each offset on as many bytes as fit into the buffer given for it,
+        so that nothing exists twice in memory. Raises BadBundle.
+        """
+        waiting = sorted(parts, key=lambda part: part[0])
         at = 0
         for chunk in self._chunks(entry):
-            if at + len(chunk) > len(buffer):
-                break
-            buffer[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        if at != len(buffer) or at != self.size(entry):
+            end = at + len(chunk)
+            for begin, buffer in waiting:
+                if begin >= end:
+                    break
+                first, last = max(begin, at), min(begin + len(buffer), end)
+                buffer[first - begin : last - begin] = chunk[first - at : last - at]
+            waiting = [(begin, buffer) for begin, buffer in waiting if begin + len(buffer) > end]
+            at = end
+        if waiting:
             raise BadBundle(f"{self.name}: '{entry}' is not of the size that {MANIFEST} gives; {_AGAIN}")
 
     def size(self, entry: str) -> int:

@@ -51,17 +51,20 @@ def test_records_are_lines_of_json() -> None:
     assert Bundle(file.getvalue()).records() == [{"a": 1}, {"a": 2}]
 
 
-def test_a_large_entry_is_read_piece_by_piece_into_a_buffer_of_its_size() -> None:
+def test_parts_of_a_large_entry_are_read_into_buffers_of_their_own() -> None:
     payload = random.Random(0).randbytes((1 << 21) + 77)
     file = io.BytesIO()
     entries = {"records.jsonl": b"", "weights.bin": payload, object_entry(0, "lib0.o"): b"code"}
     write_bundle(file, Bundle(a_bundle()).manifest, entries)
-    bundle, buffer = Bundle(file.getvalue()), bytearray(len(payload))
-    bundle.read_into("weights.bin", memoryview(buffer))
-    assert bytes(buffer) == payload == bundle.read("weights.bin")
-    for wrong in (len(payload) - 1, len(payload) + 1, 0):
+    bundle = Bundle(file.getvalue())
+    wanted = [(1 << 20, 1 << 17), (0, 5), (0, 0), (7, (1 << 16) + 1), (len(payload) - 3, 3)]
+    parts = [(begin, bytearray(size)) for begin, size in wanted]
+    bundle.read_parts("weights.bin", ((begin, memoryview(buffer)) for begin, buffer in parts))
+    for begin, buffer in parts:
+        assert bytes(buffer) == payload[begin : begin + len(buffer)]
+    for begin, size in ((0, len(payload) + 1), (len(payload) - 1, 2)):
         with pytest.raises(BadBundle, match="size"):
-            bundle.read_into("weights.bin", memoryview(bytearray(wrong)))
+            bundle.read_parts("weights.bin", [(begin, memoryview(bytearray(size)))])
 
 
 def test_measured_times_are_by_units_and_variant() -> None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune_core.bundles import ALIGNMENT_BYTES, WEIGHTS, Bundle
+from fractune_core.bundles import ALIGNMENT_BYTES
 from fractune_core.cuda.toolkit import load_cudart
-from fractune_core.errors import BadBundle, FractuneError
+from fractune_core.errors import FractuneError
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
@@ -96,19 +96,12 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def load_main(
-    bundle: Bundle, variant: str, weights: Sequence[Any], devices: Sequence[tuple[int, int]] = (CPU,)
+    objects: Sequence[bytes], weights: Sequence[Any], devices: Sequence[tuple[int, int]] = (CPU,)
 ) -> Callable[..., Any]:
-    """The entry function of a variant, on a virtual machine of its own; it takes the inputs.
+    """The entry function of a variant's object files, on a virtual machine of its own; it takes the inputs.
 
-    `weights`: all of the bundle. `devices`: the one that tensors are on first, the CPU last. No two threads may call it
-    at the same time. Raises BadBundle.
+    `devices`: the one that tensors are on first, the CPU last. No two threads may call it at the same time.
     """
-    own = [weights[place] for place in bundle.weights_of(variant)]
-    entry = _entry(bundle.objects(variant), devices)
-    return lambda *inputs: entry(*inputs, *own)
-
-
-def _entry(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> Callable[..., Any]:
     import tvm_ffi_orcjit
 
     # The session's own `load_module` asks the C++ compiler for its runtime library first; C code needs none.
@@ -116,30 +109,8 @@ def _entry(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> Call
     module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
     machine = module["vm_load_executable"]()
     machine["vm_initialization"](*(number for device in devices for number in (*device, _POOLED_ALLOCATOR)))
-    main: Callable[..., Any] = machine["main"]
-    return main
-
-
-def load_weights(bundle: Bundle) -> list[Any]:
-    """The weights, as tensors over one buffer that holds them all. Raises BadBundle."""
-    size = bundle.size(WEIGHTS)
-    buffer = aligned_bytes(size)
-    bundle.read_into(WEIGHTS, memoryview(buffer))
-    return [_weight(bundle, buffer, weight) for weight in bundle.manifest["weights"]]
-
-
-def _weight(bundle: Bundle, buffer: Any, weight: dict[str, Any]) -> Any:
-    import tvm_ffi
-
-    begin, end = weight["offset"], weight["offset"] + weight["size"]
-    try:
-        items = functools.reduce(lambda count, dim: count * dim, weight["shape"], 1)
-        expected = items * tvm_ffi.dtype(weight["dtype"]).itemsize
-    except (ValueError, TypeError) as error:
-        raise BadBundle(f"{bundle.name}: no weight has the type '{weight['dtype']}'; make the bundle again") from error
-    if weight["size"] != expected or end > len(buffer) or begin % ALIGNMENT_BYTES:
-        raise BadBundle(f"{bundle.name}: a weight does not lie where the manifest says; make the bundle again")
-    return viewed(tvm_ffi.from_dlpack(buffer[begin:end]), weight["shape"], weight["dtype"])
+    main = machine["main"]
+    return lambda *inputs: main(*inputs, *weights)
 
 
 def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:

@@ -10,8 +10,9 @@ from fractune.inference import tensors
 from fractune.inference.cpu import share
 from fractune.inference.cpu.processor import check_processor
 from fractune.inference.cpu.share import ShareHere
-from fractune.inference.runtime import load_main, load_runtime, load_weights
+from fractune.inference.runtime import load_main, load_runtime
 from fractune.inference.tensors import TensorSpec
+from fractune.inference.weights import Weights
 from fractune_core.bundles import Bundle
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
@@ -28,7 +29,7 @@ class OnCpu:
         self._bundle = bundle
         check_processor(bundle)
         load_runtime()
-        self._weights = load_weights(bundle)
+        self._weights = Weights(bundle)
 
     def look(self) -> ShareHere:
         here = share.share_here()
@@ -42,7 +43,7 @@ class OnCpu:
         return replace(here, units=self._cores, reason=f"cpu:{self._cores} as asked for, of {here.reason}")
 
     def load_main(self, variant: str) -> Callable[..., Any]:
-        return load_main(self._bundle, variant, self._weights)
+        return load_main(self._bundle.objects(variant), self._weights.of(variant))
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)

@@ -15,6 +15,7 @@ from fractune.inference.gpu import driver
 from fractune.inference.gpu.driver import GpuHere, NoDriver
 from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
 from fractune.inference.tensors import TensorSpec
+from fractune.inference.weights import Weights
 from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle, FractuneError
 from fractune_core.shares import Share
@@ -42,7 +43,7 @@ class OnGpu:
         check_gpu(bundle, self._gpu)
         self.look()
         self._load_runtime()
-        self._weights = self.placed(runtime.load_weights(bundle))
+        self._weights = Weights(bundle, self.placed)
         self._inputs: dict[int, Any] = {}
         """memory on the GPU for the inputs that come from elsewhere, by position"""
 
@@ -53,7 +54,8 @@ class OnGpu:
         return here
 
     def load_main(self, variant: str) -> Callable[..., Any]:
-        return runtime.load_main(self._bundle, variant, self._weights, (self.kind, runtime.CPU))
+        objects, devices = self._bundle.objects(variant), (self.kind, runtime.CPU)
+        return runtime.load_main(objects, self._weights.of(variant), devices)
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs, self.kind)

@@ -67,4 +67,5 @@ def test_what_is_not_chosen_stays_as_it_was() -> None:
     direct = prepare(model(), TARGET)
     mixed = with_implementations(direct, {WINOGRAD2: prepare(model(), TARGET, WINOGRAD2)}, {})
     assert extract(mixed, TARGET) == extract(direct, TARGET)
-    np.testing.assert_array_equal(*(outputs(mod, TARGET, inputs_of(direct)) for mod in (direct, mixed)))
+    expected, found = (outputs(mod, TARGET, inputs_of(direct)) for mod in (direct, mixed))
+    np.testing.assert_array_equal(found, expected)
