@@ -26,7 +26,9 @@ def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> T
 
 
 def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
-    """`regret` and `roof_part` are fractions, None where not known; `record` a mapping, None for `none`."""
+    """`regret` and `roof_part` are fractions, None where not known; `record` a mapping, None for `none`. The direct
+    `implementation` has an empty name.
+    """
     speed_gflops, roof_part = _speed(each, roof)
     return {
         "operator": each.operator.name,
@@ -37,6 +39,7 @@ def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
         "reason": each.reason,
         "gflops": speed_gflops,
         "roof_part": roof_part,
+        "implementation": each.record.implementation if each.record else None,
         "record": each.record.to_json() if each.record else None,
     }
 
@@ -54,13 +57,15 @@ def _match_cells(each: OperatorMatch, roof: Roof | None) -> tuple[str, ...]:
     regret = "not measured" if each.regret is None else f"{each.regret:.1%}"
     speed_gflops, roof_part = _speed(each, roof)
     speeds = (gflops_text(speed_gflops), percent_text(roof_part))
-    return each.operator.name, str(each.operator.weight), each.how, time_text(time_s), *speeds, regret, each.reason
+    name = _named(each.operator.name, each.record)
+    return name, str(each.operator.weight), each.how, time_text(time_s), *speeds, regret, each.reason
 
 
 def records_table(
     records: Sequence[TuningRecord], arithmetic: Mapping[str, Arithmetic], roofs: Mapping[str, Roof]
 ) -> Table:
-    """A row for each record; `rows` are whole records, with `gflops` and `roof_part`, None where not known.
+    """A row for each record; `rows` are whole records, with `implementation`, `gflops` and `roof_part`, None where not
+    known.
 
     `arithmetic` is what is known of their operators, by workload hash; `roofs` of their shares, by record id.
     """
@@ -70,7 +75,7 @@ def records_table(
         columns=tuple(map(Column, (*names, "status", "candidate"))),
         cells=tuple(map(_record_cells, records, speeds)),
         rows=tuple(
-            {**record.to_json(), "gflops": speed[0], "roof_part": speed[1]}
+            {**record.to_json(), "implementation": record.implementation, "gflops": speed[0], "roof_part": speed[1]}
             for record, speed in zip(records, speeds, strict=True)
         ),
     )
@@ -83,10 +88,15 @@ def _record_speed(
     return gflops(work, record.median_s), reached(work, roofs.get(record.record_id), record.median_s)
 
 
+def _named(operator: str, record: TuningRecord | None) -> str:
+    """`fused_conv2d3_relu (winograd2)`: the operator, and what it is computed by where that is not the direct way."""
+    return f"{operator} ({record.implementation})" if record and record.implementation else operator
+
+
 def _record_cells(record: TuningRecord, speed: tuple[float | None, float | None]) -> tuple[str, ...]:
     granted = f"{record.granted.units} of {units_text(record.granted.units_total, record.granted.unit)}"
     status = record.status.value if not record.cause else f"{record.status.value}: {record.cause}"
     spread = f"{record.spread:.1%}" if record.status is Status.OK else "-"
-    names = (record.record_id[:8], record.kind.value, record.operator, record.share, granted)
+    names = (record.record_id[:8], record.kind.value, _named(record.operator, record), record.share, granted)
     speeds = (gflops_text(speed[0]), percent_text(speed[1]))
     return *names, time_text(record.median_s), *speeds, spread, status, record.candidate_id[:8]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fractune_core.blobs import drop_blobs
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobState, OperatorTask
-from fractune_core.messages import Ingested, OperatorItem
+from fractune_core.messages import Ingested, OperatorItem, workload_blob
 from fractune_core.roofs import Arithmetic
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, SingleWork
@@ -47,6 +48,8 @@ class IngestPhase:
         operators = event["operators"]
         tasks = [OperatorTask(item["workload_hash"], item["name"], item["weight"]) for item in operators]
         self._context.store.log.add_workloads([(item["workload_hash"], item["workload"]) for item in operators])
+        # Workers that ask from now on are to have all implementations, whatever was sent before.
+        drop_blobs(self._context.redis, [workload_blob(item["workload_hash"]) for item in operators])
         self._context.store.log.set_arithmetic(_arithmetic(operators))
         found = IngestedModel(event["target"], event["target_key"], tasks)
         self._context.store.models.save_ingested(key, found)

@@ -10,6 +10,7 @@ from typing import Any
 from fractune_core import __version__, bundles
 from fractune_core.analysis.match import Match
 from fractune_core.blobs import get_blob, has_blob, open_signed, put_blob, sign
+from fractune_core.implementations import DIRECT
 from fractune_core.jobs import JobState
 from fractune_core.messages import (
     COMPILE_QUEUE,
@@ -190,6 +191,7 @@ def _manifest(job: ActiveJob, variants: Sequence[Variant], measured: dict[str, d
 def _choice(match: Match) -> dict[str, Any]:
     return {
         "record": None if match.record is None else match.record.record_id,
+        "implementation": DIRECT if match.record is None else match.record.implementation,
         "how": match.how.value,
         "regret": match.regret,
         "reason": match.reason,

@@ -21,6 +21,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
 
 from fractune_core.errors import BadRequest, NotFound, StateUnusable
+from fractune_core.implementations import DIRECT, IM2COL, WINOGRAD4, joined_workloads, text_of
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
@@ -139,6 +140,22 @@ class StoreContract:
         assert [record.median_s for record in store.log.all(EVERYTHING)] == [1.0, 2.0]
         ids = ["trial a@1", "trial none@1"]
         assert store.log.existing(ids) == {"trial a@1"}
+
+    def test_an_exact_key_leaves_out_what_rounds_otherwise(self, store: Store) -> None:
+        fast, exact = text_of(WINOGRAD4, "[]"), text_of(IM2COL, "[]")
+        store.log.add([trial(fast, 1, 1.0), trial(exact, 1, 2.0), trial("t", 1, 3.0)])
+        own, share = replace(KEY, exact=True), granted(1).key
+        assert [record.trace for record in store.log.best_trials(KEY, share, 9)] == [fast, exact, "t"]
+        assert [record.trace for record in store.log.best_trials(own, share, 9)] == [exact, "t"]
+        assert len(store.log.trials(own)) == 2
+        assert [KEY.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [True, True]
+        assert [own.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [False, True]
+
+    def test_a_workload_with_more_implementations_takes_the_place_of_one_with_fewer(self, store: Store) -> None:
+        one, both = joined_workloads({DIRECT: ["1"]}), joined_workloads({DIRECT: ["1"], WINOGRAD4: ["2"]})
+        for written, kept in ((one, one), (both, both), (one, both)):
+            store.log.add_workloads([("w", written)])
+            assert store.log.workload("w") == kept
 
     def test_best_trials_one_for_each_candidate_fastest_first(self, store: Store) -> None:
         again = replace(trial("a", 1, 5.0), record_id="again")
