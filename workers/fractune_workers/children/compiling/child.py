@@ -122,7 +122,9 @@ def compile_bundle(
         WEIGHTS: packed,
     }
     schedules = [_known(workloads, variant["traces"]) for variant in variants]
-    compiled = side_by_side([partial(compile_variant, lifted, parsed, traces) for traces in schedules])
+    different = [each for number, each in enumerate(schedules) if each not in schedules[:number]]
+    code = side_by_side([partial(compile_variant, lifted, parsed, traces) for traces in different])
+    compiled = [code[different.index(traces)] for traces in schedules]
     described = []
     for index, (variant, objects) in enumerate(zip(variants, compiled, strict=True)):
         entries.update({object_entry(index, name): code for name, code in objects.items()})
