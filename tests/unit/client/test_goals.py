@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune.from_proto import job_status
 from fractune.goals import Goal, GoalEnd, GoalStep, PeerTiming, goal_end, next_trials
-from fractune.reports.goal_text import goal_json, goal_line, goal_table, heaviest_table, step_line, verdict_line
-from tests.support.client_samples import job_script
+from fractune.reports.goal_text import goal_json, goal_line, goal_table, step_line, verdict_line
 
 PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
 
@@ -132,21 +130,3 @@ def test_as_json_it_has_every_step_and_the_last_one_in_full() -> None:
     assert slow["ratio_low"] <= slow["ratio"] <= slow["ratio_high"]
     assert len(slow["our_run_secs"]) == len(slow["peer_run_secs"]) == len(PEER_SECS)
     assert goal_json(goal())["shares"] == []
-
-
-def test_where_our_time_goes_is_told_operator_by_operator() -> None:
-    job = job_script()[-1]
-    job.operators[1].best_s["cpu:1"] = 1e-3  # beside another with weight 3 and 2 ms
-    table = heaviest_table(job_status(job), timing(8.0))
-    assert table.title == "where our 8.08 ms at cpu:1 go: 7.00 ms in 2 operators"
-    assert [row["operator"] for row in table.rows] == ["fused_conv2d", "softmax"]
-    assert [row["part"] for row in table.rows] == pytest.approx([6 / 7, 1 / 7])
-    assert table.cells[0] == ("fused_conv2d", "3", "2.00 ms", "6.00 ms", "85.7 %", "8")
-
-
-def test_operators_that_were_not_timed_are_in_no_table_of_ours() -> None:
-    """A job without a search knows no operator's time."""
-    job = job_script()[-1]
-    for operator in job.operators:
-        operator.best_s.clear()
-    assert heaviest_table(job_status(job), timing(8.0)).rows == ()

@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fractune.goals import Goal, GoalStep, PeerTiming
-from fractune.jobs import JobStatus, OperatorStatus
 from fractune.reports.rendering import Column, Table
 from fractune.reports.text import percent_text, span_text, time_text
-
-_HEAVIEST = 8
-"""operators that are listed of each share"""
 
 
 def goal_line(goal: Goal) -> str:
@@ -40,7 +36,7 @@ def goal_table(goal: Goal) -> Table:
     headings = ("ours", goal.peer, "ours / theirs (95 % interval)", "parity after", "largest output difference")
     timings = goal.steps[-1].timings
     return Table(
-        title=f"beside {goal.peer} {goal.version}, in turn, alone",
+        title=f"beside {goal.peer} {goal.version}, in turn, alone, from NumPy to NumPy",
         columns=(Column("share"), *(Column(name, numbers=True) for name in headings), Column("beaten")),
         cells=tuple(_cells(goal, timing) for timing in timings),
         rows=tuple(_share_json(goal, timing) for timing in timings),
@@ -52,40 +48,6 @@ def goal_table(goal: Goal) -> Table:
             if not timing.outputs_agree
         ),
     )
-
-
-def heaviest_table(job: JobStatus, timing: PeerTiming) -> Table:
-    """Where our time goes at a share: the operators that take most of it, each timed alone."""
-    share = timing.share
-    known = [operator for operator in job.operators if share in operator.best_s]
-    sum_s = sum(_in_all_s(operator, share) for operator in known)
-    rows = tuple(
-        {
-            "operator": operator.name,
-            "weight": operator.weight,
-            "best_s": operator.best_s[share],
-            "in_all_s": _in_all_s(operator, share),
-            "part": _in_all_s(operator, share) / sum_s,
-            "trials": operator.trials,
-        }
-        for operator in sorted(known, key=lambda operator: -_in_all_s(operator, share))[:_HEAVIEST]
-    )
-    numbers = (Column(name, numbers=True) for name in ("weight", "once", "in all", "part", "trials"))
-    return Table(
-        title=f"where our {time_text(timing.our_s)} at {share} go: {time_text(sum_s)} in {len(known)} operators",
-        columns=(Column("operator"), *numbers),
-        cells=tuple(map(_operator_cells, rows)),
-        rows=rows,
-    )
-
-
-def _in_all_s(operator: OperatorStatus, share: str) -> float:
-    return operator.weight * operator.best_s[share]
-
-
-def _operator_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    once, in_all = time_text(row["best_s"]), time_text(row["in_all_s"])
-    return row["operator"], str(row["weight"]), once, in_all, percent_text(row["part"]), str(row["trials"])
 
 
 def goal_json(goal: Goal) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fractune_core.jobs import JobState
 from fractune_core.names import changes_layout
 from fractune_core.shares import units_text
 
-HEAVIEST = 5
+HEAVIEST = 8
 """operators that the closing table shows one by one"""
 DOUBTFUL_DIFFERENCE = 1e-3
 """outputs that differ by more than this, relative to the largest one, are pointed out"""
@@ -69,7 +69,8 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
     }
 
 
-def print_result(job: JobStatus, bundle: str) -> None:
+def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
+    """`step` says of which part of the work the job was, where there were others: ` in the last step`."""
     console = table_console()
     latency, cross = latency_table(job), cross_text(model_table(job))
     console.print(latency.grid())
@@ -78,13 +79,13 @@ def print_result(job: JobStatus, bundle: str) -> None:
     for line in (*cross.notes, *latency.notes):
         print(line)
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
-    print(f"new trials: {done}; failed: {counts_text(dict(job.failures))}")
+    print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
     print(f"layout transforms in one inference: {layout_transforms(job)}")
     if job.trials_saved:
         print(
             f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
         )
-    print(f"took {span_text(job.wall_s)}, {job.trials_per_s:.1f} trials/s while searching")
+    print(f"took {span_text(job.wall_s)}{step}, {job.trials_per_s:.1f} trials/s while searching")
     for title, spent_s in (("by phase", job.phases_s), ("by what workers did, side by side", job.busy_s)):
         if spent_s:
             print(f"  {title}: {spent_text(spent_s)}")

@@ -55,15 +55,16 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
     names = {each.workload_hash: each for each in job.operators}
     order = sorted((name for name in found if any(found[name])), key=lambda name: -_weight(found[name]))
     shown, others = order[:most], order[len(order[:most]) :]
-    cells = [(names[key].name, str(names[key].weight), *map(_cell, found[key])) for key in shown]
+    cells = [(*_operator_cells(names[key]), *map(_cell, found[key])) for key in shown]
     if others:
         sums = (sum(time.secs for key in others if (time := found[key][at])) for at in range(len(job.results)))
-        cells.append((f"{len(others)} others", "", *map(_sum_cell, sums, job.results)))
+        cells.append((f"{len(others)} others", "", "", *map(_sum_cell, sums, job.results)))
     rests = (each.tuned_s - operators_s(job, each.share) for each in job.results)
-    cells.append(("what is left over", "", *map(_sum_cell, rests, job.results)))
+    cells.append(("what is left over", "", "", *map(_sum_cell, rests, job.results)))
+    numbers = (Column(name, numbers=True) for name in ("weight", "trials"))
     return Table(
         title=f"{job.model_name}: where the time goes",
-        columns=(Column("operator"), Column("weight", numbers=True), *(Column(each.share) for each in job.results)),
+        columns=(Column("operator"), *numbers, *(Column(each.share) for each in job.results)),
         cells=tuple(cells),
         rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
     )
@@ -81,12 +82,17 @@ def _row(operator: OperatorStatus, result: ShareResult, time: OperatorTime) -> d
     return {
         "operator": operator.name,
         "weight": operator.weight,
+        "trials": operator.trials,
         "share": result.share,
         "secs": time.secs,
         "model_part": time.model_part,
         "gflops": time.gflops,
         "roof_part": time.roof_part,
     }
+
+
+def _operator_cells(operator: OperatorStatus) -> tuple[str, ...]:
+    return operator.name, str(operator.weight), str(operator.trials)
 
 
 def _cell(time: OperatorTime | None) -> str:

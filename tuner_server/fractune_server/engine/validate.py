@@ -14,7 +14,15 @@ from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
-from fractune_server.scheduler.finalists import BEST_PER_SHARE, finalists, is_settled, outlook, worth_validating
+from fractune_server.scheduler.finalists import (
+    BEST_PER_SHARE,
+    NEGLIGIBLE,
+    finalists,
+    is_settled,
+    outlook,
+    worth_validating,
+)
+from fractune_server.scheduler.tuned_part import tuned_part
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import StoredOperator
@@ -105,10 +113,14 @@ class ValidatePhase:
         return [share for each in mechanisms for share in self._log.share_keys(key, each)]
 
     def _check_known(self, job: ActiveJob) -> None:
-        """Raises NotFound when there is nothing to measure again."""
-        if not any(self._shares_known(job, job.log_key(operator.workload_hash)) for operator in job.selected):
+        """Raises NotFound when there is nothing to measure again, or nothing that matters to the model."""
+        weights = {op.workload_hash: op.weight for op in job.selected}
+        known = [name for name in weights if self._shares_known(job, job.log_key(name))]
+        if tuned_part(weights, self._log.arithmetic(weights), known) < NEGLIGIBLE:
+            names = ", ".join(job.operator(name).name for name in known)
             raise NotFound(
-                f"the log holds no trial of {job.stored.spec.model_name} on this device for this target; "
+                f"the log holds no trial of {job.stored.spec.model_name} on this device for this target"
+                f"{f', but for {names}, which is next to nothing of the model' if known else ''}; "
                 "tune it first by 'fractune tune'"
             )
 

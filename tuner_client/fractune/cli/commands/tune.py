@@ -15,11 +15,10 @@ from fractune.api.tuning import tune as tune_model
 from fractune.cli import options
 from fractune.cli.progress import choose_view
 from fractune.goals import Goal
-from fractune.jobs import JobStatus
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.output_files import check_writable
-from fractune.reports.goal_text import goal_json, goal_table, heaviest_table, verdict_line
+from fractune.reports.goal_text import goal_json, goal_table, verdict_line
 from fractune.reports.picture import check_picture
 from fractune.reports.result import print_result, result_json
 from fractune.reports.text import table_console
@@ -106,12 +105,13 @@ def tune(
     if as_json:
         print(json.dumps(_json(result)), flush=True)
     else:
-        print_result(result.job, str(result.bundle.path))
+        several = result.goal is not None and len(result.goal.steps) > 1
+        print_result(result.job, str(result.bundle.path), step=" in the last step" if several else "")
         if server is None:
             for share, advice in advice_for(state or default_state_dir(), result.job.shares).items():
                 print(measuring_text(share, advice, result.measurers[share]))
         if result.goal is not None:
-            _print_goal(result.goal, result.job)
+            _print_goal(result.goal)
     if picture is not None:
         result.matrix.draw(picture)
         if not as_json:
@@ -120,14 +120,10 @@ def tune(
         raise typer.Exit(GOAL_MISSED)
 
 
-def _print_goal(goal: Goal, job: JobStatus) -> None:
-    """Both times at every share; where ours is not good enough, where it goes; how it ended."""
-    console, table = table_console(), goal_table(goal)
-    console.print(table.grid())
-    for timing in goal.steps[-1].timings:
-        heaviest = heaviest_table(job, timing)
-        if heaviest.rows and not timing.beats(goal.by):
-            console.print(heaviest.grid())
+def _print_goal(goal: Goal) -> None:
+    """Both times at every share, and how it ended."""
+    table = goal_table(goal)
+    table_console().print(table.grid())
     for line in (*table.notes, verdict_line(goal)):
         print(line)
 

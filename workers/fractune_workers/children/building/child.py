@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import resource
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import tvm
 
 from fractune_core.errors import FractuneError
 from fractune_core.implementations import DIRECT, implementation_of, trace_of
-from fractune_core.parent_death import die_with_parent
 from fractune_core.records import UNTUNED, Status
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
+from fractune_workers.children.building.fork import Fork, ForkDied
 from fractune_workers.children.tvm_api.artifacts import build_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.error_line import first_line
@@ -61,19 +60,11 @@ class BuilderChild:
         if workload is None:
             raise FractuneError(f"workload {workload_hash} has no implementation '{implementation_of(trace)}'")
         recipe = _recipe(workload, tvm.target.Target(json.loads(target)), trace_of(trace))
-        reader, writer = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _leave_with(lambda: _attempt(recipe, limit_cpu_s), reader, writer, parent)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            answer = pipe.read()
-        _, status, usage = os.wait4(pid, 0)
-        spent_s = usage.ru_utime + usage.ru_stime
-        if os.WIFSIGNALED(status) or not answer:
-            return _ended(os.WTERMSIG(status), spent_s, limit_cpu_s)
-        found: dict[str, Any] = json.loads(answer)
+        fork = Fork(partial(_attempt, recipe, limit_cpu_s))
+        try:
+            found: dict[str, Any] = fork.result()
+        except ForkDied as end:
+            return _ended(end, limit_cpu_s)
         return found
 
 
@@ -124,26 +115,11 @@ def _spent_s() -> float:
     return time.process_time() + programs.ru_utime + programs.ru_stime
 
 
-def _leave_with(attempt: Callable[[], dict[str, Any]], reader: int, writer: int, parent: int) -> NoReturn:
-    """In a fork: write the answer to the pipe and end. Whatever happens, it must not go on as a second server."""
-    try:
-        die_with_parent(parent)
-        os.close(reader)
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(json.dumps(attempt()).encode())
-        os._exit(0)
-    except BaseException:  # noqa: BLE001  its parent sees a pipe without an answer
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-def _ended(number: int, spent_s: float, limit_cpu_s: int) -> dict[str, Any]:
-    timed_out = number == signal.SIGXCPU or (number == signal.SIGKILL and spent_s >= limit_cpu_s)
+def _ended(end: ForkDied, limit_cpu_s: int) -> dict[str, Any]:
+    timed_out = end.number == signal.SIGXCPU or (end.number == signal.SIGKILL and end.spent_s >= limit_cpu_s)
     if timed_out:
-        return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), spent_s)
-    how = signal.Signals(number).name if number else "an early end"
-    return _answer(Status.CRASHED, f"while it was built: the compiler was ended by {how}", spent_s)
+        return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), end.spent_s)
+    return _answer(Status.CRASHED, f"while it was built: {end}", end.spent_s)
 
 
 def _too_long(limit_cpu_s: int) -> str:

@@ -135,9 +135,11 @@ def compile_bundle(
     prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
     for by_name in prepared.workloads.values():
         prepare_tensor_cores(by_name[DIRECT], parsed)
-    schedules = [_schedules(prepared, variant["traces"]) for variant in variants]
+    texts = [variant["traces"] for variant in variants]
+    different = [each for number, each in enumerate(texts) if each not in texts[:number]]
+    schedules = [_schedules(prepared, each) for each in different]
     weights = Weights()
-    lifted = [weights.lifted(_mixed(prepared, variant["traces"])) for variant in variants]
+    lifted = [weights.lifted(_mixed(prepared, each)) for each in different]
     packed, layout = pack_weights(weights.tensors)
     entries: dict[str, bytes] = {
         RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
@@ -147,9 +149,10 @@ def compile_bundle(
         [partial(compile_variant, each.module, parsed, traces) for each, traces in zip(lifted, schedules, strict=True)]
     )
     described = []
-    for index, (variant, each, objects) in enumerate(zip(variants, lifted, compiled, strict=True)):
-        entries.update({object_entry(index, name): code for name, code in objects.items()})
-        described.append({"name": variant["name"], "objects": sorted(objects), "weights": each.weights})
+    for index, variant in enumerate(variants):
+        at = different.index(variant["traces"])
+        entries.update({object_entry(index, name): code for name, code in compiled[at].items()})
+        described.append({"name": variant["name"], "objects": sorted(compiled[at]), "weights": lifted[at].weights})
     whole = {
         **manifest,
         "target": str(parsed),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,13 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.implementations import DIRECT
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
+from fractune_workers.children.measuring.interleaved import time_interleaved
 from fractune_workers.confinement import Confinement, confinement_for, stream_of
 
 if TYPE_CHECKING:
     from fractune_workers.children.measuring.setup import MeasuringSetup
 
 _METHODS = ("device_info", "anchor", "roof", "begin", "load", "race", "check", "time_interleaved", "time_model")
-_SLOW_S = 0.2
-"""A kernel slower than this gets the fewest repeats that the timing policy allows"""
-_FEWEST_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -121,18 +119,10 @@ class MeasurerChild:
     def time_interleaved(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
         """Time the kernels interleaved, one repeat each a round, so that all are timed under the same conditions.
 
-        Returns `policy` as it was kept (slow kernels get fewer repeats) and `run_secs` by name.
+        Returns `policy` as it was kept (those that are slow or far behind get fewer repeats) and `run_secs` by name.
         """
-        single = replace(TimingPolicy.from_json(policy), name="single", warmups=0, repeats=1)
-        first = {name: self._time(self._kernels[name], single)[0] for name in names}
-        repeats = {name: _FEWEST_REPEATS if secs > _SLOW_S else policy["repeats"] for name, secs in first.items()}
-        run_secs: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(policy["repeats"]):
-            for name in names:
-                if number < repeats[name]:
-                    run_secs[name] += self._time(self._kernels[name], single)
-        kept = {name: {**policy, "repeats": repeats[name]} for name in names}
-        return {"policy": kept, "run_secs": run_secs}
+        kept, run_secs = time_interleaved(names, TimingPolicy.from_json(policy), self._time_loaded)
+        return {"policy": {name: each.to_json() for name, each in kept.items()}, "run_secs": run_secs}
 
     def time_model(self, path: str, repeats: int) -> dict[str, Any]:
         """Time every variant of the bundle at `path`, interleaved: `run_secs` and `max_error` by variant."""
@@ -162,6 +152,10 @@ class MeasurerChild:
 
     def _time(self, kernel: _Kernel, policy: TimingPolicy) -> list[float]:
         return self._processor.time(kernel.library, kernel.args, policy)
+
+    def _time_loaded(self, name: str, policy: TimingPolicy, calls: int) -> list[float]:
+        kernel = self._kernels[name]
+        return self._processor.time(kernel.library, kernel.args, policy, calls)
 
     def _run_fresh(self, name: str) -> list[Any]:
         """All arguments as the kernel leaves them, starting from the same contents each time."""

@@ -57,8 +57,9 @@ class Processor:
         """Wait until all that was launched has ended."""
         self.device.sync(self.stream)
 
-    def time(self, kernel: Any, args: list[Any], policy: TimingPolicy) -> list[float]:
-        """Seconds of one call, `policy.repeats` times; each repeat averages calls over `min_repeat_ms`.
+    def time(self, kernel: Any, args: list[Any], policy: TimingPolicy, calls: int = 1) -> list[float]:
+        """Seconds of one call, `policy.repeats` times; each repeat averages calls over `min_repeat_ms`, beginning with
+        as many as `calls`.
 
         Where the cache is to be cold, a repeat is one call, for TVM empties it before each repeat and not before each
         call. On a GPU the time is what passes between two events on the stream.
@@ -70,7 +71,7 @@ class Processor:
         evaluate = kernel.time_evaluator(
             "main",
             self.device,
-            number=1,
+            number=1 if cold else calls,
             repeat=dropped + policy.repeats,
             min_repeat_ms=0 if cold else int(policy.min_repeat_ms),
             cache_flush_bytes=self.flush_bytes if cold else 0,

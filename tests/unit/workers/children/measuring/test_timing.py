@@ -43,8 +43,8 @@ def test_all_repeats_after_the_warm_up_are_kept(warmups: int, repeats: int, min_
 @pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY])
 def test_warm_repeats_are_long_and_nothing_is_flushed(policy: TimingPolicy) -> None:
     kernel = Kernel()
-    GPU.time(kernel, [], policy)
-    assert kernel.asked["cache_flush_bytes"] == 0
+    GPU.time(kernel, [], policy, calls=100)
+    assert (kernel.asked["number"], kernel.asked["cache_flush_bytes"]) == (100, 0)
     assert kernel.asked["min_repeat_ms"] == policy.min_repeat_ms >= 1
 
 
@@ -53,7 +53,7 @@ def test_a_cold_repeat_is_one_call_after_a_flush_and_the_first_never_counts(warm
     """TVM flushes once a repeat, and may begin to while its own first call still runs."""
     kernel = Kernel()
     policy = TimingPolicy("single", warmups, repeats=1, min_repeat_ms=10.0, cache=COLD)
-    assert GPU.time(kernel, [], policy) == [1.0]
+    assert GPU.time(kernel, [], policy, calls=100) == [1.0]
     assert kernel.asked == {
         "number": 1,
         "repeat": 2,

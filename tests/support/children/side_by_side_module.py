@@ -1,0 +1,28 @@
+"""A child that does pieces of work side by side, as they are named."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.compiling.side_by_side import side_by_side
+
+
+def _work(name: str) -> tuple[str, int]:
+    if name == "refuse":
+        raise BadModel("not this one")
+    if name == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return name, os.getpid()
+
+
+def _all(names: Sequence[str]) -> list[Any]:
+    return side_by_side([partial(_work, name) for name in names])
+
+
+def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
+    return {"all": _all, "pid": os.getpid}

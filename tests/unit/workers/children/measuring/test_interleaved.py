@@ -1,0 +1,70 @@
+"""Finalists timed in turn: who gets how many repeats, and what their records say of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from fractune_core.records import COLD, VALIDATION_POLICY, TimingPolicy, with_cache
+from fractune_workers.children.measuring.interleaved import time_interleaved
+
+
+@dataclass
+class Kernels:
+    """Seconds of one call by name, and which timings were asked for."""
+
+    secs: dict[str, float]
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    def time(self, name: str, policy: TimingPolicy, calls: int) -> list[float]:
+        assert (policy.warmups, policy.repeats) == (0, 1)
+        assert policy.min_repeat_ms == VALIDATION_POLICY.min_repeat_ms or policy.cache == COLD
+        self.asked.append((name, calls))
+        return [self.secs[name]]
+
+
+FEWEST = replace(VALIDATION_POLICY, warmups=0, repeats=3)
+
+
+def test_those_that_can_win_are_timed_in_turn_with_all_repeats() -> None:
+    kernels = Kernels({"untuned": 2e-3, "a": 1e-3})
+    kept, run_secs = time_interleaved(["untuned", "a"], VALIDATION_POLICY, kernels.time)
+    assert kept == dict.fromkeys(kernels.secs, VALIDATION_POLICY)
+    assert run_secs == {name: [secs] * 7 for name, secs in kernels.secs.items()}
+    assert [name for name, _ in kernels.asked] == ["untuned", "a"] * 8  # the first of each warms up
+
+
+@pytest.mark.parametrize(
+    ("secs", "few"),
+    [
+        ({"untuned": 3.1e-3, "a": 1e-3}, {"untuned"}),
+        ({"untuned": 2.9e-3, "a": 1e-3}, set()),
+        ({"untuned": 1e-3, "a": 2e-3, "b": 4e-3}, {"b"}),
+        ({"untuned": 0.3, "a": 0.25}, {"untuned", "a"}),
+        ({"untuned": 5e-3}, set()),
+    ],
+)
+def test_what_is_slow_or_far_behind_has_three_repeats_and_says_so(secs: dict[str, float], few: set[str]) -> None:
+    kernels = Kernels(secs)
+    kept, run_secs = time_interleaved(list(secs), VALIDATION_POLICY, kernels.time)
+    assert {name for name, policy in kept.items() if policy == FEWEST} == few
+    assert {name: len(found) for name, found in run_secs.items()} == {name: kept[name].repeats for name in secs}
+    made = Counter(name for name, _ in kernels.asked)
+    assert made == {name: policy.warmups + policy.repeats for name, policy in kept.items()}
+
+
+def test_one_call_over_a_cold_cache_is_no_reason_for_fewer() -> None:
+    kernels = Kernels({"untuned": 4e-3, "a": 1e-3})
+    policy = with_cache(VALIDATION_POLICY, COLD)
+    kept, _ = time_interleaved(list(kernels.secs), policy, kernels.time)
+    assert set(kept.values()) == {policy}
+
+
+def test_after_the_first_timing_it_is_known_how_many_calls_fill_a_repeat() -> None:
+    kernels = Kernels({"untuned": 20e-3, "a": 10e-6, "nothing": 0.0})
+    time_interleaved(list(kernels.secs), VALIDATION_POLICY, kernels.time)
+    assert {calls for name, calls in kernels.asked if name == "untuned"} == {1}
+    assert {calls for name, calls in kernels.asked if name == "nothing"} == {1}
+    assert [calls for name, calls in kernels.asked if name == "a"][:2] == [1, 1050]

@@ -1,0 +1,69 @@
+"""Work in a fork of this process: it is warm, and what a fork leaks goes with it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from fractune_core.errors import FractuneError
+from fractune_core.parent_death import die_with_parent
+
+
+class ForkDied(FractuneError):
+    """A fork that ended without an answer, by signal `number` (0: by itself), after `spent_s` seconds of CPU time."""
+
+    def __init__(self, number: int, spent_s: float) -> None:
+        how = signal.Signals(number).name if number else "an early end"
+        super().__init__(f"the compiler was ended by {how}")
+        self.number = number
+        self.spent_s = spent_s
+
+
+class Fork:
+    """A piece of work under way. Its result, or what it raises, must be such as can be pickled."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._reader, writer = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._reader)
+            _work_and_leave(work, writer, parent)
+        os.close(writer)
+
+    def result(self) -> Any:
+        """Wait for what the work returns; once only. Raises what it raised, or ForkDied."""
+        with os.fdopen(self._reader, "rb") as pipe:
+            answer = pipe.read()
+        _, status, usage = os.wait4(self._pid, 0)
+        if os.WIFSIGNALED(status) or not answer:
+            raise ForkDied(os.WTERMSIG(status), usage.ru_utime + usage.ru_stime)
+        result, error = pickle.loads(answer)  # noqa: S301  our own fork wrote it
+        if error is not None:
+            raise error
+        return result
+
+
+def _work_and_leave(work: Callable[[], Any], writer: int, parent: int) -> NoReturn:
+    """In a fork: write the outcome to the pipe and end. Whatever happens, it must not go on as a second server."""
+    try:
+        die_with_parent(parent)
+        outcome = pickle.dumps(_outcome(work))
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(outcome)
+        os._exit(0)
+    except BaseException:  # noqa: BLE001  its parent sees a pipe without an answer
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    try:
+        return work(), None
+    except Exception as error:  # noqa: BLE001  it is raised where the result is asked for
+        return None, error
