@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.layouts.concats import CONCAT, kept, settled
+from fractune_workers.children.layouts.lookups import looked_up
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.layouts.simplify import simplify
 from fractune_workers.children.layouts.transcendental import LEGALIZATIONS
@@ -71,7 +72,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            return settled(passes(planned(simplify(mod), target)))
+            return settled(passes(planned(looked_up(simplify(mod)), target)))
     except Exception as error:
         raise BadModel(f"TVM cannot lower the model: {first_line(error)}") from error
 
