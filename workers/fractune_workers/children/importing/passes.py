@@ -17,6 +17,8 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel
 from fractune_core.implementations import DIRECT
+from fractune_workers.children.layouts.concats import CONCAT, kept, settled
+from fractune_workers.children.layouts.lookups import looked_up
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.layouts.simplify import simplify
 from fractune_workers.children.layouts.transcendental import LEGALIZATIONS
@@ -24,6 +26,7 @@ from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.children.tvm_api.traces import write_workloads
 
 _FLOAT32_BYTES = 4
+_LEGALIZATIONS_FOR_CPUS = {**LEGALIZATIONS, CONCAT: kept}
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
             # Sorting, prefix sums and sampling have no other way into TIR; for a GPU these become kernels of TVM's own.
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
-            relax.transform.LegalizeOps(LEGALIZATIONS if target.kind.name == "llvm" else None, enable_warning=False),
+            relax.transform.LegalizeOps(
+                _LEGALIZATIONS_FOR_CPUS if target.kind.name == "llvm" else None, enable_warning=False
+            ),
             relax.transform.RewriteDataflowReshape(),  # a view costs nothing, a fused copy does
             relax.transform.AnnotateTIROpPattern(),
             relax.transform.FoldConstant(),
@@ -70,7 +75,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            return passes(planned(simplify(mod), target, implementation))
+            return settled(passes(planned(looked_up(simplify(mod)), target, implementation)))
     except Exception as error:
         raise BadModel(f"TVM cannot lower the model: {first_line(error)}") from error
 

@@ -1,0 +1,136 @@
+"""Concatenations without a copy: the same numbers come out, whatever else is made of parts and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.relax.backend.cpu_generic import pipeline
+
+from fractune_core.errors import FractuneError
+from fractune_workers.children.compiling.concat_in_place import parts_in_place
+from fractune_workers.children.compiling.variants import compile_variant
+from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.tvm_api.artifacts import load_objects
+from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
+
+TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+SHAPE = (1, 8, 6, 8)
+op = relax.op
+
+
+def late_use_of_a_part(net: Network, x: Any, y: Any) -> Any:
+    """The part is read long after the result was, when its memory could have been given to another."""
+    part = net.emit(op.nn.relu(x))
+    whole = net.emit(op.concat([part, net.emit(op.negative(y))], 1))
+    for _ in range(3):
+        whole = net.emit(op.nn.softmax(whole))
+    return net.emit(op.add(net.emit(op.nn.softmax(part)), net.emit(op.sum(whole, [1], keepdims=True))))
+
+
+def nested(net: Network, x: Any, y: Any) -> Any:
+    """As in DenseNet: what was concatenated is a part of the next, and is read between."""
+    whole = net.emit(op.concat([net.emit(op.nn.relu(x)), net.emit(op.negative(y))], 1))
+    for _ in range(2):
+        fresh = net.emit(op.nn.softmax(net.emit(op.max(whole, [1], keepdims=True)), 2))
+        whole = net.emit(op.concat([whole, fresh], 1))
+    return whole
+
+
+def convolutions(net: Network, x: Any, y: Any) -> Any:
+    whole = net.emit(op.concat([net.conv(x, 8, 1), net.conv(y, 12, padding=1)], 1))
+    return net.conv(net.emit(op.nn.relu(whole)), 8)
+
+
+def seen_in_another_shape(net: Network, x: Any, y: Any) -> Any:
+    rows = [net.emit(op.reshape(net.emit(op.square(each)), (1, 48, 8))) for each in (x, y)]
+    return net.emit(op.concat(rows, 1))
+
+
+IN_PLACE = [
+    pytest.param(late_use_of_a_part, id="late use of a part"),
+    pytest.param(nested, id="nested"),
+    pytest.param(convolutions, id="convolutions in blocks"),
+    pytest.param(seen_in_another_shape, id="seen in another shape"),
+]
+
+
+@pytest.mark.parametrize("body", IN_PLACE)
+def test_parts_are_computed_where_they_lie_in_the_result(body: Callable[..., Any]) -> None:
+    prepared = check(network([SHAPE, SHAPE], body))
+    assert not kernels(prepared)
+    assert "relax.concat" in calls(prepared)
+
+
+def squares(net: Network, *values: Any) -> list[Any]:
+    return [net.emit(op.square(value)) for value in values]
+
+
+def one_value_twice(net: Network, x: Any, y: Any) -> Any:
+    part, other = squares(net, x, y)
+    return net.emit(op.concat([part, other, part], 1))
+
+
+def outputs_of_a_split(net: Network, x: Any, _: Any) -> Any:
+    halves = net.emit(op.split(x, 2, 1))
+    return net.emit(op.concat([net.emit(relax.TupleGetItem(halves, at)) for at in (1, 0)], 1))
+
+
+WITH_A_KERNEL = [
+    pytest.param(SHAPE, lambda net, x, y: net.emit(op.concat([x, net.emit(op.nn.relu(y))], 1)), id="an input"),
+    pytest.param(
+        SHAPE, lambda net, x, _: net.emit(op.concat([*squares(net, x), net.weight(*SHAPE)], 1)), id="a weight"
+    ),
+    pytest.param(SHAPE, lambda net, x, y: net.emit(op.concat(squares(net, x, y), 2)), id="not contiguous"),
+    pytest.param((2, 8, 6, 8), lambda net, x, y: net.emit(op.concat(squares(net, x, y), 1)), id="a batch"),
+    pytest.param((1, 3, 5, 1), lambda net, x, y: net.emit(op.concat(squares(net, x, y), 1)), id="not aligned"),
+    pytest.param(SHAPE, one_value_twice, id="one value twice"),
+    pytest.param(SHAPE, outputs_of_a_split, id="outputs of a split"),
+]
+
+
+@pytest.mark.parametrize(("shape", "body"), WITH_A_KERNEL)
+def test_what_cannot_lie_in_the_result_is_copied_by_a_kernel(shape: tuple[int, ...], body: Callable[..., Any]) -> None:
+    prepared = prepare(network([shape, shape], body), TARGET)
+    assert kernels(prepared)
+    assert "relax.concat" not in calls(prepared)
+
+
+def test_a_value_is_a_part_of_one_result_only() -> None:
+    def two_results(net: Network, x: Any, y: Any) -> Any:
+        part, other = squares(net, x, y)
+        first, second = net.emit(op.concat([part, other], 1)), net.emit(op.concat([other, part], 1))
+        return net.emit(op.subtract(first, second))
+
+    prepared = check(network([SHAPE, SHAPE], two_results))
+    assert kernels(prepared)
+    assert "relax.concat" in calls(prepared)
+
+
+def test_a_part_that_nobody_computes_is_an_error() -> None:
+    mod = network([SHAPE, SHAPE], lambda net, x, y: net.emit(op.concat([x, y], 1)))
+    lowered = tvm.transform.Sequential(pipeline.dataflow_lower_passes(TARGET))(mod)
+    with pytest.raises(FractuneError, match="cannot be laid into a concatenation"):
+        parts_in_place(lowered)
+
+
+def check(mod: tvm.IRModule) -> tvm.IRModule:
+    """Compiled as a variant of a bundle, the module computes the same as before; returns it prepared."""
+    given = inputs_of(mod)
+    expected = outputs(mod, TARGET, given)
+    assert np.ptp(expected) > 0
+    prepared = prepare(mod, TARGET)
+    machine = relax.VirtualMachine(load_objects(list(compile_variant(prepared, TARGET, {}).values())), tvm.cpu())
+    for _ in range(2):  # the second run uses the memory of the first
+        found = machine["main"](*map(tvm.runtime.tensor, given)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    return prepared
+
+
+def kernels(mod: tvm.IRModule) -> list[str]:
+    """Those that concatenate."""
+    return [str(name.name_hint) for name in mod.get_global_vars() if "concat" in name.name_hint]

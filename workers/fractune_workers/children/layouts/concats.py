@@ -1,0 +1,96 @@
+"""Concatenations that need no kernel.
+
+Where all axes before that of a concatenation are 1, each part is a contiguous slice of the result, and whoever computes
+a part can write it there. Such a concatenation stays a call of Relax; compiling lays its parts into the result
+(`children/compiling/concat_in_place.py`).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from fractune_workers.children.layouts.expressions import has_fixed_shapes, shape_of
+
+CONCAT = "relax.concat"
+_ALIGNMENT_BITS = 64 * 8
+"""Compiled code expects a tensor to begin at a multiple of 64 bytes"""
+
+
+def kept(builder: relax.BlockBuilder, call: Any) -> Any:
+    """Legalizes `relax.concat`: a call whose parts are aligned slices of its result stays as it is."""
+    return call if _has_slices(call) else _kernel(builder, call)
+
+
+def settled(mod: tvm.IRModule) -> tvm.IRModule:
+    """The fused module, whose concatenations without a kernel can all be laid out; the others got one.
+
+    Each part must be computed by an operator of the same block, maybe seen in another shape since: inputs and weights
+    are where they are. And it can be a part of one result only.
+    """
+    settler = _Settler(mod.clone())
+    for name, function in mod.functions.items():
+        if isinstance(function, relax.Function):
+            settler.in_place = _in_place(function)
+            settler.builder_.update_func(name, settler.visit_expr(function))
+    return settler.builder_.get()
+
+
+def _in_place(function: Any) -> set[Any]:
+    """The calls that can be laid out, in the blocks of the function itself."""
+    found, taken = set[Any](), set[Any]()
+    for block in function.body.blocks:
+        computed: dict[Any, Any] = {}
+        """by variable: the one of the operator that computed it, before it was seen in another shape"""
+        for binding in block.bindings:
+            var, value = binding.var, binding.value
+            name = _operator(value)
+            if name in ("relax.call_tir", CONCAT) and isinstance(value.ty, relax.TensorType):
+                computed[var] = var
+            elif name == "relax.reshape" and value.args[0] in computed:
+                computed[var] = computed[value.args[0]]
+            if name == CONCAT:
+                fields = value.args[0].fields
+                parts = {computed.get(field) for field in fields}
+                if None not in parts and len(parts) == len(fields) and not parts & taken:
+                    taken |= parts
+                    found.add(value)
+    return found
+
+
+def _operator(value: Any) -> str:
+    """The name of Relax's operator that a call calls; empty for anything else."""
+    return str(getattr(getattr(value, "op", None), "name", ""))
+
+
+def _has_slices(call: Any) -> bool:
+    parts = call.args[0]
+    if not isinstance(parts, relax.Tuple) or not has_fixed_shapes(call):
+        return False
+    shape = shape_of(call)
+    axis = int(call.attrs.axis) % len(shape)
+    return prod(shape[:axis]) == 1 and all(_bits(part) % _ALIGNMENT_BITS == 0 for part in parts.fields[:-1])
+
+
+def _bits(value: Any) -> int:
+    return prod(shape_of(value)) * int(tvm.DataType(str(value.ty.dtype)).bits)
+
+
+def _kernel(builder: relax.BlockBuilder, call: Any) -> Any:
+    """TVM's own."""
+    return tvm.ir.Op.get(CONCAT).get_attr("FLegalize")(builder, call)
+
+
+@mutator
+class _Settler(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.in_place: set[Any] = set()
+
+    def visit_call_(self, call: Any) -> Any:
+        visited = super().visit_call_(call)
+        return _kernel(self.builder_, visited) if _operator(call) == CONCAT and call not in self.in_place else visited
