@@ -56,10 +56,10 @@ class BuilderChild:
         Raises BadRequest or FractuneError when this machine builds nothing for the target, or the operator has no such
         implementation.
         """
-        workload = self._workloads[workload_hash].get(implementation_of(trace))
-        if workload is None:
-            raise FractuneError(f"workload {workload_hash} has no implementation '{implementation_of(trace)}'")
-        recipe = _recipe(workload, tvm.target.Target(json.loads(target)), trace_of(trace))
+        workloads, implementation = self._workloads[workload_hash], implementation_of(trace)
+        if implementation not in workloads:
+            raise FractuneError(f"workload {workload_hash} has no implementation '{implementation}'")
+        recipe = _recipe(workloads[implementation], tvm.target.Target(json.loads(target)), trace_of(trace))
         fork = Fork(partial(_attempt, recipe, limit_cpu_s))
         try:
             found: dict[str, Any] = fork.result()
