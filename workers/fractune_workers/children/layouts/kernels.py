@@ -15,7 +15,7 @@ import numpy as np
 import tvm
 from tvm import te, topi
 
-CONV, DEPTHWISE, MATMUL, WINOGRAD = "conv2d_blocked", "depthwise_blocked", "matmul_blocked", "winograd_gemm"
+CONV, DEPTHWISE, MATMUL = "conv2d_blocked", "depthwise_blocked", "matmul_blocked"
 """the names of the main computations, by which a search knows what it has before it"""
 
 

@@ -46,7 +46,8 @@ _BINARY_OF_CHANNELS = frozenset({"divide", "power"})
 _REDUCE = {"max": relax.op.max, "mean": relax.op.mean, "min": relax.op.min, "sum": relax.op.sum}
 
 _TAKES_AN_EPILOGUE = {"op_pattern": 4}
-"""TVM's kOutEWiseFusable, which it finds by itself for a single block: what is element-wise after it is fused with it"""
+"""TVM's kOutEWiseFusable, which it finds by itself where there is one block: element-wise operators after it are fused
+with it"""
 
 _Array = npt.NDArray[Any]
 _Made = tuple[Any, Blocks] | None
@@ -179,7 +180,7 @@ def _conv2d(planner: _Planner, call: Any) -> _Made:
 def _dense_conv2d(planner: _Planner, data: Any, packed: _Array, window: Window) -> Any:
     image, blocks = planner.into_blocks(data, _CHANNELS)
     other = planner.implementation
-    if other is None or not other.fits(window, packed.shape, blocks.shape[2:]):
+    if other is None or not other.fits(window, packed.shape, (blocks.shape[2], blocks.shape[3])):
         return planner.kernel(kernels.conv2d, image, relax.const(packed), name="conv2d", window=window)
     weights = relax.const(other.pack(packed))
     return planner.kernel(other.compute, image, weights, name="conv2d", attributes=_TAKES_AN_EPILOGUE, window=window)

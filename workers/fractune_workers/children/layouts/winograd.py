@@ -17,14 +17,17 @@ import numpy.typing as npt
 import tvm
 from tvm import te, topi
 
-from fractune_workers.children.layouts.kernels import WINOGRAD, Window
+from fractune_workers.children.layouts.kernels import Window
 
 _Array = npt.NDArray[Any]
 _Sums = Callable[[Sequence[Any]], list[Any]]
 
+PADDED, IMAGE_COLUMNS, IMAGE = "pad_temp", "winograd_image_columns", "winograd_image"
+GEMM = "winograd_gemm"
+OUTPUT_COLUMNS, OUTPUT = "winograd_output_columns", "winograd_output"
+"""the names of the computations, in their order, by which a search knows what it has before it"""
+
 _KERNEL = 3
-_LONGEST_TILE, _SHORTEST_TILE = 28, 4
-"""tiles of the image in a row of accumulators"""
 
 
 @dataclass(frozen=True)
@@ -57,55 +60,66 @@ class Winograd:
 
     def compute(self, data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
         """(N, C/b, H, W, b), and weights of `pack` -> (N, K/b, Y, X, b)."""
-        taps, size = self.taps, self.outputs
-        _, _, out_blocks, in_blocks, in_size, out_size = (int(dim) for dim in weight.shape)
-        batch, _, height, width, _ = (int(dim) for dim in data.shape)
+        height, width = (int(dim) for dim in data.shape[2:4])
         top, left, bottom, right = window.padding
-        extents = (height + top + bottom - 2, width + left + right - 2)
-        rows, columns = (tiles(extent, size) for extent in extents)
-        # Beyond the image's own padding there are zeros to fill up the last tiles.
-        bottom, right = rows * size + 2 - height - top, columns * size + 2 - width - left
-        image = topi.nn.pad(data, (0, 0, top, left, 0), (0, 0, bottom, right, 0), name="pad_temp")
+        extents = (height + top + bottom - _KERNEL + 1, width + left + right - _KERNEL + 1)
+        tiles = self._image_tiles(self._padded(data, (top, left), extents))
+        return self._outputs(_products(tiles, weight), extents)
 
-        def image_row(v: Any, n: Any, c: Any, ty: Any, x: Any, lane: Any) -> Any:
-            return _pick(v, self.of_image([image(n, c, ty * size + tap, x, lane) for tap in range(taps)]))
+    def _padded(self, data: te.Tensor, before: tuple[int, int], extents: tuple[int, int]) -> te.Tensor:
+        """The image with zeros before and behind it, so that whole tiles cover the output's `extents`."""
+        whole = (-(-extent // self.outputs) * self.outputs + _KERNEL - 1 for extent in extents)
+        inside = (int(dim) for dim in data.shape[2:4])
+        behind = (to - first - dim for to, first, dim in zip(whole, before, inside, strict=True))
+        return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *behind, 0), name=PADDED)
 
-        shape = (taps, batch, in_blocks, rows, columns * size + 2, in_size)
-        image_rows = te.compute(shape, image_row, name="winograd_image_rows")
+    def _image_tiles(self, image: te.Tensor) -> te.Tensor:
+        """(N, C/b, H, W, b) -> (taps, taps, N, C/b, rows of tiles, columns of tiles, b): first over columns, once for
+        tiles that share them, then over rows.
+        """
+        size, taps = self.outputs, range(self.taps)
+        batch, blocks, height, width, lanes = (int(dim) for dim in image.shape)
+        rows, columns = (height - _KERNEL + 1) // size, (width - _KERNEL + 1) // size
 
-        def image_tile(v: Any, u: Any, n: Any, c: Any, ty: Any, tx: Any, lane: Any) -> Any:
-            return _pick(u, self.of_image([image_rows(v, n, c, ty, tx * size + tap, lane) for tap in range(taps)]))
+        def over_column(v: Any, n: Any, c: Any, ty: Any, x: Any, lane: Any) -> Any:
+            return _pick(v, self.of_image([image(n, c, ty * size + tap, x, lane) for tap in taps]))
 
-        shape = (taps, taps, batch, in_blocks, rows, columns, in_size)
-        image_tiles = te.compute(shape, image_tile, name="winograd_image")
-        co, ci = te.reduce_axis((0, in_blocks), "co"), te.reduce_axis((0, in_size), "ci")
+        shape = (self.taps, batch, blocks, rows, width, lanes)
+        columned = te.compute(shape, over_column, name=IMAGE_COLUMNS)
 
-        def product(v: Any, u: Any, n: Any, k: Any, ty: Any, tx: Any, lane: Any) -> Any:
-            return te.sum(image_tiles(v, u, n, co, ty, tx, ci) * weight(v, u, k, co, ci, lane), axis=[co, ci])
+        def over_row(v: Any, u: Any, n: Any, c: Any, ty: Any, tx: Any, lane: Any) -> Any:
+            return _pick(u, self.of_image([columned(v, n, c, ty, tx * size + tap, lane) for tap in taps]))
 
-        shape = (taps, taps, batch, out_blocks, rows, columns, out_size)
-        products = te.compute(shape, product, name=WINOGRAD)
+        return te.compute((self.taps, *shape[:4], columns, lanes), over_row, name=IMAGE)
 
-        def output_row(u: Any, n: Any, k: Any, y: Any, tx: Any, lane: Any) -> Any:
-            column = [products(v, u, n, k, y // size, tx, lane) for v in range(taps)]
-            return _pick(y % size, self.of_products(column))
+    def _outputs(self, products: te.Tensor, extents: tuple[int, int]) -> te.Tensor:
+        """(taps, taps, N, K/b, rows of tiles, columns of tiles, b) -> (N, K/b, Y, X, b) with `extents` (Y, X)."""
+        size, taps = self.outputs, range(self.taps)
+        _, _, batch, blocks, rows, columns, lanes = (int(dim) for dim in products.shape)
 
-        shape = (taps, batch, out_blocks, rows * size, columns, out_size)
-        output_rows = te.compute(shape, output_row, name="winograd_output_rows")
+        def over_column(u: Any, n: Any, k: Any, y: Any, tx: Any, lane: Any) -> Any:
+            return _pick(y % size, self.of_products([products(v, u, n, k, y // size, tx, lane) for v in taps]))
 
-        def output(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
-            row = [output_rows(u, n, k, y, x // size, lane) for u in range(taps)]
-            return _pick(x % size, self.of_products(row))
+        # Whole tiles, so that no loop over them has an extent of its own at the edge.
+        shape = (self.taps, batch, blocks, rows * size, columns, lanes)
+        columned = te.compute(shape, over_column, name=OUTPUT_COLUMNS)
 
-        return te.compute((batch, out_blocks, *extents, out_size), output, name="winograd_output")
+        def over_row(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+            return _pick(x % size, self.of_products([columned(u, n, k, y, x // size, lane) for u in taps]))
+
+        return te.compute((batch, blocks, *extents, lanes), over_row, name=OUTPUT)
 
 
-def tiles(extent: int, size: int) -> int:
-    """How many tiles of `size` pixels cover `extent`: more than needed where that has no good divisor."""
-    count = -(-extent // size)
-    while count > _LONGEST_TILE and not any(count % part == 0 for part in range(_SHORTEST_TILE, _LONGEST_TILE + 1)):
-        count += 1
-    return count
+def _products(tiles: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    """Of each tap a matrix product over channels: -> (taps, taps, N, K/b, rows, columns, b)."""
+    taps, _, out_blocks, in_blocks, in_size, out_size = (int(dim) for dim in weight.shape)
+    batch, rows, columns = (int(tiles.shape[axis]) for axis in (2, 4, 5))
+    co, ci = te.reduce_axis((0, in_blocks), "co"), te.reduce_axis((0, in_size), "ci")
+
+    def product(v: Any, u: Any, n: Any, k: Any, ty: Any, tx: Any, lane: Any) -> Any:
+        return te.sum(tiles(v, u, n, co, ty, tx, ci) * weight(v, u, k, co, ci, lane), axis=[co, ci])
+
+    return te.compute((taps, taps, batch, out_blocks, rows, columns, out_size), product, name=GEMM)
 
 
 def _pick(index: Any, values: list[Any]) -> Any:

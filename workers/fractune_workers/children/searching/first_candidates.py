@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.layouts.kernels import CONV, DEPTHWISE, MATMUL
+from fractune_workers.children.searching import winograd
 from fractune_workers.children.searching.reductions import vector_reduction
 from fractune_workers.children.searching.register_tiles import Extents, Tiling, tilings
 from fractune_workers.children.searching.sketches import (
@@ -56,7 +57,11 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
     """Schedules of a CPU's operator, the likeliest first, none twice, at most MOST."""
     sketches, rules = sketches_of(spaces), list(postprocs)
     kernel = _kernel_of(workload.mod)
-    decided = _plainest(sketches) if kernel is None else _tiled(sketches, kernel, unit)
+    if winograd.is_winograd(workload.mod):
+        tiles = winograd.first_tiles(workload.mod, unit.registers)
+        decided = (_decided(sketches[which], each, _SHORT_UNROLL) for which, each in tiles)
+    else:
+        decided = _plainest(sketches) if kernel is None else _tiled(sketches, kernel, unit)
     made: Iterator[Any] = (applied(trace, workload.mod, rules) for trace in decided)
     if kernel is None and not any(map(_reuses, sketches)):
         made = chain([finished(vector_reduction(workload.mod, unit.lanes), rules)], made)

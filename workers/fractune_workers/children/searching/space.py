@@ -1,4 +1,4 @@
-"""The design space of an operator, as MetaSchedule generates it."""
+"""The design space of an operator, as MetaSchedule generates it, or as we do for what it does not know."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
+from fractune_workers.children.searching import winograd
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
@@ -25,6 +26,8 @@ def space_for(workload: Any, target: tvm.target.Target) -> Any:
     if target.kind.name == "cuda":
         return "cuda-tensorcore" if prepare_tensor_cores(workload, target) else "cuda"
     usual = ms.TuneContext(mod=workload.mod, target=target, space_generator="post-order-apply").space_generator
+    if winograd.is_winograd(workload.mod):
+        return winograd.space(usual)
     return ms.space_generator.PostOrderApply(
         sch_rules=[_narrow(target) if _vectorizes(rule) else rule for rule in usual.sch_rules],
         postprocs=usual.postprocs,

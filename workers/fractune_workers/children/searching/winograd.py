@@ -1,0 +1,192 @@
+"""The design space of Winograd's convolutions, and the first candidates in it.
+
+MetaSchedule's rules know nothing of stages that belong together, so this space is made by hand. A chunk of output
+blocks and rows of tiles is finished at once: products, their sums, and what is fused after them, so that the products
+stay in the second cache. The image's sums are made for the whole image before, or for the chunk's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from typing import Any
+
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+from fractune_workers.children.layouts.winograd import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
+from fractune_workers.children.searching.register_tiles import Extents, tilings
+from fractune_workers.children.searching.sketches import MISFITS
+
+_MOST_BLOCKS, _MOST_PIXELS = 9, 28
+_FLOAT_BYTES = 4
+_MANY_WEIGHT_BYTES = 1 << 20
+"""of a kernel's weights: half of a second cache"""
+BEFORE, BY_ROWS = 0, 1
+"""sketches: where the image's sums are made"""
+
+
+def is_winograd(mod: Any) -> bool:
+    return _extents_of(mod) is not None
+
+
+def space(usual: Any) -> Any:
+    """A space generator with the postprocs and mutators of the `usual` one."""
+    return ms.space_generator.ScheduleFn(
+        _sketches, sch_rules=[], postprocs=usual.postprocs, mutator_probs=usual.mutator_probs
+    )
+
+
+def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]]]:
+    """The likeliest first: which sketch, and its tiles of output blocks, rows and columns of tiles."""
+    spatial, reduction = _extents_of(mod) or ((), ())
+    taps, _, _, blocks, rows, columns, lanes = spatial
+    extents = Extents(blocks, rows, columns, reduction, lanes * _FLOAT_BYTES)
+    # A column of tiles does what a row of as many does.
+    fitting = (tiling.registers for tiling in tilings(extents, registers))
+    accumulators = list(dict.fromkeys(tile for tile in fitting if tile[1] == 1 or tile[2] == columns))
+    many_weights = taps * taps * blocks * lanes * prod(reduction) * _FLOAT_BYTES > _MANY_WEIGHT_BYTES
+    chunks = _CHUNKS_OF_MANY_WEIGHTS if many_weights else _CHUNKS
+    ranks = sorted(product(range(len(accumulators)), range(len(chunks))), key=sum)
+    for tile, chunk in ranks:
+        sketch, all_blocks, all_rows = chunks[chunk]
+        inner_blocks, inner_rows, inner_columns = accumulators[tile]
+        yield (
+            sketch,
+            [
+                _tile(blocks, inner_blocks, whole=all_blocks),
+                _tile(rows, inner_rows, whole=all_rows),
+                [columns // inner_columns, inner_columns],
+            ],
+        )
+
+
+_CHUNKS = [(BY_ROWS, False, False), (BEFORE, False, False), (BY_ROWS, True, False), (BEFORE, False, True)]
+"""sketch, whether a chunk has all output blocks, and whether it has all rows of tiles"""
+_CHUNKS_OF_MANY_WEIGHTS = [(BEFORE, False, True), (BY_ROWS, True, False), (BEFORE, False, False)]
+"""that are read once"""
+
+
+def _tile(extent: int, inner: int, *, whole: bool) -> list[int]:
+    return [1, extent // inner, inner] if whole else [extent // inner, 1, inner]
+
+
+def _extents_of(mod: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Of the spatial and the reduced loops of the products; None where there are no such."""
+    sch = Schedule(mod, debug_mask="none", error_render_level="none")
+    try:
+        extents = [int(var.dom.extent) for var in sch.get(sch.get_sblock(GEMM, "main")).iter_vars]
+    except RuntimeError:  # TVM's ScheduleError: there is no such block
+        return None
+    return tuple(extents[:-2]), tuple(extents[-2:])
+
+
+def _sketches(sch: Any) -> list[Any]:
+    made = [sch, sch.copy()]
+    for each, by_rows in zip(made, (False, True), strict=True):
+        _schedule(each, by_rows=by_rows)
+    return made
+
+
+def _schedule(sch: Any, *, by_rows: bool) -> None:
+    """Steps: (1) what is element-wise becomes part of the output; (2) chunks of the output; (3) the products of a chunk
+    in tiles of accumulators; (4) the image's sums, row by row of tiles.
+    """
+    gemm, output = (sch.get_sblock(name, "main") for name in (GEMM, OUTPUT))
+    _inline_epilogue(sch, output)
+    *_, blocks, rows, columns, _, _, _ = sch.get_loops(gemm)
+    block_tile = sch.sample_perfect_tile(blocks, 3, _MOST_BLOCKS)
+    row_tile = sch.sample_perfect_tile(rows, 3, _MOST_PIXELS)
+    column_tile = sch.sample_perfect_tile(columns, 2, _MOST_PIXELS)
+    chunk = _chunk_output(sch, output, block_tile, row_tile)
+    _tile_products(sch, gemm, chunk[-1], (block_tile[1:], row_tile[1:], column_tile))
+    image = sch.get_sblock(IMAGE, "main")
+    if by_rows:
+        batch, rows, _ = chunk
+        sch.compute_at(image, rows, preserve_unit_loops=True)
+        _sum_image(sch, image)
+        sch.parallel(sch.fuse(batch, rows))
+    else:
+        sch.parallel(sch.fuse(*_sum_image(sch, image)))
+        sch.parallel(sch.fuse(*chunk))
+
+
+def _inline_epilogue(sch: Any, output: Any) -> None:
+    """What comes after the output is one computation, and part of the output's if each element is of one of its."""
+    *between, last = _after(sch, output) or [None]
+    for block in between:
+        sch.compute_inline(block)
+    if last is None:
+        return
+    try:
+        sch.reverse_compute_inline(last)
+    except MISFITS:
+        sch.parallel(sch.get_loops(last)[0])
+
+
+def _after(sch: Any, output: Any) -> list[Any]:
+    """The blocks behind `output`, in the order of the module."""
+    names = [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    return [sch.get_sblock(name, "main") for name in names[names.index(str(sch.get(output).name_hint)) + 1 :]]
+
+
+def _chunk_output(sch: Any, output: Any, block_tile: list[Any], row_tile: list[Any]) -> list[Any]:
+    """The loops over chunks: the batch, rows of tiles, output blocks."""
+    batch, blocks, y, x, lane = sch.get_loops(output)
+    columns = sch.get_sblock(OUTPUT_COLUMNS, "main")
+    size = _tile_size(sch, columns)
+    block_chunk, *block_inside = sch.split(blocks, block_tile)
+    row_chunk, *row_inside, y = sch.split(y, [None, *row_tile[1:], size])
+    tile, x = sch.split(x, [None, size])
+    sch.reorder(batch, row_chunk, block_chunk, *block_inside, *row_inside, tile, y, x, lane)
+    sch.compute_at(columns, tile, preserve_unit_loops=True)
+    *_, taps, _, _, rows, _, vector = sch.get_loops(columns)
+    for loop in (y, x, taps, rows):
+        sch.unroll(loop)
+    for loop in (lane, vector):
+        sch.vectorize(loop)
+    return [batch, row_chunk, block_chunk]
+
+
+def _tile_size(sch: Any, columns: Any) -> int:
+    """Rows of an output tile."""
+    taps, *_ = (int(var.dom.extent) for var in sch.get(columns).iter_vars)
+    return taps - 2
+
+
+def _tile_products(sch: Any, gemm: Any, chunk: Any, tiles: tuple[list[Any], ...]) -> None:
+    """Inside the loop `chunk`, with a tile of accumulators that is written back once."""
+    done = sch.cache_write(gemm, 0, "global")
+    sch.compute_at(done, chunk, preserve_unit_loops=True)
+    *_, v, u, batch, blocks, rows, columns, lane = sch.get_loops(done)
+    around, inside = [], []
+    for loop, tile in zip((blocks, rows, columns), tiles, strict=True):
+        outer, inner = sch.split(loop, tile)
+        around.append(outer)
+        inside.append(inner)
+    inside = [*inside[1:], inside[0]]  # one number at a time is held for all blocks, as in the direct kernel
+    sch.reorder(v, u, batch, *around, *inside, lane)
+    sch.compute_at(gemm, around[-1], preserve_unit_loops=True)
+    *_, blocks, rows, columns, vector, co, ci = sch.get_loops(gemm)
+    sch.reorder(co, ci, rows, columns, blocks, vector)
+    for loop in (*inside, rows, columns, blocks):
+        sch.unroll(loop)
+    for loop in (lane, vector):
+        sch.vectorize(loop)
+
+
+def _sum_image(sch: Any, image: Any) -> list[Any]:
+    """A row of tiles at a time; returns the loops over rows: the batch, blocks of channels, rows."""
+    *_, v, u, batch, blocks, rows, columns, lane = sch.get_loops(image)
+    sch.reorder(batch, blocks, rows, v, columns, u, lane)
+    over_columns = sch.get_sblock(IMAGE_COLUMNS, "main")
+    sch.compute_inline(sch.get_sblock(PADDED, "main"))
+    sch.compute_at(over_columns, rows, preserve_unit_loops=True)
+    *_, taps, _, _, _, x, vector = sch.get_loops(over_columns)
+    sch.reorder(x, taps, vector)
+    for loop in (u, taps):
+        sch.unroll(loop)
+    for loop in (lane, vector):
+        sch.vectorize(loop)
+    return [batch, blocks, rows]
