@@ -122,6 +122,29 @@ def test_every_kind_of_operator_becomes_a_cubin(operators: list[dict[str, Any]],
             assert built["versions"] == {"compiler": COMPILER.name}
 
 
+def test_a_convolution_of_halves_uses_tensor_cores(search: Child, builder: Child, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((64, 64, 3, 3)).astype("float16") for _ in range(2)]
+    image = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [1, 64, 16, 16])
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [1, 64, 16, 16])
+    nodes = [
+        onnx.helper.make_node("Conv", [source, name], [made], pads=[1, 1, 1, 1])
+        for source, name, made in (("x", "w0", "c"), ("c", "w1", "y"))
+    ]
+    tensors = [onnx.numpy_helper.from_array(weight, f"w{at}") for at, weight in enumerate(weights)]
+    graph = onnx.helper.make_graph(nodes, "halves", [image], [out], tensors)
+    path = tmp_path / "halves.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    operators = {operator["name"]: operator for operator in ingested(path)}
+    (convolution,) = (operator for name, operator in operators.items() if "conv2d" in name)
+    assert convolution["weight"] == 2, "both in one layout"
+    found = traces(search, convolution, CANDIDATES)
+    assert len(found) == CANDIDATES + 1
+    for trace in found[1:]:
+        assert '"Tensorize"' in trace
+        assert_cubin(build(builder, convolution, trace))
+
+
 def test_the_builder_never_opens_cuda(operators: list[dict[str, Any]], builder: Child) -> None:
     assert_cubin(build(builder, operators[0], UNTUNED))
     opened = Path(f"/proc/{builder.pid}/maps").read_text()

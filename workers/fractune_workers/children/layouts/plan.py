@@ -23,6 +23,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts import kernels
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
+from fractune_workers.children.layouts.channels_last import with_channels_last
 from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels import Window
@@ -61,7 +62,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     arguments correspond one to one, whatever the implementation.
     """
     if target.kind.name != "llvm":
-        return mod
+        return with_channels_last(mod) if target.kind.name == "cuda" else mod
     planner = _Planner(mod.clone(), vector_unit(target).lanes, implementation)
     for name, function in mod.functions.items():
         if isinstance(function, relax.Function):
