@@ -6,6 +6,7 @@ The module's `open_child(args)` gives the methods that the parent may call, by n
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -50,11 +51,14 @@ def _error_json(error: Exception) -> dict[str, Any]:
 
 
 def _open_and_serve(link: Connection) -> None:
+    gc.disable()  # nothing of what is imported is garbage, and to look takes a tenth of the time that TVM takes
     try:
         methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])
     except Exception as error:  # noqa: BLE001  whatever it is, the parent must be told
         link.send_bytes(json.dumps(_error_json(error)).encode())
         return
+    gc.freeze()  # nor will it be
+    gc.enable()
     link.send_bytes(b"{}")
     serve(link, methods)
 
