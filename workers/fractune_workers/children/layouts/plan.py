@@ -24,6 +24,7 @@ from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts import kernels
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
 from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
+from fractune_workers.children.layouts.groups import merged
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
@@ -135,8 +136,9 @@ def _conv2d(planner: _Planner, call: Any) -> _Made:
     if numbers is None or numbers.dtype != _FLOAT or not plain:
         return None
     window = _window(attrs)
+    lanes = planner.lanes
+    numbers, groups = merged(numbers, int(attrs.groups), lanes)
     out_channels, group_channels = numbers.shape[:2]
-    lanes, groups = planner.lanes, int(attrs.groups)
     channels = group_channels * groups
     if 2 * out_channels <= lanes:
         return None
