@@ -24,7 +24,7 @@ from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts import kernels
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
 from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
-from fractune_workers.children.layouts.groups import merged
+from fractune_workers.children.layouts.groups import pack_groups
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
@@ -136,9 +136,8 @@ def _conv2d(planner: _Planner, call: Any) -> _Made:
     if numbers is None or numbers.dtype != _FLOAT or not plain:
         return None
     window = _window(attrs)
-    lanes = planner.lanes
-    numbers, groups = merged(numbers, int(attrs.groups), lanes)
     out_channels, group_channels = numbers.shape[:2]
+    lanes, groups = planner.lanes, int(attrs.groups)
     channels = group_channels * groups
     if 2 * out_channels <= lanes:
         return None
@@ -152,11 +151,9 @@ def _conv2d(planner: _Planner, call: Any) -> _Made:
     elif group_channels == 1 and out_channels == groups:
         packed = pack(numbers[:, 0], 0, lanes)
         compute = kernels.depthwise_conv2d
-    elif group_channels % lanes == 0 and (out_channels // groups) % lanes == 0:
-        packed = pack(pack(numbers, 1, lanes), 0, lanes)
-        compute = partial(kernels.conv2d, groups=groups)
     else:
-        return None
+        packed = pack_groups(numbers, groups, lanes)
+        compute = partial(kernels.grouped_conv2d, group=(out_channels // groups, group_channels))
     image, _ = planner.into_blocks(data, _CHANNELS)
     return planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window), made
 
