@@ -8,12 +8,15 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import te, topi
+
+from fractune_workers.children.layouts.groups import first_input
 
 CONV, DEPTHWISE, MATMUL = "conv2d_blocked", "depthwise_blocked", "matmul_blocked"
 """the names of the main computations, by which a search knows what it has before it"""
@@ -62,11 +65,19 @@ def conv2d_first(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tenso
     return te.compute(shape, element, name=CONV)
 
 
-def conv2d(data: te.Tensor, weight: te.Tensor, window: Window, groups: int = 1) -> te.Tensor:
-    """(N, C/b, H, W, b) and (K/b, C/groups/b, R, S, b, b), the last two input and output channels -> (N, K/b, Y, X, b).
+def conv2d(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
+    """(N, C/b, H, W, b) and (K/b, C/b, R, S, b, b), the last two input and output channels -> (N, K/b, Y, X, b)."""
+    return _conv2d(data, weight, window, lambda _: 0)
 
-    In each group both kinds of channels must be multiples of the block.
-    """
+
+def grouped_conv2d(data: te.Tensor, weight: te.Tensor, window: Window, group: tuple[int, int]) -> te.Tensor:
+    """As `conv2d`, with weights that `pack_groups` made of groups of (outputs, inputs)."""
+    in_blocks, run, size = int(data.shape[1]), int(weight.shape[1]), int(weight.shape[-1])
+    return _conv2d(data, weight, window, lambda k: te.min(first_input(k * size, *group) // size, in_blocks - run))
+
+
+def _conv2d(data: te.Tensor, weight: te.Tensor, window: Window, first_block: Callable[[Any], Any]) -> te.Tensor:
+    """Each block of outputs reads as many blocks of inputs as it has weights for, from `first_block` on."""
     out_blocks, in_blocks, *kernel, in_size, out_size = (int(dim) for dim in weight.shape)
     image = window.padded(data)
     batch, _, height, width, _ = (int(dim) for dim in image.shape)
@@ -76,8 +87,7 @@ def conv2d(data: te.Tensor, weight: te.Tensor, window: Window, groups: int = 1) 
     )
 
     def element(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
-        block = co if groups == 1 else k // (out_blocks // groups) * in_blocks + co
-        pixel = image(n, block, *window.at(y, x, ry, rx), ci)
+        pixel = image(n, first_block(k) + co, *window.at(y, x, ry, rx), ci)
         return te.sum(pixel * weight(k, co, ry, rx, ci, lane), axis=[co, ry, rx, ci])
 
     shape = (batch, out_blocks, *window.extents(height, width, (kernel[0], kernel[1])), out_size)

@@ -26,6 +26,7 @@ from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, 
 from fractune_workers.children.layouts.channels_last import with_channels_last
 from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+from fractune_workers.children.layouts.groups import pack_groups
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
@@ -169,11 +170,9 @@ def _conv2d(planner: _Planner, call: Any) -> _Made:
     if group_channels == 1 and out_channels == groups:
         packed = pack(numbers[:, 0], 0, lanes)
         compute = kernels.depthwise_conv2d
-    elif group_channels % lanes == 0 and (out_channels // groups) % lanes == 0:
-        packed = pack(pack(numbers, 1, lanes), 0, lanes)
-        compute = partial(kernels.conv2d, groups=groups)
     else:
-        return None
+        packed = pack_groups(numbers, groups, lanes)
+        compute = partial(kernels.grouped_conv2d, group=(out_channels // groups, group_channels))
     image, _ = planner.into_blocks(data, _CHANNELS)
     return planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window), made
 

@@ -55,6 +55,12 @@ def test_the_narrow_target_has_four_lanes() -> None:
         pytest.param(3, 8, 9, 5, {"strides": 2, "padding": 2}, id="first layer, three channels"),
         pytest.param(7, 13, 5, 3, {}, id="odd channels"),
         pytest.param(16, 16, 6, 3, {"groups": 2}, id="groups of whole blocks"),
+        pytest.param(12, 12, 6, 3, {"groups": 2}, id="groups of one and a half blocks"),
+        pytest.param(24, 24, 6, 1, {"groups": 4}, id="two groups are three blocks"),
+        pytest.param(18, 18, 6, 3, {"groups": 6, "padding": 1}, id="groups of parts of a block"),
+        pytest.param(6, 12, 6, 1, {"groups": 6}, id="groups of one input"),
+        pytest.param(12, 24, 6, 3, {"groups": 4}, id="groups of fewer inputs than outputs"),
+        pytest.param(6, 10, 6, 1, {"groups": 2}, id="groups, the last block filled up"),
         pytest.param(12, 12, 6, 3, {"groups": 12, "padding": 1}, id="depthwise"),
         pytest.param(10, 10, 6, 3, {"groups": 10}, id="depthwise, odd channels"),
     ],
@@ -64,12 +70,6 @@ def test_convolutions_compute_in_blocks(
 ) -> None:
     mod = of_image(channels, size, lambda net, x: net.conv(x, out_channels, kernel, **options))
     assert "conv2d" in check(mod)
-
-
-@pytest.mark.parametrize("groups", [2, 4])
-def test_groups_of_parts_of_blocks_stay_plain(groups: int) -> None:
-    mod = of_image(12, 6, lambda net, x: net.conv(x, 12, groups=groups))
-    assert check(mod) == ["relax.nn.conv2d"]
 
 
 def test_a_convolution_whose_weight_is_an_input_stays_plain() -> None:
