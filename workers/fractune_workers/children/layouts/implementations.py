@@ -8,35 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy.typing as npt
 from tvm import te
 
 from fractune_workers.children.layouts.kernels import Window
-from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4
+from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4, Winograd
 
 _Array = npt.NDArray[Any]
 _WEIGHT_DIMS = 6
+_ELEMENT_IN, _WEIGHT_READ = 8.0, 10.0
+"""multiplications that take as long as to transform an element to or from Winograd's domain, and as to read a weight
+from beyond the second cache: fitted to both F(m x m, 3 x 3) of nine convolutions on a processor with AVX-512"""
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """Of a convolution with one group over blocks."""
+    """Of a convolution with one group over blocks. It is asked with the convolution's window, the shape of the direct
+    one's weights (K/b, C/b, R, S, b, b), and the image's height and width.
+    """
 
     fits: Callable[[Window, tuple[int, ...], tuple[int, int]], bool]
-    """of its window, the shape of the direct one's weights (K/b, C/b, R, S, b, b), and the image's height and width"""
     pack: Callable[[_Array], _Array]
     """its own weights, made of the direct one's"""
     compute: Callable[[te.Tensor, te.Tensor, Window], te.Tensor]
     """the output, of an image (N, C/b, H, W, b) and its own weights: as `kernels.conv2d`"""
+    cost: Callable[[Window, tuple[int, ...], tuple[int, int]], float]
+    """an estimate of the time, as the number of multiplications that take as long"""
 
 
-IMPLEMENTATIONS = {
-    f"winograd{winograd.outputs}": Implementation(winograd.fits, winograd.pack, winograd.compute)
-    for winograd in (WINOGRAD2, WINOGRAD4)
-}
-"""by name; the direct one, which everything fits, has none"""
+def order(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> list[str]:
+    """The implementations that fit, the likeliest to be the fastest on one core first; the direct one is "" ."""
+    costs = {"": _direct_cost(window, weights, image)}
+    for name, each in IMPLEMENTATIONS.items():
+        if each.fits(window, weights, image):
+            costs[name] = each.cost(window, weights, image)
+    return sorted(costs, key=costs.__getitem__)
 
 
 def repacked(name: str, weights: _Array) -> _Array:
@@ -50,3 +60,34 @@ def own_arguments(name: str, arguments: Sequence[_Array]) -> list[_Array]:
     Its weights are in blocks of both kinds of channels, and nothing else has as many dimensions.
     """
     return [repacked(name, each) if each.ndim == _WEIGHT_DIMS else each for each in arguments]
+
+
+def _extents(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> tuple[int, int]:
+    """Of the output."""
+    top, left, bottom, right = window.padding
+    return window.extents(image[0] + top + bottom, image[1] + left + right, (weights[2], weights[3]))
+
+
+def _channels(weights: tuple[int, ...]) -> tuple[int, int]:
+    """Of image and output, those that fill up a block among them."""
+    return weights[1] * weights[4], weights[0] * weights[5]
+
+
+def _direct_cost(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> float:
+    inner, outer = _channels(weights)
+    return weights[2] * weights[3] * inner * outer * (prod(_extents(window, weights, image)) + _WEIGHT_READ)
+
+
+def _winograd_cost(winograd: Winograd, window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> float:
+    inner, outer = _channels(weights)
+    tiles = winograd.tiles(_extents(window, weights, image))
+    pairs = inner * outer * (tiles + _WEIGHT_READ)
+    return winograd.taps**2 * (pairs + _ELEMENT_IN * tiles * (inner + outer))
+
+
+def _of_winograd(winograd: Winograd) -> Implementation:
+    return Implementation(winograd.fits, winograd.pack, winograd.compute, partial(_winograd_cost, winograd))
+
+
+IMPLEMENTATIONS = {"winograd2": _of_winograd(WINOGRAD2), "winograd4": _of_winograd(WINOGRAD4)}
+"""by name; the direct one, which everything fits, has none"""

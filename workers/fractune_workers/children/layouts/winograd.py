@@ -53,6 +53,11 @@ class Winograd:
         del image
         return weights[2:4] == (_KERNEL, _KERNEL) and window.strides == window.dilation == (1, 1)
 
+    def tiles(self, extents: tuple[int, int]) -> int:
+        """How many it takes to cover an output of these extents."""
+        rows, columns = (-(-extent // self.outputs) for extent in extents)
+        return rows * columns
+
     def pack(self, weights: _Array) -> _Array:
         """(K/b, C/b, 3, 3, b, b) -> (m + 2, m + 2, K/b, C/b, b, b), computed in float64."""
         exact = weights.astype(np.float64)

@@ -57,6 +57,7 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
     """Schedules of a CPU's operator, the likeliest first, none twice, at most MOST."""
     sketches, rules = sketches_of(spaces), list(postprocs)
     kernel = _kernel_of(workload.mod)
+    decided: Iterator[Sketch]
     if winograd.is_winograd(workload.mod):
         tiles = winograd.first_tiles(workload.mod, unit.registers)
         decided = (_decided(sketches[which], each, _SHORT_UNROLL) for which, each in tiles)

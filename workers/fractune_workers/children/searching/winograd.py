@@ -62,7 +62,7 @@ def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]
         )
 
 
-_CHUNKS = [(BY_ROWS, False, False), (BEFORE, False, False), (BY_ROWS, True, False), (BEFORE, False, True)]
+_CHUNKS = [(BY_ROWS, True, False), (BEFORE, False, False), (BY_ROWS, False, False), (BEFORE, False, True)]
 """sketch, whether a chunk has all output blocks, and whether it has all rows of tiles"""
 _CHUNKS_OF_MANY_WEIGHTS = [(BEFORE, False, True), (BY_ROWS, True, False), (BEFORE, False, False)]
 """that are read once"""
@@ -180,13 +180,13 @@ def _sum_image(sch: Any, image: Any) -> list[Any]:
     """A row of tiles at a time; returns the loops over rows: the batch, blocks of channels, rows."""
     *_, v, u, batch, blocks, rows, columns, lane = sch.get_loops(image)
     sch.reorder(batch, blocks, rows, v, columns, u, lane)
-    over_columns = sch.get_sblock(IMAGE_COLUMNS, "main")
-    sch.compute_inline(sch.get_sblock(PADDED, "main"))
-    sch.compute_at(over_columns, rows, preserve_unit_loops=True)
+    over_columns, padded = (sch.get_sblock(name, "main") for name in (IMAGE_COLUMNS, PADDED))
+    for block in (over_columns, padded):
+        sch.compute_at(block, rows, preserve_unit_loops=True)
     *_, taps, _, _, _, x, vector = sch.get_loops(over_columns)
     sch.reorder(x, taps, vector)
     for loop in (u, taps):
         sch.unroll(loop)
-    for loop in (lane, vector):
+    for loop in (lane, vector, sch.get_loops(padded)[-1]):
         sch.vectorize(loop)
     return [batch, blocks, rows]

@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS, repacked
+from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS, order, repacked
+from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.layouts.simplify import simplify
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
@@ -116,3 +117,21 @@ def constants(mod: tvm.IRModule) -> list[Array]:
 
     relax.analysis.post_order_visit(mod["main"], visit)
     return found
+
+
+@pytest.mark.parametrize(
+    ("channels", "extent", "expected"),
+    [
+        pytest.param((64, 64), 56, ["winograd4", "winograd2", ""], id="many tiles"),
+        pytest.param((512, 512), 7, ["winograd2", "winograd4", ""], id="many weights"),
+        pytest.param((16, 16), 1, ["", "winograd2", "winograd4"], id="one pixel"),
+    ],
+)
+def test_the_likeliest_comes_first(channels: tuple[int, int], extent: int, expected: list[str]) -> None:
+    window = Window((1, 1), (1, 1, 1, 1), (1, 1))
+    weights = (channels[1] // 16, channels[0] // 16, 3, 3, 16, 16)
+    assert order(window, weights, (extent, extent)) == expected
+
+
+def test_only_what_fits_is_in_the_order() -> None:
+    assert order(Window((2, 2), (1, 1, 1, 1), (1, 1)), (4, 4, 3, 3, 16, 16), (56, 56)) == [""]
