@@ -49,6 +49,17 @@ def order(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> l
     return sorted(costs, key=costs.__getitem__)
 
 
+def order_of(shapes: Sequence[tuple[int, ...]]) -> list[str]:
+    """As `order`, by the shapes of an operator's arguments, the output last, as the direct one takes them: of a
+    convolution that another implementation fits, and so without strides and dilation.
+    """
+    image, weights, output = shapes[0], next(each for each in shapes if len(each) == _WEIGHT_DIMS), shapes[-1]
+    bottom, right = (
+        made + kernel - 1 - given for made, kernel, given in zip(output[2:4], weights[2:4], image[2:4], strict=True)
+    )
+    return order(Window((1, 1), (0, 0, bottom, right), (1, 1)), weights, (image[2], image[3]))
+
+
 def repacked(name: str, weights: _Array) -> _Array:
     """The weights of the implementation called `name`, of the direct one's."""
     return IMPLEMENTATIONS[name].pack(weights)

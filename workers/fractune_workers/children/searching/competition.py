@@ -11,8 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fractune_core.implementations import implementation_of, is_exact, text_of, trace_of
+from fractune_core.implementations import DIRECT, implementation_of, is_exact, text_of, trace_of
+from fractune_workers.children.layouts.implementations import order_of
 from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.tvm_api.traces import args_of
 
 _UNJUDGED = 4
 """measured candidates, below which an implementation counts as fast as the fastest"""
@@ -26,7 +28,9 @@ class CompetingSearches:
     """Candidates out, run times in: as `OperatorSearch`, of an operator's workloads by implementation."""
 
     def __init__(self, workloads: Mapping[str, Any], target: Any, seed: int, threads: int) -> None:
-        self._searches = {name: OperatorSearch(found, target, seed, threads) for name, found in workloads.items()}
+        self._searches = {
+            name: OperatorSearch(workloads[name], target, seed, threads) for name in _likeliest_first(workloads)
+        }
         self._asked = dict.fromkeys(self._searches, 0)
 
     def search_of(self, implementation: str) -> OperatorSearch:
@@ -99,3 +103,11 @@ class CompetingSearches:
             if self._searches[name].measured >= _UNJUDGED and fastest_s < math.inf:
                 parts[name] = max(_FLOOR, (fastest_s / secs) ** _PRESSURE)
         return parts
+
+
+def _likeliest_first(workloads: Mapping[str, Any]) -> list[str]:
+    """In this order they have their turns, as long as nothing is known."""
+    if len(workloads) == 1:
+        return list(workloads)
+    expected = order_of([tuple(shape) for _, _, shape in args_of(workloads[DIRECT])])
+    return sorted(workloads, key=lambda name: expected.index(name) if name in expected else len(expected))

@@ -24,8 +24,11 @@ SHARE = "cpu:1"
 
 @pytest.fixture(scope="module")
 def workloads() -> dict[str, Any]:
-    """Of one convolution, the direct one and Winograd's."""
-    mod = network([(1, 16, 8, 8)], lambda net, x: net.conv(x, 16, padding=1))
+    return competing(network([(1, 16, 8, 8)], lambda net, x: net.conv(x, 16, padding=1)))
+
+
+def competing(mod: tvm.IRModule) -> dict[str, Any]:
+    """Of its one convolution, the direct one and Winograd's."""
     direct, other = prepare(mod, TARGET), prepare(mod, TARGET, WINOGRAD2)
     ((name, winograd),) = implementations_of(direct, other).items()
     operator = next(each for each in extract(direct, TARGET) if each.workload_hash == name)
@@ -100,3 +103,11 @@ def test_what_another_operator_had_is_tried_in_the_same_implementation(
 def test_an_operator_with_one_implementation_names_none(workloads: dict[str, Any]) -> None:
     searches = CompetingSearches({DIRECT: workloads[DIRECT]}, TARGET, seed=1, threads=1)
     assert parts(proposed(searches, 4)) == {DIRECT: 4}
+
+
+@pytest.mark.parametrize(("channels", "size", "first"), [(128, 16, WINOGRAD2), (16, 1, DIRECT)])
+def test_the_likeliest_one_has_the_first_turn(channels: int, size: int, first: str) -> None:
+    """Winograd's where much is multiplied for each pixel, the direct one where a tile would be mostly padding."""
+    mod = network([(1, channels, size, size)], lambda net, x: net.conv(x, channels, padding=1))
+    searches = CompetingSearches(competing(mod), TARGET, seed=1, threads=1)
+    assert list(parts(proposed(searches, 1))) == [first]
