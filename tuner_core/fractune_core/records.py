@@ -75,7 +75,7 @@ FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
 """every trial's first timing, and the only one of a trial that is far behind"""
 TRIAL_POLICY = TimingPolicy("trial", warmups=1, repeats=3, min_repeat_ms=10.0)
 """the timing of a contender"""
-VALIDATION_POLICY = TimingPolicy("validation", warmups=1, repeats=7, min_repeat_ms=10.0)
+VALIDATION_POLICY = TimingPolicy("validation", warmups=1, repeats=9, min_repeat_ms=10.0)
 """the interleaved timing of the finalists"""
 
 _COLD_REPEATS = {FIRST_POLICY.name: 5, TRIAL_POLICY.name: 20, VALIDATION_POLICY.name: 50}

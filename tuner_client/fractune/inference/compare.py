@@ -14,7 +14,7 @@ from fractune.inference.model import Model, load
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import BadRequest
 
-FEWEST_REPEATS = 3
+FEWEST_REPEATS = 6
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def compare(
 
     Both are loaded for `share`, by default the one that this process is under, and confined to it; models that are
     loaded already stay as they are. `inputs` as for `Model.run`, by default random ones. Each is timed `repeats` times,
-    3 at least, in pairs, so that what slows the machine for both cancels out.
+    6 at least, in pairs, so that what slows the machine for both cancels out.
 
     Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM's runtime is not installed.
     """

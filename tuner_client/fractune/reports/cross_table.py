@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fractune.jobs import JobStatus, OperatorRecords
-from fractune_core.analysis.slowdown_ci import Slowdown, ratio, slowdown
+from fractune_core.analysis.slowdown_ci import LEVEL, Slowdown, ratio, slowdown
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
 
@@ -30,6 +32,10 @@ class Cell:
 class CrossTable:
     """Cells by variant (`untuned`, `robust` or the share it was tuned at), then by the share they ran at. What was not
     measured is absent.
+
+    All that is said of a table holds together with 95 %: each of its intervals leaves out the part of 5 % that falls to
+    one of as many comparisons as there are pairs of cells in a column (Bonferroni). The fastest of a column is found by
+    the same repeats that it is compared by, which is why all pairs count and not those with the fastest alone.
     """
 
     name: str
@@ -38,6 +44,12 @@ class CrossTable:
     shares: tuple[str, ...]
     cells: Mapping[str, Mapping[str, Cell]]
 
+    @cached_property
+    def level(self) -> float:
+        """How often each of the intervals has to cover."""
+        columns = Counter(share for row in self.cells.values() for share in row)
+        return 1.0 - (1.0 - LEVEL) / max(1, sum(math.comb(variants, 2) for variants in columns.values()))
+
     def fastest(self, share: str) -> str | None:
         """The variant with the smallest median at a share; not one that another beats beyond the noise.
 
@@ -45,7 +57,7 @@ class CrossTable:
         """
         held = {variant: row[share] for variant, row in self.cells.items() if share in row}
         order = sorted(held, key=lambda variant: held[variant].median_s)
-        unbeaten = (each for each in order if not any(_is_beaten(held[each], other) for other in held.values()))
+        unbeaten = (each for each in order if not any(self._is_beaten(held[each], other) for other in held.values()))
         return next(unbeaten, order[0] if order else None)
 
     def slowdown(self, variant: str, share: str) -> Slowdown | None:
@@ -58,7 +70,7 @@ class CrossTable:
         mine, theirs = self.cells.get(variant, {}).get(share), self.cells.get(other, {}).get(share)
         if mine is None or theirs is None:
             return None
-        return _loss(mine, theirs)
+        return self._loss(mine, theirs)
 
     def all(self) -> Iterator[tuple[str, str, Cell, Slowdown]]:
         """Every cell that was measured: variant, share, cell, loss against the fastest there."""
@@ -83,15 +95,13 @@ class CrossTable:
         variant = min(worst, key=lambda name: (worst[name][1].median, name))
         return variant, *worst[variant]
 
+    def _loss(self, cell: Cell, other: Cell) -> Slowdown:
+        return slowdown(cell.run_secs, other.run_secs, in_turn=cell.timing == other.timing, level=self.level)
 
-def _loss(cell: Cell, other: Cell) -> Slowdown:
-    return slowdown(cell.run_secs, other.run_secs, in_turn=cell.timing == other.timing)
-
-
-def _is_beaten(cell: Cell, other: Cell) -> bool:
-    """Beyond the noise. The interval is worked out only where there is a difference to judge."""
-    is_slower = ratio(cell.run_secs, other.run_secs, in_turn=cell.timing == other.timing) > 1.0
-    return is_slower and not _loss(cell, other).is_tie
+    def _is_beaten(self, cell: Cell, other: Cell) -> bool:
+        """Beyond the noise. The interval is worked out only where there is a difference to judge."""
+        is_slower = ratio(cell.run_secs, other.run_secs, in_turn=cell.timing == other.timing) > 1.0
+        return is_slower and not self._loss(cell, other).is_tie
 
 
 def model_table(job: JobStatus) -> CrossTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fractune.goals import Goal, GoalStep, PeerTiming
@@ -88,9 +89,9 @@ def _share_json(goal: Goal, timing: PeerTiming) -> dict[str, Any]:
     }
 
 
-def ratio_json(timing: PeerTiming) -> dict[str, float]:
-    """Both medians in seconds, and ours over theirs with its 95 % interval."""
-    low, high = timing.interval
+def ratio_json(timing: PeerTiming) -> dict[str, float | None]:
+    """Both medians in seconds, and ours over theirs with its 95 % interval, None where it is not known."""
+    low, high = (None if math.isnan(edge) else edge for edge in timing.interval)
     return {
         "our_s": timing.our_s,
         "peer_s": timing.peer_s,

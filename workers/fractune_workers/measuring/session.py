@@ -44,7 +44,8 @@ _CHILD = "fractune_workers.children.measuring.child"
 _HANDSHAKE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 30.0
 _MODEL_TIMEOUT_S = 900.0
-_MODEL_REPEATS = 7
+_MODEL_REPEATS = 11
+"""Enough for an interval of a table that compares 50 pairs of variants"""
 _RUNGS = (FIRST_POLICY, TRIAL_POLICY)
 
 _T = TypeVar("_T")

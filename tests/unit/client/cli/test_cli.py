@@ -346,7 +346,7 @@ def test_the_live_table_shows_best_and_gain_per_share() -> None:
 
 
 def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest.CaptureFixture[str]) -> None:
-    timing = PeerTiming("cpu:1", "cpu:1", (2e-3,) * 3, (1e-3,) * 3, 1e-6, outputs_agree=True)
+    timing = PeerTiming("cpu:1", "cpu:1", (2e-3,) * 6, (1e-3,) * 6, 1e-6, outputs_agree=True)
     known = Goal("onnxruntime", "1.31", 0.0, {"cpu:1": 1e-3})
     timed = replace(known, steps=(GoalStep(40.0, 7, (timing,)),))
     console = Console(width=140, record=True, file=sys.stderr, force_terminal=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from tests.support.samples import validation
 
 SHARES = ("cpu:1", "cpu:2")
-NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005, 1.0)
+NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005, 1.0, 1.003, 0.997, 1.0, 1.0)
 
 
 def cell(secs: float, timing: str = "j1") -> Cell:
@@ -29,7 +31,10 @@ TABLE = CrossTable(
     SHARES,
     {
         "untuned": {"cpu:1": cell(4e-3), "cpu:2": cell(3e-3)},
-        "cpu:1": {"cpu:1": cell(2e-3), "cpu:2": Cell([1.005e-3, 1.02e-3, 0.98e-3, 1.01e-3, 0.99e-3], "other")},
+        "cpu:1": {
+            "cpu:1": cell(2e-3),
+            "cpu:2": Cell([1.005e-3, 1.02e-3, 0.98e-3, 1.01e-3, 0.99e-3, 1.0e-3, 1.01e-3], "other"),
+        },
         "cpu:2": {"cpu:1": cell(2.28e-3), "cpu:2": cell(1e-3)},
     },
 )
@@ -51,7 +56,7 @@ def test_one_schedule_that_is_the_fastest_under_two_names_ties_with_nobody() -> 
 
 def test_what_another_beats_in_pairs_is_not_the_fastest() -> None:
     """The machine slowed down after four turns: by its median `cpu:1` is faster, next to each other it is not."""
-    slower, faster = Cell([1.0] * 4 + [3.0] * 3, "j1"), Cell([0.9] * 3 + [1.05] + [2.7] * 3, "j1")
+    slower, faster = Cell([1.0] * 5 + [3.0] * 4, "j1"), Cell([0.9] * 4 + [1.05] + [2.7] * 4, "j1")
     table = CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": slower}, "robust": {"cpu:1": faster}})
     assert slower.median_s < faster.median_s
     assert table.fastest("cpu:1") == "robust"
@@ -131,3 +136,31 @@ def test_the_table_is_drawn(tmp_path: Path, suffix: str) -> None:
     assert path.stat().st_size > 5_000
     with pytest.raises(BadRequest):
         check_picture(tmp_path / "table.gif")
+
+
+def same_everywhere(rng: random.Random, variants: int, repeats: int) -> CrossTable:
+    """Timings in turn of one program under several names."""
+
+    def column() -> list[float]:
+        return [math.exp(rng.gauss(0.0, 0.05)) for _ in range(repeats)]
+
+    names = ["robust", *SHARES, "untuned"][:variants]
+    cells = {name: {share: Cell(column(), share) for share in SHARES} for name in names}
+    return CrossTable("m", 1, SHARES, cells)
+
+
+@pytest.mark.parametrize("variants", [2, 3, 4])
+def test_a_table_of_one_program_seldom_says_that_something_loses(variants: int) -> None:
+    rng, tables = random.Random(0), 600
+    alarms = sum(
+        any(not lost.is_tie for *_, lost in same_everywhere(rng, variants, repeats=11).all()) for _ in range(tables)
+    )
+    assert alarms <= 0.05 * tables
+
+
+def test_a_loss_is_still_seen() -> None:
+    rng = random.Random(0)
+    table = same_everywhere(rng, 3, repeats=11)
+    slow = {share: Cell([1.3 * secs for secs in cell.run_secs], share) for share, cell in table.cells["cpu:1"].items()}
+    found = CrossTable("m", 1, SHARES, {**table.cells, "cpu:1": slow})
+    assert all(lost is not None and not lost.is_tie for lost in (found.slowdown("cpu:1", share) for share in SHARES))

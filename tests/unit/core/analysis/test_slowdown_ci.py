@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
+from fractune_core.analysis.slowdown_ci import Slowdown, _bound_of_ranks, _bound_of_signs, slowdown
 
-SECS = st.lists(st.floats(1e-6, 10), min_size=3, max_size=15)
+Noise = Callable[[random.Random, float], float]
+"""one timing, at a part of the way through all of them"""
+
+SECS = st.lists(st.floats(1e-6, 10), min_size=6, max_size=15)
 
 
 def noisy(secs: float, spread: float, seed: int, count: int = 15) -> list[float]:
@@ -51,7 +55,7 @@ def test_what_slows_both_in_a_turn_cancels_out() -> None:
 
 
 def test_a_loss_in_turn_is_that_of_the_pairs_which_its_interval_is_of() -> None:
-    found = slowdown([1.0, 1.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 2.0, 2.0], in_turn=True)
+    found = slowdown([1.0] * 3 + [2.0] * 4, [1.0] * 4 + [2.0] * 3, in_turn=True)
     assert found.median == 0.0
     assert found.low <= found.median <= found.high
 
@@ -61,10 +65,59 @@ def test_what_is_no_larger_than_the_margin_is_a_tie_though_the_interval_lies_to_
     assert not Slowdown(0.06, 0.01, 0.09).is_tie
 
 
-def test_two_repeats_tell_nothing() -> None:
-    found = slowdown([2.0, 2.0], [1.0, 1.0], in_turn=True)
-    assert (found.median, found.is_tie) == (1.0, True)
-    assert math.isnan(found.low)
+@pytest.mark.parametrize(("repeats", "known"), [(2, False), (5, False), (6, True)])
+def test_few_repeats_tell_nothing(repeats: int, known: bool) -> None:  # noqa: FBT001
+    found = slowdown([2.0] * repeats, [1.0] * repeats, in_turn=True)
+    assert (found.median, found.is_tie) == (1.0, not known)
+    assert math.isnan(found.low) is not known
+
+
+def normal(rng: random.Random, _: float) -> float:
+    return math.exp(rng.gauss(0.0, 0.05))
+
+
+def heavy_tailed(rng: random.Random, _: float) -> float:
+    return 1.0 + 0.02 * rng.paretovariate(1.5)
+
+
+def drifting(rng: random.Random, part: float) -> float:
+    return (1.0 + 0.3 * part) * math.exp(rng.gauss(0.0, 0.05))
+
+
+@pytest.mark.parametrize("noise", [normal, heavy_tailed, drifting])
+@pytest.mark.parametrize("repeats", [7, 9, 11, 15])
+def test_intervals_of_pairs_cover(repeats: int, noise: Noise) -> None:
+    """A percentile bootstrap covers 87 % with 7 pairs."""
+    assert 0.94 <= coverage(repeats, noise, in_turn=True) <= 0.99
+
+
+@pytest.mark.parametrize("noise", [normal, heavy_tailed])
+@pytest.mark.parametrize("repeats", [5, 9, 15])
+def test_intervals_of_separate_timings_cover(repeats: int, noise: Noise) -> None:
+    assert 0.94 <= coverage(repeats, noise, in_turn=False) <= 0.99
+
+
+def coverage(repeats: int, noise: Noise, *, in_turn: bool, times: int = 2000) -> float:
+    """How often the interval holds the true difference, which is none."""
+    rng, held = random.Random(0), 0
+    for _ in range(times):
+        one, other = ([noise(rng, turn / repeats) for turn in range(repeats)] for _ in range(2))
+        found = slowdown(one, other, in_turn=in_turn)
+        held += found.low <= 0.0 <= found.high
+    return held / times
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "critical"), [(4, 4, 0), (5, 5, 2), (7, 7, 8), (9, 9, 17), (15, 15, 64), (5, 11, 9)]
+)
+def test_the_bound_of_ranks_is_that_of_the_published_tables(one: int, other: int, critical: int) -> None:
+    """The largest U at which two samples differ, two-sided at 5 %."""
+    assert _bound_of_ranks(one, other, 0.95) == critical + 1
+
+
+@pytest.mark.parametrize(("count", "bound"), [(5, 0), (6, 1), (9, 2), (12, 3), (15, 4), (20, 6), (25, 8)])
+def test_the_bound_of_signs_is_that_of_the_published_tables(count: int, bound: int) -> None:
+    assert _bound_of_signs(count, 0.95) == bound
 
 
 @given(SECS, st.booleans())

@@ -16,7 +16,7 @@ from fractune_workers.children.tvm_api.artifacts import load_objects
 from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.weights import unpack_weights
 
-_SLOW_S, _FEWEST_REPEATS = 0.1, 3
+_SLOW_S, _FEWEST_REPEATS = 0.1, 4
 _MIN_REPEAT_S = 0.02
 """One repeat calls the model until this long has passed"""
 
@@ -24,7 +24,7 @@ _MIN_REPEAT_S = 0.02
 def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, Any]:
     """Time every variant of a bundle on the same random inputs, one repeat each a round.
 
-    Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant three) and `max_error` (largest
+    Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant four) and `max_error` (largest
     difference to the untuned output, over that output's largest value) by variant.
     """
     bundle = Bundle(path)
