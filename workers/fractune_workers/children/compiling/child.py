@@ -122,9 +122,7 @@ def compile_bundle(
         WEIGHTS: packed,
     }
     schedules = [_known(workloads, variant["traces"]) for variant in variants]
-    different = [each for number, each in enumerate(schedules) if each not in schedules[:number]]
-    code = side_by_side([partial(compile_variant, lifted, parsed, traces) for traces in different])
-    compiled = [code[different.index(traces)] for traces in schedules]
+    compiled = _each_once(partial(compile_variant, lifted, parsed), schedules)
     described = []
     for index, (variant, objects) in enumerate(zip(variants, compiled, strict=True)):
         entries.update({object_entry(index, name): code for name, code in objects.items()})
@@ -140,6 +138,13 @@ def compile_bundle(
     }
     with Path(out).open("wb") as file:
         write_bundle(file, whole, entries)
+
+
+def _each_once(compiled: Callable[[dict[Any, str]], Any], schedules: list[dict[Any, str]]) -> list[Any]:
+    """What `compiled` gives for each; equal ones, as of shares that have the same winners, are compiled once."""
+    different = [each for number, each in enumerate(schedules) if each not in schedules[:number]]
+    code = side_by_side([partial(compiled, each) for each in different])
+    return [code[different.index(each)] for each in schedules]
 
 
 def _known(workloads: dict[str, Any], traces: dict[str, str]) -> dict[Any, str]:
