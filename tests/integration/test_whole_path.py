@@ -157,6 +157,18 @@ def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dic
             assert "the untuned default is the best known" in match["reason"]
 
 
+def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path: Path) -> None:
+    """The two models share an operator, the copy at their ends, which tells nothing of what it is the end of."""
+    stranger = write_model(tmp_path / "stranger.onnx", channels=40)
+    shared = events(fleet.tune("--only", "from_blocks", "--trials", "1", "--out", str(tmp_path)))[-1]["operators"]
+    assert [operator["name"] for operator in shared] == ["from_blocks"]
+    for command in ("matrix", "bundle"):
+        ended = run_fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
+        assert ended.returncode == 9
+        assert "but for from_blocks" in error_line(ended)
+        assert "tune it first" in error_line(ended)
+
+
 @pytest.mark.usefixtures("tuned")
 def test_the_log_goes_out_and_comes_back(fleet: Fleet, tmp_path: Path) -> None:
     at = ("--server", fleet.address)
@@ -348,18 +360,6 @@ def test_a_bundle_for_all_shares_is_one_variant(fleet: Fleet, tuned: list[dict[s
     assert set(manifest["measured"]) == set(SHARES)
     (report,) = events(run_fractune("run", str(path), "--share", "cpu:1", "--repeats", "3", "--json"))
     assert report["variant"] == "robust"
-
-
-def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path: Path) -> None:
-    """The two models share an operator, the copy at their ends, which tells nothing of what it is the end of."""
-    stranger = write_model(tmp_path / "stranger.onnx", channels=40)
-    shared = events(fleet.tune("--only", "from_blocks", "--trials", "1", "--out", str(tmp_path)))[-1]["operators"]
-    assert [operator["name"] for operator in shared] == ["from_blocks"]
-    for command in ("matrix", "bundle"):
-        ended = run_fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
-        assert ended.returncode == 9
-        assert "but for from_blocks" in error_line(ended)
-        assert "tune it first" in error_line(ended)
 
 
 def test_a_build_pipeline_releases_and_gates(fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -16,14 +16,10 @@ from fractune_core.parent_death import die_with_parent
 class ForkDied(FractuneError):
     """A fork that ended without an answer, by signal `number` (0: by itself), after `spent_s` seconds of CPU time."""
 
-    number = 0
-    spent_s = 0.0
-
-    @classmethod
-    def by(cls, number: int, spent_s: float) -> ForkDied:
-        error = cls(f"the compiler was ended by {signal.Signals(number).name if number else 'an early end'}")
-        error.number, error.spent_s = number, spent_s
-        return error
+    def __init__(self, message: str, number: int = 0, spent_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.number = number
+        self.spent_s = spent_s
 
 
 class Fork:
@@ -44,7 +40,9 @@ class Fork:
             answer = pipe.read()
         _, status, usage = os.wait4(self._pid, 0)
         if os.WIFSIGNALED(status) or not answer:
-            raise ForkDied.by(os.WTERMSIG(status), usage.ru_utime + usage.ru_stime)
+            number = os.WTERMSIG(status)
+            how = signal.Signals(number).name if number else "an early end"
+            raise ForkDied(f"the compiler was ended by {how}", number, usage.ru_utime + usage.ru_stime)
         result, error = pickle.loads(answer)  # noqa: S301  our own fork wrote it
         if error is not None:
             raise error

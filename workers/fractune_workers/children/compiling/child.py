@@ -136,23 +136,19 @@ def compile_bundle(
     for by_name in prepared.workloads.values():
         prepare_tensor_cores(by_name[DIRECT], parsed)
     texts = [variant["traces"] for variant in variants]
-    different = [each for number, each in enumerate(texts) if each not in texts[:number]]
-    schedules = [_schedules(prepared, each) for each in different]
+    schedules = [_schedules(prepared, each) for each in texts]
     weights = Weights()
-    lifted = [weights.lifted(_mixed(prepared, each)) for each in different]
+    lifted = [weights.lifted(_mixed(prepared, each)) for each in texts]
     packed, layout = pack_weights(weights.tensors)
     entries: dict[str, bytes] = {
         RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
         WEIGHTS: packed,
     }
-    compiled = side_by_side(
-        [partial(compile_variant, each.module, parsed, traces) for each, traces in zip(lifted, schedules, strict=True)]
-    )
+    compiled = _each_once(texts, lambda at: compile_variant(lifted[at].module, parsed, schedules[at]))
     described = []
-    for index, variant in enumerate(variants):
-        at = different.index(variant["traces"])
-        entries.update({object_entry(index, name): code for name, code in compiled[at].items()})
-        described.append({"name": variant["name"], "objects": sorted(compiled[at]), "weights": lifted[at].weights})
+    for index, (variant, each, objects) in enumerate(zip(variants, lifted, compiled, strict=True)):
+        entries.update({object_entry(index, name): code for name, code in objects.items()})
+        described.append({"name": variant["name"], "objects": sorted(objects), "weights": each.weights})
     whole = {
         **manifest,
         "target": str(parsed),
@@ -184,6 +180,14 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Any, str]:
             )
         found[workload] = trace_of(text)
     return found
+
+
+def _each_once(texts: list[dict[str, str]], compiled: Callable[[int], Any]) -> list[Any]:
+    """What `compiled` gives for each by its place; equal ones, as of shares that have the same winners, only once."""
+    first = [texts.index(each) for each in texts]
+    different = sorted(set(first))
+    code = dict(zip(different, side_by_side([partial(compiled, at) for at in different]), strict=True))
+    return [code[at] for at in first]
 
 
 def device() -> dict[str, Any]:
