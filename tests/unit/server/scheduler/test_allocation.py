@@ -76,9 +76,9 @@ def test_operators_with_few_candidates_owe_nothing_once_exhausted(
         chosen.exhausted = got < count
         chosen.complete += got
         made += got
-    assert made <= trials
+    assert made <= max(trials, len(plans)), "every operator gets one"
     high = budget.cap(trials, len(plans))
-    assert made == trials or all(each.exhausted or each.complete >= high for each in plans)
+    assert made >= trials or all(each.exhausted or each.complete >= high for each in plans)
 
 
 @given(more=st.integers(1, 500), round_size=st.integers(1, 64), operators=st.integers(1, 30))

@@ -20,9 +20,9 @@ from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4, Win
 
 _Array = npt.NDArray[Any]
 _WEIGHT_DIMS = 6
-_ELEMENT_IN, _WEIGHT_READ = 8.0, 10.0
-"""multiplications that take as long as to transform an element to or from Winograd's domain, and as to read a weight
-from beyond the second cache: fitted to both F(m x m, 3 x 3) of nine convolutions on a processor with AVX-512"""
+_TRANSFORM, _READ_WEIGHT = 8.0, 10.0
+"""multiplications that take as long as to transform one element of a tile, and as to read one weight from beyond the
+second cache: what fits both algorithms of Winograd at nine convolutions, on a processor with AVX-512"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Implementation:
 
 
 def order(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> list[str]:
-    """The implementations that fit, the likeliest to be the fastest on one core first; the direct one is "" ."""
+    """The implementations that fit, the likeliest to be the fastest on one core first; the direct one
+    is the empty text.
+    """
     costs = {"": _direct_cost(window, weights, image)}
     for name, each in IMPLEMENTATIONS.items():
         if each.fits(window, weights, image):
@@ -86,14 +88,14 @@ def _channels(weights: tuple[int, ...]) -> tuple[int, int]:
 
 def _direct_cost(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> float:
     inner, outer = _channels(weights)
-    return weights[2] * weights[3] * inner * outer * (prod(_extents(window, weights, image)) + _WEIGHT_READ)
+    return weights[2] * weights[3] * inner * outer * (prod(_extents(window, weights, image)) + _READ_WEIGHT)
 
 
 def _winograd_cost(winograd: Winograd, window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> float:
     inner, outer = _channels(weights)
     tiles = winograd.tiles(_extents(window, weights, image))
-    pairs = inner * outer * (tiles + _WEIGHT_READ)
-    return winograd.taps**2 * (pairs + _ELEMENT_IN * tiles * (inner + outer))
+    pairs = inner * outer * (tiles + _READ_WEIGHT)
+    return winograd.taps**2 * (pairs + _TRANSFORM * tiles * (inner + outer))
 
 
 def _of_winograd(winograd: Winograd) -> Implementation:

@@ -20,11 +20,17 @@ from fractune_workers.children.searching.register_tiles import Extents, tilings
 from fractune_workers.children.searching.sketches import MISFITS
 
 _MOST_BLOCKS, _MOST_PIXELS = 9, 28
+_MOST_UNROLLED = 64
+"""multiplications"""
 _FLOAT_BYTES = 4
 _MANY_WEIGHT_BYTES = 1 << 20
 """of a kernel's weights: half of a second cache"""
 BEFORE, BY_ROWS = 0, 1
 """sketches: where the image's sums are made"""
+_CHUNKS = [(BY_ROWS, True, False), (BEFORE, False, False), (BY_ROWS, False, False), (BEFORE, False, True)]
+"""the likeliest first: the sketch, whether a chunk has all output blocks, and whether it has all rows of tiles"""
+_CHUNKS_OF_MANY_WEIGHTS = [(BEFORE, False, True), (BY_ROWS, True, False), (BEFORE, False, False)]
+"""where all rows share what is read of them"""
 
 
 def is_winograd(mod: Any) -> bool:
@@ -40,7 +46,10 @@ def space(usual: Any) -> Any:
 
 def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]]]:
     """The likeliest first: which sketch, and its tiles of output blocks, rows and columns of tiles."""
-    spatial, reduction = _extents_of(mod) or ((), ())
+    found = _extents_of(mod)
+    if found is None:
+        return
+    spatial, reduction = found
     taps, _, _, blocks, rows, columns, lanes = spatial
     extents = Extents(blocks, rows, columns, reduction, lanes * _FLOAT_BYTES)
     # A column of tiles does what a row of as many does.
@@ -52,20 +61,8 @@ def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]
     for tile, chunk in ranks:
         sketch, all_blocks, all_rows = chunks[chunk]
         inner_blocks, inner_rows, inner_columns = accumulators[tile]
-        yield (
-            sketch,
-            [
-                _tile(blocks, inner_blocks, whole=all_blocks),
-                _tile(rows, inner_rows, whole=all_rows),
-                [columns // inner_columns, inner_columns],
-            ],
-        )
-
-
-_CHUNKS = [(BY_ROWS, True, False), (BEFORE, False, False), (BY_ROWS, False, False), (BEFORE, False, True)]
-"""sketch, whether a chunk has all output blocks, and whether it has all rows of tiles"""
-_CHUNKS_OF_MANY_WEIGHTS = [(BEFORE, False, True), (BY_ROWS, True, False), (BEFORE, False, False)]
-"""that are read once"""
+        tiles = [_tile(blocks, inner_blocks, whole=all_blocks), _tile(rows, inner_rows, whole=all_rows)]
+        yield sketch, [*tiles, [columns // inner_columns, inner_columns]]
 
 
 def _tile(extent: int, inner: int, *, whole: bool) -> list[int]:
@@ -170,10 +167,11 @@ def _tile_products(sch: Any, gemm: Any, chunk: Any, tiles: tuple[list[Any], ...]
     sch.compute_at(gemm, around[-1], preserve_unit_loops=True)
     *_, blocks, rows, columns, vector, co, ci = sch.get_loops(gemm)
     sch.reorder(co, ci, rows, columns, blocks, vector)
-    for loop in (*inside, rows, columns, blocks):
-        sch.unroll(loop)
     for loop in (lane, vector):
         sch.vectorize(loop)
+    # Not at any price: drawn tiles may be of hundreds of accumulators, and LLVM would take its time.
+    sch.annotate(v, "pragma_auto_unroll_max_step", _MOST_UNROLLED)
+    sch.annotate(v, "pragma_unroll_explicit", 1)
 
 
 def _sum_image(sch: Any, image: Any) -> list[Any]:

@@ -32,8 +32,10 @@ def test_those_that_can_win_are_timed_in_turn_with_all_repeats() -> None:
     kernels = Kernels({"untuned": 2e-3, "a": 1e-3})
     kept, run_secs = time_interleaved(["untuned", "a"], VALIDATION_POLICY, kernels.time)
     assert kept == dict.fromkeys(kernels.secs, VALIDATION_POLICY)
-    assert run_secs == {name: [secs] * 7 for name, secs in kernels.secs.items()}
-    assert [name for name, _ in kernels.asked] == ["untuned", "a"] * 8  # the first of each warms up
+    assert run_secs == {name: [secs] * VALIDATION_POLICY.repeats for name, secs in kernels.secs.items()}
+    assert [name for name, _ in kernels.asked] == ["untuned", "a"] * (
+        1 + VALIDATION_POLICY.repeats
+    )  # the first of each warms up
 
 
 @pytest.mark.parametrize(
