@@ -13,9 +13,6 @@ from typing import Any
 DIRECT = ""
 WINOGRAD2, WINOGRAD4 = "winograd2", "winograd4"
 """tiles of 2 x 2 and of 4 x 4 outputs (Lavin and Gray, CVPR 2016)"""
-IM2COL = "im2col"
-"""a matrix product over the gathered image"""
-
 INEXACT = frozenset({WINOGRAD2, WINOGRAD4})
 """those that round otherwise than the operator itself, beyond the order of additions"""
 

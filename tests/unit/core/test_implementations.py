@@ -6,7 +6,6 @@ import pytest
 
 from fractune_core.implementations import (
     DIRECT,
-    IM2COL,
     WINOGRAD2,
     WINOGRAD4,
     has_others,
@@ -22,7 +21,7 @@ from fractune_core.records import UNTUNED
 TRACE = '[[["GetSBlock",[],["a:b","main"],["b0"]]],[]]'
 
 
-@pytest.mark.parametrize("name", [DIRECT, WINOGRAD2, WINOGRAD4, IM2COL])
+@pytest.mark.parametrize("name", [DIRECT, WINOGRAD2, WINOGRAD4])
 def test_a_text_is_taken_apart_as_it_was_put_together(name: str) -> None:
     text = text_of(name, TRACE)
     assert (implementation_of(text), trace_of(text)) == (name, TRACE)
@@ -38,7 +37,7 @@ def test_the_untuned_default_is_the_direct_one() -> None:
 
 
 def test_which_of_them_round_otherwise() -> None:
-    names = [DIRECT, IM2COL, WINOGRAD2, WINOGRAD4]
+    names = [DIRECT, "split", WINOGRAD2, WINOGRAD4]
     assert [is_exact(text_of(name, TRACE)) for name in names] == [True, True, False, False]
 
 

@@ -21,7 +21,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
 
 from fractune_core.errors import BadRequest, NotFound, StateUnusable
-from fractune_core.implementations import DIRECT, IM2COL, WINOGRAD4, joined_workloads, text_of
+from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, text_of
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
@@ -142,7 +142,7 @@ class StoreContract:
         assert store.log.existing(ids) == {"trial a@1"}
 
     def test_an_exact_key_leaves_out_what_rounds_otherwise(self, store: Store) -> None:
-        fast, exact = text_of(WINOGRAD4, "[]"), text_of(IM2COL, "[]")
+        fast, exact = text_of(WINOGRAD4, "[]"), text_of("split", "[]")
         store.log.add([trial(fast, 1, 1.0), trial(exact, 1, 2.0), trial("t", 1, 3.0)])
         own, share = replace(KEY, exact=True), granted(1).key
         assert [record.trace for record in store.log.best_trials(KEY, share, 9)] == [fast, exact, "t"]

@@ -20,7 +20,7 @@ from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4, Win
 
 _Array = npt.NDArray[Any]
 _WEIGHT_DIMS = 6
-_TRANSFORM, _READ_WEIGHT = 8.0, 10.0
+_TRANSFORM, _READ_WEIGHT = 8.0, 12.0
 """multiplications that take as long as to transform one element of a tile, and as to read one weight from beyond the
 second cache: what fits both algorithms of Winograd at nine convolutions, on a processor with AVX-512"""
 

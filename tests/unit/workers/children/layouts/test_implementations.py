@@ -123,7 +123,7 @@ def constants(mod: tvm.IRModule) -> list[Array]:
     ("channels", "extent", "expected"),
     [
         pytest.param((64, 64), 56, ["winograd4", "winograd2", ""], id="many tiles"),
-        pytest.param((512, 512), 7, ["winograd2", "winograd4", ""], id="many weights"),
+        pytest.param((512, 512), 7, ["winograd2", "", "winograd4"], id="many weights"),
         pytest.param((16, 16), 1, ["", "winograd2", "winograd4"], id="one pixel"),
     ],
 )
