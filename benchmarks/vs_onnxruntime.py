@@ -1,7 +1,8 @@
 """Against ONNX Runtime: how long until a tuned model is as fast, and how fast is it in the end?
 
 Each model is tuned from a fresh state by `fractune.tune(until_beats="onnxruntime")`: in steps, the first of which
-searches nothing (`--trials 0`), until ONNX Runtime is beaten beyond the noise at every share, or the minutes are over.
+searches nothing (`--trials 0`), until ONNX Runtime is beaten by `--by` (half of its time, unless told: hardly ever) at
+every share, or the minutes are over.
 After each step the bundle and ONNX Runtime are timed in turn, alone, in a process that is confined to the share, both
 with as many threads as it has cores. This makes the curve from tuning time to ratio. What is told as the ratio of a
 model is timed once more in the end, by repeats that decided nothing. Outputs are compared, which says most where the
@@ -10,7 +11,7 @@ weights are trained ones. A model that fails is a row with its cause.
 Results are written after every model, with a picture (.svg) beside them.
 
 Usage: python -m benchmarks.vs_onnxruntime [--quick] [--out FILE] [--models A,B] [--shares cpu:1,cpu:2]
-[--minutes-a-model 15] [--trials N] [--repeats 9]
+[--minutes-a-model 15] [--by 0.5] [--trials N] [--repeats 9]
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--models", type=_names, help=f"by default {','.join(_MODELS)}")
     parser.add_argument("--shares", type=_names, default=["cpu:1", "cpu:2"])
     parser.add_argument("--minutes-a-model", type=float, help="by default 15")
+    parser.add_argument("--by", type=float, default=0.5, help="part of its time by which to beat it")
     parser.add_argument("--trials", type=int, help="of a model at most; by default no limit")
     parser.add_argument("--repeats", type=int, help="of the last timing of each model and share; by default 9")
     args = parser.parse_args()
@@ -64,7 +66,7 @@ def _parse() -> argparse.Namespace:
     args.models = args.models or (["squeezenet"] if args.quick else list(_MODELS))
     args.minutes_a_model = args.minutes_a_model or (3.0 if args.quick else 15.0)
     args.trials = args.trials if args.trials is not None else (8 if args.quick else None)
-    args.repeats = args.repeats or (3 if args.quick else 9)
+    args.repeats = args.repeats or (6 if args.quick else 9)
     return args
 
 
@@ -87,6 +89,7 @@ def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, An
         model.path,
         args.shares,
         until_beats=PEER,
+        by=args.by,
         minutes=args.minutes_a_model,
         trials=args.trials,
         only=args.only,
@@ -113,7 +116,7 @@ def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, An
 
 
 def _write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
-    settings = {key: getattr(args, key) for key in ("shares", "minutes_a_model", "trials", "repeats")}
+    settings = {key: getattr(args, key) for key in ("shares", "minutes_a_model", "by", "trials", "repeats")}
     write_result("vs_onnxruntime", args, {**settings, "summary": summary(rows), "models": rows})
     if not args.quick or args.out is not None:
         found = curves(rows)
