@@ -16,7 +16,6 @@ import numpy as np
 import tvm
 from tvm import te, topi
 
-from fractune_workers.children.layouts.blocks import Blocks
 from fractune_workers.children.layouts.groups import first_input
 
 CONV, DEPTHWISE, MATMUL = "conv2d_blocked", "depthwise_blocked", "matmul_blocked"
@@ -150,23 +149,6 @@ def _tap(data: te.Tensor, window: Window, index: tuple[Any, ...], outside: Any) 
     y, x = y - window.padding[0], x - window.padding[1]
     inside = tvm.tirx.all(y >= 0, y < data.shape[2], x >= 0, x < data.shape[3])
     return tvm.tirx.if_then_else(inside, data(n, k, y, x, lane), outside)
-
-
-def shuffle(data: te.Tensor, groups: int, source: Blocks, made: Blocks) -> te.Tensor:
-    """An image in blocks as `source` says -> as `made` says, the channels of its groups taken in turn.
-
-    It is what `(N, groups, C / groups, ...)` with its axes 1 and 2 exchanged does (Zhang et al. 2018, ShuffleNet).
-    """
-    channels = source.shape[source.axis]
-
-    def element(n: Any, k: Any, *pixel_and_lane: Any) -> Any:
-        *pixel, lane = pixel_and_lane
-        channel, exists = made.channel(k, lane)
-        block, place = source.place(channel % groups * (channels // groups) + channel // groups)
-        value = data(n, block, *pixel, place)
-        return tvm.tirx.if_then_else(exists, value, tvm.tirx.const(0, data.dtype)) if made.filled_up else value
-
-    return te.compute(made.physical, element, name="shuffle")
 
 
 def matmul(data: te.Tensor, weight: te.Tensor) -> te.Tensor:

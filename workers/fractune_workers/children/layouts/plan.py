@@ -28,6 +28,7 @@ from fractune_workers.children.layouts.expressions import has_fixed_shapes, numb
 from fractune_workers.children.layouts.groups import pack_groups
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.layouts.shuffle import shuffle
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
 _CHANNELS = 1
@@ -328,29 +329,34 @@ def _concat(planner: _Planner, call: Any) -> _Made:
 
 
 def _reshape(planner: _Planner, call: Any) -> _Made:
-    """The last step of a channel shuffle: (N, C, ...) was seen as (N, groups, C / groups, ...), axes 1 and 2 changed
+    """The last step of a channel shuffle: (N, C, H, W) was seen as (N, groups, C / groups, H, W), axes 1 and 2 changed
     places, and the shape is the first again.
     """
     exchanged = planner.called(call.args[0], "permute_dims")
     grouped = None if exchanged is None else planner.called(exchanged.args[0], "reshape")
     known = None if grouped is None else planner.in_blocks(grouped.args[0])
-    if known is None or known[1].axis != _CHANNELS or known[1].dropped or known[1].shape != shape_of(call):
+    if known is None or known[1].plain != shape_of(call) or not _is_image(known[1]):
         return None
     value, source = known
     batch, channels, *pixels = source.shape
     split = shape_of(grouped)
-    axes = [int(axis) for axis in exchanged.attrs.axes or ()]
     groups = split[1]
-    if axes != [0, 2, 1, *range(3, len(split))] or split != (batch, groups, channels // groups, *pixels):
+    axes = exchanged.attrs.axes or ()
+    if [int(axis) for axis in axes] != [0, 2, 1, 3, 4] or split != (batch, groups, channels // groups, *pixels):
         return None
     made = planner.blocks(source.shape, _CHANNELS, groups if channels // groups >= planner.lanes else 1)
-    return planner.kernel(kernels.shuffle, value, name="shuffle", groups=groups, source=source, made=made), made
+    kernel = planner.builder_.add_func(shuffle(groups, source, made, str(value.ty.dtype)), "shuffle")
+    return relax.call_tir(kernel, [value], relax.TensorType(made.physical, value.ty.dtype)), made
+
+
+def _is_image(blocks: Blocks) -> bool:
+    return len(blocks.shape) == len(blocks.plain) == 4 and blocks.axis == _CHANNELS
 
 
 def _image(planner: _Planner, call: Any) -> tuple[Any, str, int] | None:
     """The image of an operator over images in blocks, the name of its layout, and of how many parts it is."""
     known = planner.in_blocks(call.args[0])
-    if known is None or len(known[1].plain) != 4 or known[1].axis != _CHANNELS or str(call.attrs.layout) != "NCHW":
+    if known is None or not _is_image(known[1]) or str(call.attrs.layout) != "NCHW":
         return None
     return known[0], f"NCHW{known[1].size}c", known[1].parts
 
