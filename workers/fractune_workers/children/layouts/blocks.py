@@ -67,6 +67,8 @@ class Blocks:
 
     def place(self, channel: Any) -> tuple[Any, Any]:
         """Where a channel is: its block, and its lane."""
+        if self.parts == 1:
+            return channel // self.size, channel % self.size
         part, within = channel // self._part, channel % self._part
         return part * (self.count // self.parts) + within // self.size, within % self.size
 

@@ -333,8 +333,9 @@ def _reshape(planner: _Planner, call: Any) -> _Made:
     places, and the shape is the first again.
     """
     exchanged = planner.called(call.args[0], "permute_dims")
-    grouped = None if exchanged is None else planner.called(exchanged.args[0], "reshape")
-    known = None if grouped is None else planner.in_blocks(grouped.args[0])
+    if exchanged is None or (grouped := planner.called(exchanged.args[0], "reshape")) is None:
+        return None
+    known = planner.in_blocks(grouped.args[0])
     if known is None or known[1].plain != shape_of(call) or not _is_image(known[1]):
         return None
     value, source = known

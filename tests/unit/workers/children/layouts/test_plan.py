@@ -186,14 +186,16 @@ PARTS: list[Any] = [
     pytest.param(lambda net, x, _: net.conv(x, 12, 1, groups=6), id="groups of half a block"),
     pytest.param(lambda _, x, y: op.add(x, y), id="plus another layout"),
     pytest.param(lambda _, x, y: op.subtract(y, x), id="another layout minus"),
-    pytest.param(lambda net, x, y: op.multiply(x, net.emit(op.mean(y, [2, 3], True))), id="excitation by another"),
+    pytest.param(
+        lambda net, x, y: op.multiply(x, net.emit(op.mean(y, [2, 3], keepdims=True))), id="excitation by another"
+    ),
     pytest.param(lambda net, x, _: op.add(x, net.weight(12, 1, 1)), id="a number per channel"),
     pytest.param(lambda _, x, y: op.concat([x, y], 1), id="channels after another's"),
     pytest.param(lambda _, x, y: op.concat([y, x], 2), id="rows after another's"),
     pytest.param(lambda _, x, __: op.nn.avg_pool2d(x, 2), id="average pool"),
     pytest.param(lambda _, x, __: op.nn.adaptive_avg_pool2d(x, 1), id="adaptive pool"),
     pytest.param(lambda _, x, __: op.image.resize2d(x, relax.ShapeExpr([8, 8]), method="linear"), id="resize"),
-    pytest.param(lambda net, x, _: op.squeeze(net.emit(op.max(x, [2], True)), [2]), id="max, squeezed"),
+    pytest.param(lambda net, x, _: op.squeeze(net.emit(op.max(x, [2], keepdims=True)), [2]), id="max, squeezed"),
     pytest.param(lambda net, x, _: op.multiply(shuffled(net, x, 3), x), id="shuffled in other groups"),
 ]
 
