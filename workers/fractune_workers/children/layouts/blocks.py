@@ -2,6 +2,9 @@
 
 A tensor of shape (N, C, H, W) with its axis 1 in blocks of 16 lies as (N, ceil(C / 16), H, W, 16): the innermost loop
 is always one vector, whatever the image's size. Where C is no multiple of the block, the last one is filled up.
+
+Channels that belong to groups may lie in as many parts, each with blocks of its own, so that no block has channels of
+two groups: 136 channels in 4 parts are 4 times 34, and lie in 4 times 3 blocks of 16.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ class Blocks:
     size: int
     dropped: tuple[int, ...] = ()
     """axes of extent 1 that the plain tensor lacks: a squeeze or a reduction leaves the rank in blocks as it was"""
+    parts: int = 1
+    """of how many equal parts the axis is, each in blocks of its own"""
 
     @property
     def plain(self) -> tuple[int, ...]:
@@ -42,7 +47,7 @@ class Blocks:
 
     @property
     def count(self) -> int:
-        return block_count(self.shape[self.axis], self.size)
+        return self.parts * block_count(self._part, self.size)
 
     @property
     def filled_up(self) -> bool:
@@ -53,6 +58,23 @@ class Blocks:
     def physical(self) -> tuple[int, ...]:
         """The shape in memory."""
         return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :], self.size)
+
+    def channel(self, block: Any, lane: Any) -> tuple[Any, Any]:
+        """What a lane stands for: the channel, and whether there is such."""
+        blocks = self.count // self.parts
+        within = block % blocks * self.size + lane
+        return block // blocks * self._part + within, within < self._part
+
+    def place(self, channel: Any) -> tuple[Any, Any]:
+        """Where a channel is: its block, and its lane."""
+        if self.parts == 1:
+            return channel // self.size, channel % self.size
+        part, within = channel // self._part, channel % self._part
+        return part * (self.count // self.parts) + within // self.size, within % self.size
+
+    @property
+    def _part(self) -> int:
+        return self.shape[self.axis] // self.parts
 
 
 def block_count(channels: int, size: int) -> int:
@@ -65,13 +87,14 @@ def block_count(channels: int, size: int) -> int:
     return count + count % 2 if rest and count >= _MANY else count
 
 
-def pack(array: npt.NDArray[Any], axis: int, size: int, fill: float = 0.0) -> npt.NDArray[Any]:
-    """The array with its axis in blocks, `fill` in the lanes that stand for no channel."""
-    count = block_count(array.shape[axis], size)
-    missing = [(0, 0)] * array.ndim
-    missing[axis] = (0, count * size - array.shape[axis])
-    whole = np.pad(array, missing, constant_values=fill)
-    split = whole.reshape(*array.shape[:axis], count, size, *array.shape[axis + 1 :])
+def pack(array: npt.NDArray[Any], axis: int, size: int, fill: float = 0.0, parts: int = 1) -> npt.NDArray[Any]:
+    """The array with its axis in blocks, in so many parts, `fill` in the lanes that stand for no channel."""
+    before, part, after = array.shape[:axis], array.shape[axis] // parts, array.shape[axis + 1 :]
+    count = block_count(part, size)
+    missing = [(0, 0)] * (array.ndim + 1)
+    missing[axis + 1] = (0, count * size - part)
+    whole = np.pad(array.reshape(*before, parts, part, *after), missing, constant_values=fill)
+    split = whole.reshape(*before, parts * count, size, *after)
     return np.ascontiguousarray(np.moveaxis(split, axis + 1, -1))
 
 
@@ -79,11 +102,11 @@ def to_blocks(data: te.Tensor, blocks: Blocks) -> te.Tensor:
     """The plain tensor in blocks; 0 in the lanes that stand for no channel."""
 
     def element(*index: Any) -> Any:
-        channel = index[blocks.axis] * blocks.size + index[-1]
+        channel, exists = blocks.channel(index[blocks.axis], index[-1])
         plain = data(*(channel if axis == blocks.axis else index[axis] for axis in blocks.kept))
         if not blocks.filled_up:
             return plain
-        return tvm.tirx.if_then_else(channel < blocks.shape[blocks.axis], plain, tvm.tirx.const(0, data.dtype))
+        return tvm.tirx.if_then_else(exists, plain, tvm.tirx.const(0, data.dtype))
 
     return te.compute(blocks.physical, element, name=TO_BLOCKS)
 
@@ -93,8 +116,7 @@ def from_blocks(data: te.Tensor, blocks: Blocks) -> te.Tensor:
 
     def element(*index: Any) -> Any:
         whole = dict.fromkeys(blocks.dropped, 0) | dict(zip(blocks.kept, index, strict=True))
-        channel = whole[blocks.axis]
-        whole[blocks.axis] = channel // blocks.size
-        return data(*(whole[axis] for axis in range(len(blocks.shape))), channel % blocks.size)
+        whole[blocks.axis], lane = blocks.place(whole[blocks.axis])
+        return data(*(whole[axis] for axis in range(len(blocks.shape))), lane)
 
     return te.compute(blocks.plain, element, name=FROM_BLOCKS)

@@ -28,6 +28,7 @@ from fractune_workers.children.layouts.expressions import has_fixed_shapes, numb
 from fractune_workers.children.layouts.groups import pack_groups
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.layouts.shuffle import shuffle
 from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
 _CHANNELS = 1
@@ -68,7 +69,8 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     for name, function in mod.functions.items():
         if isinstance(function, relax.Function):
             planner.builder_.update_func(name, planner.visit_expr(function))
-    return relax.transform.DeadCodeElimination()(planner.builder_.get())
+    tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(tidy)(planner.builder_.get())
 
 
 @mutator
@@ -106,20 +108,26 @@ class _Planner(PyExprMutator):
         """The value in blocks, if it is there already."""
         return self._known.get(value) if isinstance(value, relax.Var) else None
 
-    def into_blocks(self, value: Any, axis: int) -> tuple[Any, Blocks]:
-        """The value with `axis` in blocks, changed into them if need be."""
+    def into_blocks(self, value: Any, axis: int, parts: int | None = None) -> tuple[Any, Blocks]:
+        """The value with `axis` in blocks, changed into them if need be; in so many parts, or None for any."""
         known = self.in_blocks(value)
-        if known and known[1].axis == axis and not known[1].dropped:
+        blocks = self.blocks(shape_of(value), axis, parts or 1)
+        if known and known[1].axis == axis and not known[1].dropped and (not parts or known[1].parts == blocks.parts):
             return known
-        blocks = self.blocks(shape_of(value), axis)
         return self.changed(value, blocks), blocks
 
     def changed(self, value: Any, blocks: Blocks) -> Any:
         """A plain value, put into `blocks`."""
         return self.builder_.emit(self.kernel(to_blocks, value, blocks=blocks, name=TO_BLOCKS))
 
-    def blocks(self, shape: Sequence[int], axis: int) -> Blocks:
-        return Blocks(tuple(shape), axis, self.lanes)
+    def blocks(self, shape: Sequence[int], axis: int, parts: int = 1) -> Blocks:
+        """With the axis in so many parts, where these are not whole blocks anyway."""
+        return Blocks(tuple(shape), axis, self.lanes, parts=parts if shape[axis] // parts % self.lanes else 1)
+
+    def called(self, value: Any, name: str) -> Any | None:
+        """The call of the operator `name` that a variable is bound to; None for anything else."""
+        bound = self.builder_.lookup_binding(value) if isinstance(value, relax.Var) else None
+        return bound if getattr(getattr(bound, "op", None), "name", "") == f"relax.{name}" else None
 
     def constant(self, value: Any) -> _Array | None:
         """The numbers of a constant, None for anything else."""
@@ -165,20 +173,38 @@ def _conv2d(planner: _Planner, call: Any) -> _Made:
         packed = pack(numbers, 0, lanes)
         return planner.kernel(kernels.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
     if groups == 1:
-        return _dense_conv2d(planner, data, pack(pack(numbers, 1, lanes), 0, lanes), window), made
-    compute: Callable[..., Any]
+        return _dense_conv2d(planner, data, numbers, window), made
     if group_channels == 1 and out_channels == groups:
-        packed = pack(numbers[:, 0], 0, lanes)
-        compute = kernels.depthwise_conv2d
+        image, blocks = planner.into_blocks(data, _CHANNELS)
+        weights = relax.const(pack(numbers[:, 0], 0, lanes, parts=blocks.parts))
+        value = planner.kernel(kernels.depthwise_conv2d, image, weights, name="conv2d", window=window)
+        return value, replace(made, parts=blocks.parts)
+    parts = _parts(planner, data, groups, numbers)
+    image, _ = planner.into_blocks(data, _CHANNELS, parts)
+    if parts > 1:
+        packed = pack(pack(numbers, 1, lanes), 0, lanes, parts=parts)
+        group = len(packed) // groups * lanes, packed.shape[1] * lanes
     else:
-        packed = pack_groups(numbers, groups, lanes)
-        compute = partial(kernels.grouped_conv2d, group=(out_channels // groups, group_channels))
-    image, _ = planner.into_blocks(data, _CHANNELS)
-    return planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window), made
+        packed, group = pack_groups(numbers, groups, lanes), (out_channels // groups, group_channels)
+    compute = partial(kernels.grouped_conv2d, group=group)
+    value = planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window)
+    return value, planner.blocks(made.shape, _CHANNELS, parts)
 
 
-def _dense_conv2d(planner: _Planner, data: Any, packed: _Array, window: Window) -> Any:
+def _parts(planner: _Planner, data: Any, groups: int, numbers: _Array) -> int:
+    """In how many parts a convolution reads and writes its groups: by themselves if each fills a block, and if the
+    image does not lie otherwise already.
+    """
+    if min(len(numbers) // groups, numbers.shape[1]) < planner.lanes:
+        return 1
+    known = planner.in_blocks(data)
+    wanted = planner.blocks(shape_of(data), _CHANNELS, groups)
+    return groups if known is None or known[1].parts == wanted.parts else 1
+
+
+def _dense_conv2d(planner: _Planner, data: Any, numbers: _Array, window: Window) -> Any:
     image, blocks = planner.into_blocks(data, _CHANNELS)
+    packed = pack(pack(numbers, 1, planner.lanes, parts=blocks.parts), 0, planner.lanes)
     other = planner.implementation
     if other is None or not other.fits(window, packed.shape, (blocks.shape[2], blocks.shape[3])):
         return planner.kernel(kernels.conv2d, image, relax.const(packed), name="conv2d", window=window)
@@ -235,7 +261,10 @@ def _operand(planner: _Planner, operand: Any, blocks: Blocks, fill: float) -> An
     if known:
         theirs = known[1]
         alike = (len(theirs.shape), theirs.axis, theirs.dropped) == (len(blocks.shape), blocks.axis, blocks.dropped)
-        return known[0] if alike and theirs.shape[blocks.axis] == blocks.shape[blocks.axis] else None
+        if not alike or theirs.shape[blocks.axis] != blocks.shape[blocks.axis]:
+            return None
+        same_parts = theirs.parts == blocks.parts
+        return known[0] if same_parts else planner.changed(operand, replace(theirs, parts=blocks.parts))
     numbers = planner.constant(operand)
     if numbers is not None:
         return relax.const(_packed_operand(numbers, blocks, fill))
@@ -251,7 +280,7 @@ def _packed_operand(numbers: _Array, blocks: Blocks, fill: float) -> _Array:
     whole = np.expand_dims(aligned, blocks.dropped)
     if whole.shape[blocks.axis] == 1:
         return whole[..., None]
-    return pack(whole, blocks.axis, blocks.size, fill)
+    return pack(whole, blocks.axis, blocks.size, fill, blocks.parts)
 
 
 def _reduce(planner: _Planner, call: Any) -> _Made:
@@ -293,18 +322,44 @@ def _concat(planner: _Planner, call: Any) -> _Made:
         return None
     axis = int(call.attrs.axis) % len(first[1].shape)
     of_channels = axis == first[1].axis
-    if of_channels and any(shape_of(field)[axis] % planner.lanes for field in fields):
+    if of_channels and (first[1].parts > 1 or any(shape_of(field)[axis] % planner.lanes for field in fields)):
         return None
-    laid = [planner.into_blocks(field, first[1].axis)[0] for field in fields]
+    laid = [planner.into_blocks(field, first[1].axis, first[1].parts)[0] for field in fields]
     return relax.op.concat(laid, axis), replace(first[1], shape=shape_of(call))
 
 
-def _image(planner: _Planner, call: Any) -> tuple[Any, str] | None:
-    """The image of an operator over images in blocks, and the name of its layout."""
-    known = planner.in_blocks(call.args[0])
-    if known is None or len(known[1].plain) != 4 or known[1].axis != _CHANNELS or str(call.attrs.layout) != "NCHW":
+def _reshape(planner: _Planner, call: Any) -> _Made:
+    """The last step of a channel shuffle: (N, C, H, W) was seen as (N, groups, C / groups, H, W), axes 1 and 2 changed
+    places, and the shape is the first again.
+    """
+    exchanged = planner.called(call.args[0], "permute_dims")
+    if exchanged is None or (grouped := planner.called(exchanged.args[0], "reshape")) is None:
         return None
-    return known[0], f"NCHW{known[1].size}c"
+    known = planner.in_blocks(grouped.args[0])
+    if known is None or known[1].plain != shape_of(call) or not _is_image(known[1]):
+        return None
+    value, source = known
+    batch, channels, *pixels = source.shape
+    split = shape_of(grouped)
+    groups = split[1]
+    axes = exchanged.attrs.axes or ()
+    if [int(axis) for axis in axes] != [0, 2, 1, 3, 4] or split != (batch, groups, channels // groups, *pixels):
+        return None
+    made = planner.blocks(source.shape, _CHANNELS, groups if channels // groups >= planner.lanes else 1)
+    kernel = planner.builder_.add_func(shuffle(groups, source, made, str(value.ty.dtype)), "shuffle")
+    return relax.call_tir(kernel, [value], relax.TensorType(made.physical, value.ty.dtype)), made
+
+
+def _is_image(blocks: Blocks) -> bool:
+    return len(blocks.shape) == len(blocks.plain) == 4 and blocks.axis == _CHANNELS
+
+
+def _image(planner: _Planner, call: Any) -> tuple[Any, str, int] | None:
+    """The image of an operator over images in blocks, the name of its layout, and of how many parts it is."""
+    known = planner.in_blocks(call.args[0])
+    if known is None or not _is_image(known[1]) or str(call.attrs.layout) != "NCHW":
+        return None
+    return known[0], f"NCHW{known[1].size}c", known[1].parts
 
 
 def _pool(planner: _Planner, call: Any) -> _Made:
@@ -313,7 +368,7 @@ def _pool(planner: _Planner, call: Any) -> _Made:
     kernel = tuple(int(extent) for extent in attrs.pool_size)
     if image is None or str(attrs.out_layout) != "NCHW" or math.prod(kernel) > _MOST_TAPS:
         return None
-    made = planner.blocks(shape_of(call), _CHANNELS)
+    made = planner.blocks(shape_of(call), _CHANNELS, image[2])
     options: dict[str, Any] = {"kernel": kernel, "window": _window(attrs), "extents": made.shape[2:]}
     if call.op.name == "relax.nn.max_pool2d":
         return planner.kernel(kernels.max_pool2d, image[0], name="max_pool2d", **options), made
@@ -329,7 +384,7 @@ def _adaptive_pool(planner: _Planner, call: Any) -> _Made:
     if image is None:
         return None
     value = relax.op.nn.adaptive_avg_pool2d(image[0], call.attrs.output_size, layout=image[1])
-    return value, planner.blocks(shape_of(call), _CHANNELS)
+    return value, planner.blocks(shape_of(call), _CHANNELS, image[2])
 
 
 def _resize(planner: _Planner, call: Any) -> _Made:
@@ -349,7 +404,7 @@ def _resize(planner: _Planner, call: Any) -> _Made:
         cubic_exclude=attrs.cubic_exclude,
         extrapolation_value=attrs.extrapolation_value,
     )
-    return value, planner.blocks(shape_of(call), _CHANNELS)
+    return value, planner.blocks(shape_of(call), _CHANNELS, image[2])
 
 
 _RULES: dict[str, _Rule] = {
@@ -360,6 +415,7 @@ _RULES: dict[str, _Rule] = {
     "nn.adaptive_avg_pool2d": _adaptive_pool,
     "image.resize2d": _resize,
     "concat": _concat,
+    "reshape": _reshape,
     "squeeze": _squeeze,
     **dict.fromkeys(_UNARY, _unary),
     **dict.fromkeys(_UNARY_OF_CHANNELS, partial(_unary, every_lane=True)),

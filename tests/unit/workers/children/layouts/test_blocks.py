@@ -44,10 +44,24 @@ def test_many_blocks_that_are_filled_up_are_an_even_number(channels: int, count:
     assert blocks.filled_up == (channels < 4 * count)
 
 
-def test_tensor_expressions_pack_and_unpack_alike() -> None:
-    blocks = Blocks((2, 5, 1, 3), 1, 4, dropped=(2,))
+@pytest.mark.parametrize("channels", [6, 10, 130], ids=["half a block a part", "one and a fourth", "many"])
+def test_parts_lie_as_if_each_were_a_tensor(channels: int) -> None:
+    blocks = Blocks((2, channels, 3), 1, 4, parts=2)
+    array = np.random.default_rng(0).random(blocks.shape, "float32")
+    packed = pack(array, 1, 4, parts=2)
+    assert packed.shape == blocks.physical
+    assert np.array_equal(packed, np.concatenate([pack(part, 1, 4) for part in np.split(array, 2, axis=1)], axis=1))
+    for channel in range(channels):
+        block, lane = blocks.place(channel)
+        assert np.array_equal(packed[:, block, :, lane], array[:, channel])
+        assert blocks.channel(block, lane) == (channel, True)
+
+
+@pytest.mark.parametrize(("channels", "parts"), [(5, 1), (10, 2)])
+def test_tensor_expressions_pack_and_unpack_alike(channels: int, parts: int) -> None:
+    blocks = Blocks((2, channels, 1, 3), 1, 4, dropped=(2,), parts=parts)
     plain = np.random.default_rng(0).random(blocks.plain, "float32")
     there, back = te.placeholder(blocks.plain, name="plain"), te.placeholder(blocks.physical, name="packed")
     packed = run(te.create_prim_func([there, to_blocks(there, blocks)]), plain, blocks.physical)
-    assert np.array_equal(packed, pack(plain[:, :, None], 1, 4))
+    assert np.array_equal(packed, pack(plain[:, :, None], 1, 4, parts=parts))
     assert np.array_equal(run(te.create_prim_func([back, from_blocks(back, blocks)]), packed, blocks.plain), plain)

@@ -136,6 +136,79 @@ def test_lanes_that_stand_for_no_channel_do_no_harm() -> None:
     check(of_image(8, 3, body))
 
 
+def shuffled(net: Network, x: Any, groups: int, axes: tuple[int, ...] = (0, 2, 1, 3, 4)) -> Any:
+    batch, channels, *pixels = (int(dim) for dim in x.ty.shape)
+    split = net.emit(op.reshape(x, (batch, groups, channels // groups, *pixels)))
+    return net.emit(op.reshape(net.emit(op.permute_dims(split, axes)), (batch, channels, *pixels)))
+
+
+@pytest.mark.parametrize("groups", [2, 3, 6], ids=["parts of a block and a half", "whole blocks", "half a block"])
+def test_a_channel_shuffle_is_one_kernel_from_blocks_to_blocks(groups: int) -> None:
+    names = check(of_image(12, 5, lambda net, x: net.conv(shuffled(net, net.conv(x, 12), groups), 12, groups=12)))
+    assert names.count("shuffle") == 1
+    assert transforms(names) == 2
+    assert "relax.permute_dims" not in names
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(lambda net, x: shuffled(net, x, 3, (0, 1, 2, 4, 3)), id="rows and columns change places"),
+        pytest.param(lambda net, x: shuffled(net, x, 3, (1, 0, 2, 3, 4)), id="nothing is between the groups"),
+        pytest.param(lambda net, x: net.emit(op.reshape(x, (1, 6, 6, 12))), id="another shape"),
+        pytest.param(lambda net, x: net.emit(op.permute_dims(x, (0, 1, 3, 2))), id="no groups"),
+    ],
+)
+def test_what_is_almost_a_channel_shuffle_leaves_the_blocks(body: Callable[..., Any]) -> None:
+    assert "shuffle" not in check(of_image(12, 6, lambda net, x: body(net, net.conv(x, 12, 1))))
+
+
+def test_groups_lie_in_blocks_of_their_own_from_one_convolution_to_the_next() -> None:
+    """A bottleneck of ShuffleNet: groups of one and a half blocks, a shuffle, a depthwise convolution, a residual."""
+
+    def body(net: Network, x: Any) -> Any:
+        value = net.emit(op.nn.relu(net.emit(op.add(net.conv(x, 12, 1, groups=2), net.weight(1, 12, 1, 1)))))
+        value = net.conv(shuffled(net, value, 2), 12, padding=1, groups=12)
+        value = net.emit(op.add(net.conv(value, 12, 1, groups=2), x))
+        value = net.emit(op.nn.max_pool2d(value, 3, 2))
+        return net.emit(op.multiply(value, net.emit(op.mean(value, [2, 3], keepdims=True))))
+
+    mod = of_image(12, 7, body)
+    assert transforms(check(mod)) == 2
+    blocks = planned(simplify(mod), NARROW)["main"].body.blocks
+    made = [binding.var.ty.shape for block in blocks for binding in block.bindings]
+    assert {int(shape[1]) for shape in made if len(shape) == 5} == {4}
+
+
+PARTS: list[Any] = [
+    pytest.param(lambda net, x, _: net.conv(x, 8, 1), id="a dense convolution"),
+    pytest.param(lambda net, x, _: net.conv(x, 12, 1, groups=3), id="other groups"),
+    pytest.param(lambda net, x, _: net.conv(x, 12, 1, groups=6), id="groups of half a block"),
+    pytest.param(lambda _, x, y: op.add(x, y), id="plus another layout"),
+    pytest.param(lambda _, x, y: op.subtract(y, x), id="another layout minus"),
+    pytest.param(
+        lambda net, x, y: op.multiply(x, net.emit(op.mean(y, [2, 3], keepdims=True))), id="excitation by another"
+    ),
+    pytest.param(lambda net, x, _: op.add(x, net.weight(12, 1, 1)), id="a number per channel"),
+    pytest.param(lambda _, x, y: op.concat([x, y], 1), id="channels after another's"),
+    pytest.param(lambda _, x, y: op.concat([y, x], 2), id="rows after another's"),
+    pytest.param(lambda _, x, __: op.nn.avg_pool2d(x, 2), id="average pool"),
+    pytest.param(lambda _, x, __: op.nn.adaptive_avg_pool2d(x, 1), id="adaptive pool"),
+    pytest.param(lambda _, x, __: op.image.resize2d(x, relax.ShapeExpr([8, 8]), method="linear"), id="resize"),
+    pytest.param(lambda net, x, _: op.squeeze(net.emit(op.max(x, [2], keepdims=True)), [2]), id="max, squeezed"),
+    pytest.param(lambda net, x, _: op.multiply(shuffled(net, x, 3), x), id="shuffled in other groups"),
+]
+
+
+@pytest.mark.parametrize("after", PARTS)
+def test_what_comes_after_groups_in_blocks_of_their_own_sees_the_same(after: Callable[..., Any]) -> None:
+    def body(net: Network, x: Any) -> Any:
+        dense = net.conv(x, 12, 1)
+        return net.emit(after(net, net.conv(x, 12, 1, groups=2), dense))
+
+    check(of_image(12, 6, body))
+
+
 def test_a_squeezed_image_stays_in_blocks() -> None:
     """As of a convolution over a sequence: its epilogue is fused, and the reduction too stays in blocks."""
 
