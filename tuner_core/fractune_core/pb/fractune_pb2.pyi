@@ -1153,7 +1153,9 @@ class Record(_message.Message):
     target_key: _builtins.str
     """The target without what a trace already holds."""
     trace: _builtins.str
-    """MetaSchedule's trace as JSON; empty for the untuned default."""
+    """MetaSchedule's trace as JSON; of another implementation than the direct one after its name and a colon
+    (winograd2:[[...); empty for the untuned default.
+    """
     status: _builtins.str
     """"ok", or how it failed."""
     cause: _builtins.str
@@ -1236,7 +1238,9 @@ class Workload(_message.Message):
     JSON_FIELD_NUMBER: _builtins.int
     workload_hash: _builtins.str
     json: _builtins.str
-    """MetaSchedule's Workload as JSON."""
+    """MetaSchedule's Workload as JSON; of an operator with several implementations an object of them by name, in which
+    the direct one's name is empty.
+    """
     def __init__(
         self,
         *,
