@@ -19,7 +19,7 @@ from pathlib import Path
 import redis
 
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.messages import WorkerInfo
+from fractune_core.messages import PROTOCOL, WorkerInfo
 from fractune_core.records import Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
@@ -137,6 +137,7 @@ def _run(operators: int) -> ActiveJob:
 
 def _tuner(index: int) -> WorkerInfo:
     return {
+        "protocol": PROTOCOL,
         "name": f"tune-{index}",
         "role": "tune",
         "host": "here",

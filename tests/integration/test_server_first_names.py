@@ -71,6 +71,8 @@ def test_work_of_another_version_is_dropped_and_the_rest_stays() -> None:
         first_names.fill_redis(connection)
         queues = WorkQueues(connection)
         mine: messages.TimeModelWork = {"do": "time_model", "work_id": "mine", "job": "j", "share": "s", "bundle": "b"}
-        queues.enqueue("compile", mine)
+        queues.enqueue(messages.COMPILE_QUEUE, mine)
+        queues.enqueue("compile.1", {**mine, "work_id": "of another protocol"})
         queues.drop_foreign()
-        assert [queues.has(name) for name in (first_names.STALE_WORK, "mine")] == [False, True]
+        names = (first_names.STALE_WORK, "mine", "of another protocol")
+        assert [queues.has(name) for name in names] == [False, True, False]

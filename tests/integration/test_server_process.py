@@ -9,12 +9,15 @@ from typing import Any
 
 import grpc
 import pytest
+import redis
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from fractune_core.messages import PROTOCOL, PROTOCOL_KEY
 from fractune_server.main import announce
+from tests.support.processes.cli_process import error_line, run_fractune
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import ServerProcess, running_server
 
@@ -103,3 +106,16 @@ def test_no_redis_is_refused(tmp_path: Path) -> None:
     code, line = refused(f"unix://{tmp_path / 'none.sock'}", tmp_path / "state")
     assert code == 5
     assert "no Redis at" in line
+
+
+def test_a_worker_of_another_protocol_refuses_to_start_beside_the_server(redis_url: str, tmp_path: Path) -> None:
+    with running_server(redis_url, tmp_path / "state"), redis.Redis.from_url(redis_url) as connection:
+        assert connection.get(PROTOCOL_KEY) == str(PROTOCOL).encode()
+        connection.set(PROTOCOL_KEY, PROTOCOL + 1)
+        secret = tmp_path / "secret"
+        secret.write_bytes(b"s" * 32)
+        ended = run_fractune(
+            *("worker", "--role", "build", "--redis", redis_url, "--secret-file", str(secret)), timeout_s=60
+        )
+    assert ended.returncode == 2
+    assert f"speaks protocol {PROTOCOL}, its server {PROTOCOL + 1}; install the same version" in error_line(ended)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from fractune_core.errors import BadRequest
+from fractune_core.fields import known_fields
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import Share
 
@@ -99,7 +100,7 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> JobSpec:
-        return cls(**{**data, "shares": tuple(data["shares"])})
+        return cls(**{**known_fields(cls, data), "shares": tuple(data["shares"])})
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class OperatorTask:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorTask:
-        return cls(**data)
+        return cls(**known_fields(cls, data))
 
 
 def is_among(only: str, operator: str) -> bool:

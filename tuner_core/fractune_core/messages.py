@@ -13,7 +13,15 @@ from typing import Any, Literal, NotRequired, TypedDict
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 
+PROTOCOL = 2
+"""of these messages: counts up when a side of before would not understand the other. It is part of the name of every
+queue, so that no work comes to a worker that cannot do it."""
+
 PREFIX = "fractune:"
+PROTOCOL_KEY = PREFIX + "protocol"
+"""the server's, for workers that start"""
+UNREADABLE = PREFIX + "unreadable"
+"""a stream: results that the recorder could not read, whole, each with the stream that it came from and the reason"""
 SERVER_STREAM = PREFIX + "results:server"
 STREAMS = PREFIX + "streams"
 """a set: the name of every results stream"""
@@ -69,21 +77,27 @@ def workload_blob(workload_hash: str) -> str:
     return f"workload:{workload_hash}"
 
 
-COMPILE_QUEUE = "compile"
-BUILD_QUEUE = "build"
+COMPILE_QUEUE = f"compile.{PROTOCOL}"
+BUILD_QUEUE = f"build.{PROTOCOL}"
 
 
 def tune_queue(instance: str) -> str:
-    return f"tune:{instance}"
+    return f"tune.{PROTOCOL}:{instance}"
 
 
 def measure_queue(device_key: str, share: str) -> str:
-    return f"measure:{device_key}:{share}"
+    return f"measure.{PROTOCOL}:{device_key}:{share}"
+
+
+def is_of_protocol(queue: str) -> bool:
+    """Whether the queue is one of those above, and not of another protocol."""
+    return queue.partition(":")[0].partition(".")[2] == str(PROTOCOL)
 
 
 class WorkerInfo(TypedDict):
     """The entry of a live worker, under `worker_key(name)`, renewed every second."""
 
+    protocol: int
     name: str
     role: str
     host: str

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from fractune_core.fields import known_fields
 from fractune_core.implementations import implementation_of
 from fractune_core.shares import Device, GrantedShare
 
@@ -68,7 +69,7 @@ class TimingPolicy:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TimingPolicy:
-        return cls(**{**data, "name": policy_name(data["name"])})
+        return cls(**{**known_fields(cls, data), "name": policy_name(data["name"])})
 
 
 FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
@@ -173,10 +174,12 @@ class TuningRecord:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TuningRecord:
-        """The record that `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        """The record that `to_json` wrote, in this version or a later one. Raises KeyError, TypeError or ValueError for
+        anything else.
+        """
         return cls(
             **{
-                **data,
+                **known_fields(cls, data),
                 "kind": Kind(data["kind"]),
                 "status": Status(data["status"]),
                 "device": Device.from_json(data["device"]),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fractune_core.fields import known_fields
+
 
 @dataclass(frozen=True)
 class Roof:
@@ -22,7 +24,7 @@ class Roof:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Roof:
-        return cls(**data)
+        return cls(**known_fields(cls, data))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from fractune_core.errors import BadRequest
+from fractune_core.fields import known_fields
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Device:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Device:
-        return cls(**data)
+        return cls(**known_fields(cls, data))
 
 
 _MIG_PROFILE = r"[1-7]g\.[1-9][0-9]{0,2}gb(\+me)?"
@@ -156,7 +157,7 @@ class GrantedShare:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GrantedShare:
-        return cls(**{**data, "ids": tuple(data.get("ids", ()))})
+        return cls(**{**known_fields(cls, data), "ids": tuple(data.get("ids", ()))})
 
 
 def units_text(units: int | Sequence[int], unit: str) -> str:

@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.jobs import JobState
+from fractune_core.messages import PROTOCOL, PROTOCOL_KEY
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.engine.engine import Engine
@@ -108,6 +109,7 @@ def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc
 
 
 def _serve(options: ServerOptions, context: ServerContext, stopping: threading.Event) -> None:
+    context.redis.set(PROTOCOL_KEY, PROTOCOL)
     WorkQueues(context.redis).drop_foreign()
     if not options.resume:
         _cancel_open_jobs(context)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -20,9 +21,10 @@ from redis.retry import Retry
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
+from fractune_core import __version__
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.messages import WORKER_TTL_S, WorkerInfo, worker_key
+from fractune_core.messages import PROTOCOL, PROTOCOL_KEY, WORKER_TTL_S, WorkerInfo, worker_key
 from fractune_core.records import WARM
 from fractune_core.shares import Share
 from fractune_workers import entry
@@ -71,7 +73,6 @@ def run_worker(options: WorkerOptions) -> None:
     """
     _check(options)
     _stay_on(options)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     with open_scratch_dir() as scratch_dir:
         context = _worker_context(options, scratch_dir)
         role = _role(options, context)
@@ -115,6 +116,7 @@ def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
         connection.ping()
     except redis.RedisError as error:
         raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
+    _check_protocol(connection)
     cores = options.cores or sorted(os.sched_getaffinity(0))
     if options.share is not None and not options.cores:
         share = Share.parse(options.share)
@@ -128,6 +130,16 @@ def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
         cores=cores,
         scratch_dir=scratch_dir,
     )
+
+
+def _check_protocol(connection: redis.Redis) -> None:
+    """Raises BadRequest for a server that would not understand this worker; where none has come yet, it will tell."""
+    found = cast("bytes | None", connection.get(PROTOCOL_KEY))
+    if found is not None and found.decode() != str(PROTOCOL):
+        raise BadRequest(
+            f"this worker (fractune {__version__}) speaks protocol {PROTOCOL}, its server {found.decode()}; "
+            "install the same version of fractune for both"
+        )
 
 
 def _role(options: WorkerOptions, context: WorkerContext) -> Role:
@@ -168,6 +180,7 @@ def _registered(context: WorkerContext, role: Role, role_name: str) -> Iterator[
 
 def _info(context: WorkerContext, role_name: str) -> WorkerInfo:
     return {
+        "protocol": PROTOCOL,
         "name": context.name,
         "role": role_name,
         "host": socket.gethostname(),

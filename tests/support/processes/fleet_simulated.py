@@ -146,6 +146,7 @@ class SimulatedWorker:
     def register(self) -> None:
         measuring = self.role == "measure"
         info: messages.WorkerInfo = {
+            "protocol": messages.PROTOCOL,
             "name": self.name,
             "role": self.role,
             "host": "here",

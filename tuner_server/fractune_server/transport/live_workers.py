@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 from redis import Redis
 
 from fractune_core.errors import ShareUnavailable
-from fractune_core.messages import WorkerInfo, worker_key
+from fractune_core.messages import PROTOCOL, WorkerInfo, worker_key
 from fractune_core.shares import Device, GrantedShare
 
 MEASURE = "measure"
 TUNE = "tune"
 BUILD = "build"
 COMPILE = "compile"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,24 @@ def _refusal(shares: Sequence[str], by_device: dict[str, dict[str, HeldShare]]) 
 
 
 def live_workers(redis: Redis) -> Fleet:
-    """Read the entries that workers keep renewing."""
+    """Read the entries that workers keep renewing; without those of workers that would not understand the server."""
     keys = list(redis.scan_iter(match=worker_key("*"), count=1000))
     entries = redis.mget(keys) if keys else []
-    return Fleet(cast(WorkerInfo, json.loads(entry)) for entry in entries if entry)
+    return Fleet(filter(_is_understood, (cast(WorkerInfo, json.loads(entry)) for entry in entries if entry)))
+
+
+def _is_understood(worker: WorkerInfo) -> bool:
+    protocol = worker.get("protocol")
+    if protocol != PROTOCOL:
+        _warn_once(worker["name"], str(protocol))
+    return protocol == PROTOCOL
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(worker: str, protocol: str) -> None:
+    _log.warning(
+        "worker %s gets no work: it speaks protocol %s, this server %d; install the same version of fractune for both",
+        worker,
+        protocol,
+        PROTOCOL,
+    )

@@ -11,7 +11,7 @@ from typing import Any, cast
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event
+from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, UNREADABLE, Event, WorkFailed
 from fractune_core.records import TuningRecord
 from fractune_server.store.log import TuningLog
 
@@ -19,6 +19,9 @@ _BATCH = 1000
 _CONSUMER = "server"
 _ROUND_BEFORE = "lease"
 """the id of a round in events of before migration 0004, which may have waited in a stream during an upgrade"""
+
+_MOST_SET_ASIDE = 10_000
+"""unreadable results that are kept; the oldest go first"""
 
 _log = logging.getLogger(__name__)
 
@@ -138,9 +141,35 @@ class Recorder:
                 try:
                     arrivals.append(_decode(fields))
                 except (KeyError, TypeError, ValueError) as error:
-                    # It will not read better the next time.
-                    _log.warning("dropped an unreadable entry %s of %s: %r", entry, stream, error)
+                    self._set_aside(f"{stream} {entry.decode()}", fields, error)
+                    arrivals += _lost(fields, error)
         return ArrivalBatch(arrivals, entries)
+
+    def _set_aside(self, place: str, fields: Mapping[bytes, bytes], error: Exception) -> None:
+        """Keep what cannot be read: it will not read better the next time, and may to another version."""
+        event = fields.get(EVENT_FIELD.encode())
+        if event is None:  # it was trimmed while it was pending
+            return
+        kept = {"place": place, "reason": repr(error), EVENT_FIELD: event}
+        self._redis.xadd(UNREADABLE, cast(Any, kept), maxlen=_MOST_SET_ASIDE)
+        _log.warning("cannot read a result, and keep it in the Redis stream %s: %s: %r", UNREADABLE, place, error)
+
+
+def _lost(fields: Mapping[bytes, bytes], error: Exception) -> list[Arrival]:
+    """What an unreadable result means for the round that waits for it, where it says which."""
+    try:
+        entry = json.loads(fields[EVENT_FIELD.encode()])
+        failed: WorkFailed = {
+            "event": "work_failed",
+            "job": str(entry["job"]),
+            "do": "measure",
+            "round_id": str(entry["round_id"]),
+            "error": "FractuneError",
+            "message": f"a result of it cannot be read ({error!r}); is a worker of another version?",
+        }
+    except (KeyError, TypeError, ValueError):
+        return []
+    return [Arrival(failed)]
 
 
 def _decode(fields: Mapping[bytes, bytes]) -> Arrival:

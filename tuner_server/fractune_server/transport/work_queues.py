@@ -13,7 +13,7 @@ from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from fractune_core.messages import BLOB_TTL_S, HANDLER, Work, done_key, tune_queue
+from fractune_core.messages import BLOB_TTL_S, HANDLER, Work, done_key, is_of_protocol, tune_queue
 
 _JOB_TIMEOUT_S = 3 * 3600
 """a last resort: the worker's parent process holds the real deadlines"""
@@ -52,7 +52,7 @@ class WorkQueues:
         for queue in self.all():
             for job_id in _held(queue):
                 job = fetch(self._redis, job_id)
-                if job is not None and is_foreign(job):
+                if job is not None and (is_foreign(job) or not is_of_protocol(queue.name)):
                     _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
                     queue.intermediate_queue.remove(job_id)
                     job.delete()

@@ -21,7 +21,7 @@ from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.dead_letters import write_dead_letters
-from fractune_server.transport.live_workers import Fleet
+from fractune_server.transport.live_workers import Fleet, live_workers
 from fractune_server.transport.recorder import Recorder
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.trim import trim
@@ -122,20 +122,66 @@ def record_of(store: Store) -> TuningRecord:
     return next(store.log.all(RecordFilter()))
 
 
-def test_an_unreadable_entry_is_dropped_and_the_others_are_kept(
+def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     connection: redis.Redis, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection.xadd(STREAM, {messages.EVENT_FIELD: "no JSON"})
-    connection.xadd(STREAM, {"other": "field"})
-    connection.xadd(STREAM, {messages.EVENT_FIELD: json.dumps({"event": "measured", "record": {"record_id": "x"}})})
+    torn = {"event": "measured", "job": "job1", "round_id": "round1", "record": {"record_id": "x"}}
+    unreadable = ["no JSON", json.dumps({"event": "measured", "record": {"record_id": "x"}}), json.dumps(torn)]
+    for text in unreadable:
+        connection.xadd(STREAM, {messages.EVENT_FIELD: text})
     send(connection, record("a"))
     recorder = Recorder(connection, store.log)
     recorder.poll(10)
     batch = recorder.poll(10)
     recorder.acknowledge(batch)
     assert count(store) == 1
-    assert caplog.text.count("dropped an unreadable entry") == 3
+    entries: Any = connection.xrange(messages.UNREADABLE)
+    kept = [fields for _, fields in entries]
+    assert [fields[messages.EVENT_FIELD.encode()].decode() for fields in kept] == unreadable
+    assert all(fields[b"place"].decode().startswith(f"{STREAM} ") for fields in kept)
+    assert [fields[b"reason"].split(b"(")[0] for fields in kept] == [b"JSONDecodeError", b"KeyError", b"KeyError"]
+    assert caplog.text.count("cannot read a result, and keep it") == 3
     assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
+    # Nobody waits for what will not come.
+    lost = [arrival.event for arrival in batch.arrivals if arrival.event["event"] == "work_failed"]
+    assert [(event["job"], event["round_id"]) for event in lost] == [("job1", "round1")]
+
+
+def test_an_entry_without_an_event_is_nothing_to_keep(connection: redis.Redis, store: Store) -> None:
+    connection.xadd(STREAM, {"other": "field"})
+    recorder = Recorder(connection, store.log)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert connection.xlen(messages.UNREADABLE) == 0
+    assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
+
+
+def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection: redis.Redis, store: Store) -> None:
+    later = record("a").to_json()
+    for part in (later, later["device"], later["granted"], later["policy"]):
+        part["new_in_a_later_version"] = 1
+    event = {"event": "measured", "job": "job1", "round_id": "round1", "record": later}
+    connection.xadd(STREAM, {messages.EVENT_FIELD: json.dumps(event)})
+    recorder = Recorder(connection, store.log)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert record_of(store) == record("a")
+    assert connection.xlen(messages.UNREADABLE) == 0
+
+
+@pytest.mark.parametrize("protocol", [messages.PROTOCOL - 1, messages.PROTOCOL + 1, None])
+def test_a_worker_that_would_not_understand_gets_no_work(
+    connection: redis.Redis, caplog: pytest.LogCaptureFixture, protocol: int | None
+) -> None:
+    (ours,) = alive("ours", 1.0).workers.values()
+    other = {**ours, "name": f"other-{protocol}", "protocol": protocol}
+    if protocol is None:  # as workers were before they told
+        del other["protocol"]
+    for each in (ours, other):
+        connection.set(messages.worker_key(str(each["name"])), json.dumps(each))
+    for _ in range(3):
+        assert list(live_workers(connection).workers) == ["ours"]
+    assert caplog.text.count(f"worker other-{protocol} gets no work: it speaks protocol {protocol}") == 1
 
 
 def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis, store: Store) -> None:
@@ -200,6 +246,7 @@ def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
 
 def alive(name: str, started_at: float) -> Fleet:
     info: messages.WorkerInfo = {
+        "protocol": messages.PROTOCOL,
         "name": name,
         "role": "build",
         "started_at": started_at,

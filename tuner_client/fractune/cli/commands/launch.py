@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from fractune.cli import options
+from fractune.cli import logs, options
 from fractune.cli.environment import fleet_secret
+from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.launchers import Measuring, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
@@ -48,8 +49,11 @@ def server(
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
     ] = None,
+    log_level: logs.Level = LogLevel.INFO,
+    log_format: logs.Format = LogFormat.TEXT,
 ) -> None:
     """Run the server alone."""
+    set_up_logs(log_level, log_format)
     run_server(
         listen,
         redis,
@@ -79,8 +83,11 @@ def worker(
         Cache, typer.Option("--cache", help="Measurers of a GPU: what its cache holds when a call begins.")
     ] = Cache.WARM,
     secret_file: SecretFile = None,
+    log_level: logs.Level = LogLevel.INFO,
+    log_format: logs.Format = LogFormat.TEXT,
 ) -> None:
     """Run one worker alone."""
+    set_up_logs(log_level, log_format)
     if role is RoleName.MEASURE and share is None:
         raise BadRequest("a measure worker needs a share; pass --share, such as --share cpu:1")
     if role is not RoleName.MEASURE and share is not None:

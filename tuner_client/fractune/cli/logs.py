@@ -1,0 +1,54 @@
+"""What the parts of a stack log, and how: lines of text, or JSON for a collector of logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+_CHATTY = ("alembic", "rq")
+"""libraries that tell at INFO what only they care for"""
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+Level = Annotated[LogLevel, typer.Option("--log-level", help="Log this and what is worse.")]
+Format = Annotated[LogFormat, typer.Option("--log-format", help="Lines of text, or one JSON object a line.")]
+
+
+def set_up_logs(level: LogLevel, form: LogFormat) -> None:
+    """Have this process log to standard error."""
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
+    handler.setFormatter(_JsonLines() if form is LogFormat.JSON else text)
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=number, handlers=[handler], force=True)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told)
