@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import redis
 
+from fractune_core import messages
 from fractune_core.convert import record_from_proto
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.processes.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, simulated_fleet
-from tests.support.processes.redis_process import running_redis
+from fractune_server.transport.unreadable import set_aside
+from tests.support.processes.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, made_up_record, simulated_fleet
+from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
 
+BUILD: messages.BuildWork = {
+    "do": "build",
+    "work_id": "work1",
+    "round_id": "round1",
+    "job": "gone",
+    "kind": "trial",
+    "operator": {"workload_hash": "a" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
+    "device_key": DEVICE.key,
+    "shares": ["cpu:1"],
+    "candidates": [],
+    "reply": "",
+}
 MODEL = model_bytes(("conv2d", 2), ("dense", 1))
 
 
@@ -222,3 +239,25 @@ def test_prune_counts_first_and_then_deletes(client: Client, done: pb.Job) -> No
     trials = [record for record in left if record.kind == "trial"]
     assert len(trials) == 2 * 2 * 2
     assert len(left) > len(trials)
+
+
+def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(client: Client, redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as connection:
+        torn = json.dumps({"event": "measured", "record": {"record_id": "x"}})
+        connection.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: torn})
+        wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
+        (kept,) = client.log.ListUnreadable(pb.ListUnreadableRequest(page_size=5)).results
+        assert (kept.event, kept.reason) == (torn, "KeyError('kind')")
+        assert kept.place.startswith(f"{messages.SERVER_STREAM} ")
+        assert abs(kept.set_aside_time.ToSeconds() - time.time()) < 600
+        # Another version has left one that this one can read.
+        readable = made_up_record({**BUILD, "share": "cpu:1"}, "left behind", '["left behind"]')
+        event = {"event": "measured", "job": "gone", "round_id": "gone", "record": readable.to_json()}
+        set_aside(connection, "elsewhere 1-0", json.dumps(event).encode(), "KeyError('exact')")
+        assert client.log.ReplayUnreadable(pb.ReplayUnreadableRequest()).replayed == 2
+        wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
+        (again,) = client.log.ListUnreadable(pb.ListUnreadableRequest()).results
+        assert again.event == torn
+        chosen = pb.RecordFilter(operator=readable.workload_hash)
+        wait_until(lambda: client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).total_size == 1)
+        connection.delete(messages.UNREADABLE)

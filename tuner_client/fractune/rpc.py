@@ -179,6 +179,13 @@ class RpcClient:
         """How the schedule published for each share does at each of the others, operator by operator."""
         return list(self._call(self._log.TabulateModel, request, MATCH_TIMEOUT_S).operators)
 
+    def unreadable(self, limit: int) -> pb.ListUnreadableResponse:
+        """The newest results that the server could not read, at most `limit`."""
+        return self._call(self._log.ListUnreadable, pb.ListUnreadableRequest(page_size=limit))
+
+    def replay_unreadable(self) -> int:
+        return self._call(self._log.ReplayUnreadable, pb.ReplayUnreadableRequest(), TRANSFER_TIMEOUT_S).replayed
+
     # ---- bundles and the fleet -----------------------------------------------------------------------------
 
     def download_bundle(self, name: str, to: Path) -> None:

@@ -113,6 +113,14 @@ class ScriptedServer(
         self.filters.append(request.filter)
         return pb.PruneRecordsResponse(deleted=len(self.records) - request.keep_best, kept=request.keep_best)
 
+    def ListUnreadable(self, request: pb.ListUnreadableRequest, context: Any) -> pb.ListUnreadableResponse:
+        kept = pb.UnreadableResult(place="fractune:results:tune-1 7-0", reason="KeyError('kind')", event="{}")
+        kept.set_aside_time.FromSeconds(1_000_000_000)
+        return pb.ListUnreadableResponse(results=[kept][: request.page_size], total_size=3)
+
+    def ReplayUnreadable(self, request: pb.ReplayUnreadableRequest, context: Any) -> pb.ReplayUnreadableResponse:
+        return pb.ReplayUnreadableResponse(replayed=3)
+
     def MatchModel(self, request: pb.MatchModelRequest, context: Any) -> pb.MatchModelResponse:
         operator = pb.Operator(display_name="conv", weight=2, workload_hash="0123")
         match = pb.OperatorMatch(operator=operator, how="none", reason="no published record")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeAlias, overload
 
@@ -73,6 +74,18 @@ class Pruned:
     kept: int
 
 
+@dataclass(frozen=True)
+class UnreadableResult:
+    """A result of a worker that the server could not read, and keeps."""
+
+    set_aside_at: datetime
+    place: str
+    """the stream that it came from, and its id there"""
+    reason: str
+    event: str
+    """as the worker wrote it"""
+
+
 class Log:
     """The tuning log, as `Client.log`.
 
@@ -133,6 +146,24 @@ class Log:
         parts = self._rpc.export_records(wanted, with_workloads=file_format != "csv")
         write = {"csv": write_csv, "jsonl": write_jsonl, "jsondatabase": jsondatabase.write_jsondatabase}[file_format]
         return write(parts, Path(path))
+
+    def unreadable(self, *, limit: int = 100) -> tuple[list[UnreadableResult], int]:
+        """The newest results that the server could not read, at most `limit`; and how many there are.
+
+        They come from a worker of another version, or are torn. Nothing of them is in the log.
+        """
+        found = self._rpc.unreadable(limit)
+        results = [
+            UnreadableResult(each.set_aside_time.ToDatetime(UTC), each.place, each.reason, each.event)
+            for each in found.results
+        ]
+        return results, found.total_size
+
+    def replay_unreadable(self) -> int:
+        """Have the server try to read all of them once more, and return their number; what it still cannot read is kept
+        again.
+        """
+        return self._rpc.replay_unreadable()
 
     def import_file(self, path: str | os.PathLike[str], *, share: str = "") -> Imported:
         """Add the records of a JSON-lines file of ours, or of a JSONDatabase folder, all or none.

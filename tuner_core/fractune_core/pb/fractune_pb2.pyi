@@ -1517,6 +1517,114 @@ class PruneRecordsResponse(_message.Message):
 Global___PruneRecordsResponse: _TypeAlias = PruneRecordsResponse  # noqa: Y015
 
 @_typing.final
+class UnreadableResult(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SET_ASIDE_TIME_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    place: _builtins.str
+    """The stream that it came from, and its id there."""
+    reason: _builtins.str
+    event: _builtins.str
+    """As the worker wrote it."""
+    @_builtins.property
+    def set_aside_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        set_aside_time: _timestamp_pb2.Timestamp | None = ...,
+        place: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        event: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["set_aside_time", b"set_aside_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "place", b"place", "reason", b"reason", "set_aside_time", b"set_aside_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnreadableResult: _TypeAlias = UnreadableResult  # noqa: Y015
+
+@_typing.final
+class ListUnreadableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most this many, the newest first; 0 = 100, 1000 at most."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUnreadableRequest: _TypeAlias = ListUnreadableRequest  # noqa: Y015
+
+@_typing.final
+class ListUnreadableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    TOTAL_SIZE_FIELD_NUMBER: _builtins.int
+    total_size: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnreadableResult]: ...
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___UnreadableResult] | None = ...,
+        total_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results", "total_size", b"total_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUnreadableResponse: _TypeAlias = ListUnreadableResponse  # noqa: Y015
+
+@_typing.final
+class ReplayUnreadableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayUnreadableRequest: _TypeAlias = ReplayUnreadableRequest  # noqa: Y015
+
+@_typing.final
+class ReplayUnreadableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLAYED_FIELD_NUMBER: _builtins.int
+    replayed: _builtins.int
+    def __init__(
+        self,
+        *,
+        replayed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replayed", b"replayed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayUnreadableResponse: _TypeAlias = ReplayUnreadableResponse  # noqa: Y015
+
+@_typing.final
 class MatchModelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -445,6 +445,16 @@ class LogServiceStub:
                 request_serializer=fractune__core_dot_pb_dot_fractune__pb2.TabulateModelRequest.SerializeToString,
                 response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.TabulateModelResponse.FromString,
                 _registered_method=True)
+        self.ListUnreadable = channel.unary_unary(
+                '/fractune.v1.LogService/ListUnreadable',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListUnreadableRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListUnreadableResponse.FromString,
+                _registered_method=True)
+        self.ReplayUnreadable = channel.unary_unary(
+                '/fractune.v1.LogService/ReplayUnreadable',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableResponse.FromString,
+                _registered_method=True)
 
 
 class LogServiceServicer:
@@ -493,6 +503,20 @@ class LogServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListUnreadable(self, request, context):
+        """Results of workers that the server could not read, and keeps: such as come from a worker of another version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReplayUnreadable(self, request, context):
+        """Tries to read all of them once more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -525,6 +549,16 @@ def add_LogServiceServicer_to_server(servicer, server):
                     servicer.TabulateModel,
                     request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.TabulateModelRequest.FromString,
                     response_serializer=fractune__core_dot_pb_dot_fractune__pb2.TabulateModelResponse.SerializeToString,
+            ),
+            'ListUnreadable': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUnreadable,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListUnreadableRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListUnreadableResponse.SerializeToString,
+            ),
+            'ReplayUnreadable': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplayUnreadable,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -691,6 +725,60 @@ class LogService:
             '/fractune.v1.LogService/TabulateModel',
             fractune__core_dot_pb_dot_fractune__pb2.TabulateModelRequest.SerializeToString,
             fractune__core_dot_pb_dot_fractune__pb2.TabulateModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUnreadable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.LogService/ListUnreadable',
+            fractune__core_dot_pb_dot_fractune__pb2.ListUnreadableRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.ListUnreadableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplayUnreadable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.LogService/ReplayUnreadable',
+            fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -173,6 +173,10 @@ class LogServiceStub:
     """Which record each operator of a model would use at a share, and why."""
     TabulateModel: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.TabulateModelRequest, _fractune_pb2.TabulateModelResponse]
     """How the schedule published for each share does at each of the others, operator by operator."""
+    ListUnreadable: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ListUnreadableRequest, _fractune_pb2.ListUnreadableResponse]
+    """Results of workers that the server could not read, and keeps: such as come from a worker of another version."""
+    ReplayUnreadable: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ReplayUnreadableRequest, _fractune_pb2.ReplayUnreadableResponse]
+    """Tries to read all of them once more."""
 
 @_typing.type_check_only
 class LogServiceAsyncStub(LogServiceStub):
@@ -190,6 +194,10 @@ class LogServiceAsyncStub(LogServiceStub):
     """Which record each operator of a model would use at a share, and why."""
     TabulateModel: _aio.UnaryUnaryMultiCallable[_fractune_pb2.TabulateModelRequest, _fractune_pb2.TabulateModelResponse]  # type: ignore[assignment]
     """How the schedule published for each share does at each of the others, operator by operator."""
+    ListUnreadable: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ListUnreadableRequest, _fractune_pb2.ListUnreadableResponse]  # type: ignore[assignment]
+    """Results of workers that the server could not read, and keeps: such as come from a worker of another version."""
+    ReplayUnreadable: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ReplayUnreadableRequest, _fractune_pb2.ReplayUnreadableResponse]  # type: ignore[assignment]
+    """Tries to read all of them once more."""
 
 class LogServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- The tuning log ---------------------------------------------------------------------------"""
@@ -240,6 +248,22 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.TabulateModelResponse, _abc.Awaitable[_fractune_pb2.TabulateModelResponse]]:
         """How the schedule published for each share does at each of the others, operator by operator."""
+
+    @_abc_1.abstractmethod
+    def ListUnreadable(
+        self,
+        request: _fractune_pb2.ListUnreadableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.ListUnreadableResponse, _abc.Awaitable[_fractune_pb2.ListUnreadableResponse]]:
+        """Results of workers that the server could not read, and keeps: such as come from a worker of another version."""
+
+    @_abc_1.abstractmethod
+    def ReplayUnreadable(
+        self,
+        request: _fractune_pb2.ReplayUnreadableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.ReplayUnreadableResponse, _abc.Awaitable[_fractune_pb2.ReplayUnreadableResponse]]:
+        """Tries to read all of them once more."""
 
 def add_LogServiceServicer_to_server(servicer: LogServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

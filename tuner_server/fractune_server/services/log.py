@@ -29,6 +29,7 @@ from fractune_server.store.filters import RecordFilter
 from fractune_server.store.log import Page
 from fractune_server.store.record_check import check_record, check_workload
 from fractune_server.transport.context import ServerContext
+from fractune_server.transport.unreadable import UnreadableResult, replay, unreadable_results
 
 _IMPORT_LIMIT_BYTES = 256 << 20
 
@@ -38,6 +39,7 @@ class LogService(rpc.LogServiceServicer):
         self._log = context.store.log
         self._roofs = context.store.roofs
         self._matcher = matcher
+        self._redis = context.redis
 
     def ListRecords(self, request: pb.ListRecordsRequest, context: grpc.ServicerContext) -> pb.ListRecordsResponse:
         chosen = _filter(request.filter)
@@ -116,6 +118,23 @@ class LogService(rpc.LogServiceServicer):
         shares = [str(share) for share in parse_shares(",".join(request.shares))]
         rows = self._matcher.tabulate(_query(request, context), shares)
         return pb.TabulateModelResponse(operators=[_row(row) for row in rows])
+
+    def ListUnreadable(
+        self, request: pb.ListUnreadableRequest, context: grpc.ServicerContext
+    ) -> pb.ListUnreadableResponse:
+        found, total = unreadable_results(self._redis, page_size(request.page_size, default=100))
+        return pb.ListUnreadableResponse(results=map(_unreadable, found), total_size=total)
+
+    def ReplayUnreadable(
+        self, request: pb.ReplayUnreadableRequest, context: grpc.ServicerContext
+    ) -> pb.ReplayUnreadableResponse:
+        return pb.ReplayUnreadableResponse(replayed=replay(self._redis))
+
+
+def _unreadable(found: UnreadableResult) -> pb.UnreadableResult:
+    message = pb.UnreadableResult(place=found.place, reason=found.reason, event=found.event)
+    message.set_aside_time.FromMilliseconds(int(found.set_aside_at * 1000))
+    return message
 
 
 def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> MatchQuery:

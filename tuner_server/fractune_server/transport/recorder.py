@@ -11,17 +11,15 @@ from typing import Any, cast
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, UNREADABLE, Event, WorkFailed
+from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event, WorkFailed
 from fractune_core.records import TuningRecord
 from fractune_server.store.log import TuningLog
+from fractune_server.transport.unreadable import set_aside
 
 _BATCH = 1000
 _CONSUMER = "server"
 _ROUND_BEFORE = "lease"
 """the id of a round in events of before migration 0004, which may have waited in a stream during an upgrade"""
-
-_MOST_SET_ASIDE = 10_000
-"""unreadable results that are kept; the oldest go first"""
 
 _log = logging.getLogger(__name__)
 
@@ -150,9 +148,8 @@ class Recorder:
         event = fields.get(EVENT_FIELD.encode())
         if event is None:  # it was trimmed while it was pending
             return
-        kept = {"place": place, "reason": repr(error), EVENT_FIELD: event}
-        self._redis.xadd(UNREADABLE, cast(Any, kept), maxlen=_MOST_SET_ASIDE)
-        _log.warning("cannot read a result, and keep it in the Redis stream %s: %s: %r", UNREADABLE, place, error)
+        set_aside(self._redis, place, event, repr(error))
+        _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %r", place, error)
 
 
 def _lost(fields: Mapping[bytes, bytes], error: Exception) -> list[Arrival]:

@@ -205,6 +205,9 @@ def test_the_log_is_asked_exported_imported_and_pruned(
     assert client.log.export(path, file_format="csv", force=True) == 3
     assert len(path.read_text().splitlines()) == 4
     assert client.log.prune(keep_best=1, dry_run=True) == fractune.Pruned(deleted=2, kept=1)
+    (kept,), total = client.log.unreadable(limit=1)
+    assert (kept.reason, kept.set_aside_at.year, total) == ("KeyError('kind')", 2001, 3)
+    assert client.log.replay_unreadable() == 3
 
 
 @pytest.mark.parametrize(("wanted", "says"), [({"share": "gpu:1"}, "gpu"), ({"kind": "best"}, "trial or validation")])

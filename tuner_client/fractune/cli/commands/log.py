@@ -1,4 +1,4 @@
-"""`fractune log show|export|import|prune` and `fractune match`: what is known about speed."""
+"""`fractune log show|export|import|prune|dead` and `fractune match`: what is known about speed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fractune.reports.text import table_console
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
 
-app = typer.Typer(help="The tuning log: show, export, import, prune.", rich_markup_mode=None)
+app = typer.Typer(help="The tuning log: show, export, import, prune, dead.", rich_markup_mode=None)
 
 Model = Annotated[str, typer.Option("--model", help="Part of the model's file name, or models/SHA256.")]
 Operator = Annotated[str, typer.Option("--operator", help="Part of an operator's name, or a workload hash.")]
@@ -27,6 +27,9 @@ ShareText = Annotated[str, typer.Option("--share", help="Share as it was asked f
 DeviceText = Annotated[str, typer.Option("--device", help="Part of a device key.")]
 KindText = Annotated[str, typer.Option("--kind", help="trial or validation.")]
 JobText = Annotated[str, typer.Option("--job", help="Only what this job measured.")]
+
+
+_DEAD = ("place", "reason", "event")
 
 
 class Format(StrEnum):
@@ -101,6 +104,28 @@ def export(
             job=job,
         )
     print(json.dumps({"path": str(path), "records": count}) if as_json else f"{count} records written to {path}")
+
+
+@app.command()
+def dead(
+    replay: Annotated[bool, typer.Option("--replay", help="Try to read all of them once more.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many.")] = 20,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show results of workers that the server could not read, newest first: of another version, or torn."""
+    with session(state, server) as client:
+        if replay:
+            count = client.log.replay_unreadable()
+            print(json.dumps({"replayed": count}) if as_json else f"{count} results are read once more")
+            return
+        found, total = client.log.unreadable(limit=limit)
+    for each in found:
+        told = {"set_aside_at": each.set_aside_at.isoformat(), **{name: getattr(each, name) for name in _DEAD}}
+        print(json.dumps(told) if as_json else f"{told['set_aside_at']}  {each.place}  {each.reason}\n  {each.event}")
+    if not as_json:
+        print(f"{len(found)} of {total} unreadable results")
 
 
 @app.command("import")

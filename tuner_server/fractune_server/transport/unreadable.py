@@ -1,0 +1,71 @@
+"""Results that the recorder could not read: kept whole, in a Redis stream, for another version or for somebody to see.
+
+Nothing but `replay` takes one away, but for the oldest when there are too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis import Redis
+
+from fractune_core.messages import EVENT_FIELD, SERVER_STREAM, UNREADABLE
+
+_MOST = 10_000
+_PLACE, _REASON = "place", "reason"
+
+
+@dataclass(frozen=True)
+class UnreadableResult:
+    """One result, where it came from, and why it could not be read."""
+
+    entry: str
+    """its id in the stream of unreadable results; begins with milliseconds since 1970"""
+    place: str
+    """the stream that it came from, and its id there"""
+    reason: str
+    event: str
+    """as a worker wrote it"""
+
+    @property
+    def set_aside_at(self) -> float:
+        """Seconds since 1970."""
+        return int(self.entry.partition("-")[0]) / 1000
+
+
+def set_aside(redis: Redis, place: str, event: bytes, reason: str) -> None:
+    """Keep a result that cannot be read."""
+    redis.xadd(UNREADABLE, cast(Any, {_PLACE: place, _REASON: reason, EVENT_FIELD: event}), maxlen=_MOST)
+
+
+def unreadable_results(redis: Redis, limit: int) -> tuple[list[UnreadableResult], int]:
+    """The newest, at most `limit`; and how many there are."""
+    found: Any = redis.xrevrange(UNREADABLE, count=limit)
+    return [_result(entry, fields) for entry, fields in found], int(cast(Any, redis.xlen(UNREADABLE)))
+
+
+def replay(redis: Redis) -> int:
+    """Give all to the recorder once more, the oldest first, and return their number; what it still cannot read is set
+    aside again.
+    """
+    count = 0
+    for entry, fields in _all(redis):
+        with redis.pipeline() as pipe:  # both or none
+            pipe.xadd(SERVER_STREAM, {EVENT_FIELD: fields[EVENT_FIELD.encode()]})
+            pipe.xdel(UNREADABLE, entry)
+            pipe.execute()
+        count += 1
+    return count
+
+
+def _all(redis: Redis) -> Iterator[tuple[bytes, Any]]:
+    """Those that are there now, and none that comes while they are gone through."""
+    found: Any = redis.xrange(UNREADABLE)
+    yield from found
+
+
+def _result(entry: bytes, fields: Any) -> UnreadableResult:
+    place, reason, event = (fields[name.encode()].decode(errors="replace") for name in (_PLACE, _REASON, EVENT_FIELD))
+    return UnreadableResult(entry.decode(), place, reason, event)
