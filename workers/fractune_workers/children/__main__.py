@@ -19,6 +19,7 @@ from typing import Any
 from fractune_core.errors import FractuneError
 from fractune_core.parent_death import die_with_parent
 from fractune_workers.child import ChildDied
+from fractune_workers.children.no_torch import keep_torch_out
 from fractune_workers.children.tvm_api.error_line import first_line
 
 Methods = Mapping[str, Callable[..., Any]]
@@ -51,6 +52,7 @@ def _error_json(error: Exception) -> dict[str, Any]:
 
 
 def _open_and_serve(link: Connection) -> None:
+    keep_torch_out()
     gc.disable()  # nothing of what is imported is garbage, and to look takes a tenth of the time that TVM takes
     try:
         methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])

@@ -21,6 +21,7 @@ from typing import Any
 import tvm
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.no_torch import let_torch_in
 from fractune_workers.children.tvm_api.error_line import first_line
 
 _GRAPH = "models/model.json"
@@ -40,6 +41,7 @@ def load_torch(data: bytes, shapes: Any) -> tvm.IRModule:
     screened = screen(data)
     if shapes:
         raise BadModel("a torch.export program has its shapes already; leave out --input")
+    let_torch_in()
     try:
         import torch
         from tvm.relax.frontend.torch import from_exported_program
