@@ -14,11 +14,23 @@ from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.under_mps import UnderMps
 from fractune_workers.gpu.mps_control import Partition
 
+_DRIVER = 590
+"""the first whose MPS daemon divides a GPU into static partitions"""
+
 
 class MpsSmConfinement(UnderMps):
     """An `mps-sm:N` share: the supervisor's `environment` takes a partition, its `leave` gives it back."""
 
     static: ClassVar[bool] = True
+
+    def probe(self) -> None:
+        """Raises ShareUnavailable also for a driver that has no static partitions; it would fail at the proof only."""
+        if int(self.gpu.driver.partition(".")[0]) < _DRIVER:
+            raise ShareUnavailable(
+                f"share '{self.share}' needs driver {_DRIVER} (CUDA 13.1) or newer, this machine has "
+                f"{self.gpu.driver}; ask for mps:PERCENT or green:SMS, or install a newer driver"
+            )
+        super().probe()
 
     def verify(self) -> GrantedShare:
         """The SMs of the partition: as the daemon lists them, as CUDA shows them, and as a kernel met them."""

@@ -24,7 +24,8 @@ _ANSWER_TIMEOUT_S = 10.0
 _NO_DAEMON = "Cannot find MPS control daemon process"
 _CREATED = re.compile(r"(?:Partition )?(\S+/\S+)(?: created)?")
 _STATES = re.compile(r"\b(INITIALIZING|ACTIVE|FAULT)\b")
-_PS_HEADER = ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"]
+_PS_COLUMNS = ("PID", "SERVER", "NAMESPACE")
+"""what is read of `ps`; it has further columns, and a newer daemon may have more"""
 # lspart: two lines of titles, a line for each GPU, a line for each partition. A dash stands for "does not apply";
 # newer daemons leave the dashes out.
 _LSPART_TITLES = {"GPU", "chunk", "chunks"}
@@ -109,11 +110,16 @@ class MpsControl:
         return self._pids(f"get_client_list {server}")
 
     def processes(self) -> list[MpsClient]:
-        """Every client process with what is needed to terminate it."""
+        """Every client process with what is needed to terminate it; columns are found by their titles."""
         answer = self.ask("ps")
-        rows = [row.split(maxsplit=5) for row in answer.splitlines() if row.strip()]
+        rows = [row.split() for row in answer.splitlines() if row.strip()]
+        titles = next((row for row in rows if row[0] == _PS_COLUMNS[0]), [])
+        if not rows:
+            return []
         try:
-            return [MpsClient(int(row[0]), int(row[2]), int(row[4])) for row in rows if row != _PS_HEADER]
+            pid, server, namespace = (titles.index(title) for title in _PS_COLUMNS)
+            clients = [row for row in rows if row is not titles]
+            return [MpsClient(int(row[pid]), int(row[server]), int(row[namespace])) for row in clients]
         except (ValueError, IndexError):
             self._misread("ps", answer)
 

@@ -20,7 +20,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that an import of `torch` writes, in a process that finds this one first."""
     package, note = tmp_path / "packages" / "torch", tmp_path / "told"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f"open({str(note)!r}, 'a').write('imported')\nraise ImportError('not me')\n")
+    telling = f"from pathlib import Path\nPath({str(note)!r}).write_text('imported')\nraise ImportError('not me')\n"
+    (package / "__init__.py").write_text(telling)
     path = [str(package.parent), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     return note

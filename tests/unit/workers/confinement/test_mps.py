@@ -340,6 +340,15 @@ def test_a_share_that_cannot_be_prepared_leaves_no_daemon() -> None:
         supervisor.daemon.control.servers()
 
 
+def test_a_driver_without_static_partitions_is_refused_before_anything_is_started() -> None:
+    older = replace(H200, driver="580.159.03")
+    supervisor = MpsSmConfinement(Share.parse("mps-sm:4"), nvml=partial(OneGpu, older), driver=open_simulated_driver)
+    with pytest.raises(ShareUnavailable, match=r"needs driver 590 \(CUDA 13\.1\) or newer, this machine has 580\.159"):
+        supervisor.probe()
+    MpsConfinement(Share.parse("mps:25"), nvml=partial(OneGpu, older), driver=open_simulated_driver).probe()
+    mps_sm().probe()
+
+
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is an NVIDIA driver here")
 @pytest.mark.parametrize("text", ["mps:25", "mps-sm:4"])
 def test_where_no_gpu_can_be_asked_the_share_is_refused(text: str) -> None:
