@@ -153,14 +153,16 @@ def _sentence(variant: str, share: str, lost: Slowdown) -> str:
 
 
 def verdict(table: CrossTable, variant: str, share: str, lost: Slowdown) -> str:
-    """`fastest` of its column, `tie` where the noise hides the difference, else the loss.
+    """`fastest` of its column, `tie` where the noise hides the difference, else the loss (`+900 % ± ?` where it is not
+    known how far it holds).
 
     Several are the fastest when they are one schedule: the same measurement stands in their cells.
     """
     fastest = table.fastest(share)
     if fastest is not None and table.cells[variant][share] == table.cells[fastest][share]:
         return "fastest"
-    return "tie" if lost.is_tie else signed(lost)
+    is_unknown = math.isnan(lost.margin)  # of what was timed too seldom, such as an untuned model that takes seconds
+    return "tie" if lost.is_tie and not is_unknown else signed(lost)
 
 
 def share_text(share: str) -> str:

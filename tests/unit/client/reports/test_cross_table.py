@@ -64,9 +64,14 @@ def test_what_another_beats_in_pairs_is_not_the_fastest() -> None:
 
 
 def test_what_ties_with_the_smallest_median_leaves_it_the_fastest() -> None:
-    smaller, pairwise = Cell([1.0, 1.0, 1.0, 3.0, 3.0], "j1"), Cell([0.9, 1.1, 1.1, 2.7, 2.7], "j1")
+    smaller, pairwise = Cell([1.0] * 4 + [3.0] * 3, "j1"), Cell([0.9] + [1.1] * 3 + [2.7] * 3, "j1")
     table = CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": smaller}, "robust": {"cpu:1": pairwise}})
     assert [cell_text(table, name, "cpu:1") for name in table.cells] == ["1.00 s  fastest", "1.10 s  tie"]
+
+
+def test_a_loss_whose_interval_is_not_known_is_no_tie() -> None:
+    cells = {"cpu:1": {"cpu:1": cell(2e-3)}, "untuned": {"cpu:1": Cell([2.0], "j1")}}
+    assert cell_text(CrossTable("m", 1, ("cpu:1",), cells), "untuned", "cpu:1") == "2.00 s  +99900 % ± ?"
 
 
 def test_the_table_in_words() -> None:

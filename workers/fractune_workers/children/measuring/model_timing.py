@@ -16,7 +16,10 @@ from fractune_workers.children.tvm_api.artifacts import load_objects
 from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.weights import unpack_weights
 
-_SLOW_S, _FEWEST_REPEATS = 0.1, 4
+_SLOW_S, _FEW_REPEATS = 0.1, 4
+"""A variant that takes longer is timed less often"""
+_VERY_SLOW_S = 1.0
+"""One that takes longer is timed once, by the run that its outputs are of: it is the untuned one, and far behind"""
 _MIN_REPEAT_S = 0.02
 """One repeat calls the model until this long has passed"""
 
@@ -24,7 +27,7 @@ _MIN_REPEAT_S = 0.02
 def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, Any]:
     """Time every variant of a bundle on the same random inputs, one repeat each a round.
 
-    Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant four) and `max_error` (largest
+    Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant fewer) and `max_error` (largest
     difference to the untuned output, over that output's largest value) by variant.
     """
     bundle = Bundle(path)
@@ -32,18 +35,26 @@ def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, A
     arguments, weights = random_args(inputs, 0, processor), weights_of(bundle, processor)
     mains = {entry["name"]: load_variant(bundle, entry["name"], weights, processor) for entry in bundle.variants}
     outputs, counts = {}, {}
+    run_secs: dict[str, list[float]] = {}
     for name, main in mains.items():
         start = time.perf_counter()
         outputs[name] = outputs_of(main(*arguments), processor)
-        counts[name] = min(repeats, _FEWEST_REPEATS) if time.perf_counter() - start > _SLOW_S else repeats
+        first_s = time.perf_counter() - start
+        counts[name] = _repeats(first_s, repeats)
+        run_secs[name] = [first_s] if counts[name] == 1 else []
     reference = outputs[UNTUNED_VARIANT]
-    run_secs: dict[str, list[float]] = {name: [] for name in mains}
-    for number in range(repeats):
+    for _ in range(repeats):
         for name, main in mains.items():
-            if number < counts[name]:
+            if len(run_secs[name]) < counts[name]:
                 run_secs[name].append(secs_of_one(main, arguments, processor))
     errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
     return {"run_secs": run_secs, "max_error": errors}
+
+
+def _repeats(first_s: float, most: int) -> int:
+    if first_s > _VERY_SLOW_S:
+        return 1
+    return min(most, _FEW_REPEATS) if first_s > _SLOW_S else most
 
 
 def load_variant(bundle: Bundle, name: str, weights: Sequence[Any], processor: Processor) -> Callable[..., Any]:
