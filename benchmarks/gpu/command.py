@@ -67,7 +67,16 @@ def python(given: Slice, *args: str, seconds: float | None = None) -> Ended:
                 code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 raise PartFailed(f"not done within {limit_s:.0f} s: python {shown}; {_MORE_TIME}") from None
+            finally:
+                _keep(given.logs, shown, said, errors)
         return Ended(code, _read(said).splitlines(), _last_words(_read(errors)))
+
+
+def _keep(folder: Path, shown: str, said: IO[str], errors: IO[str]) -> None:
+    """All that a command has said so far, in a file of its own."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{len(list(folder.iterdir())):03}.log"
+    path.write_text(f"python {shown}\n\n{_read(said)}\n---- standard error\n{_read(errors)}", encoding="utf-8")
 
 
 def _scratch(folder: Path) -> IO[str]:

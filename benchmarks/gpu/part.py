@@ -30,6 +30,11 @@ class Slice:
     """folder for everything else, which goes with the suite; the TMPDIR of what the parts start"""
 
     @property
+    def logs(self) -> Path:
+        """Where what a command said is kept whole."""
+        return self.private / "said"
+
+    @property
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.part import Finding, Part, PartFailed, Slice
+from benchmarks.gpu.tidy import keep_logs
 from benchmarks.support.machine import facts, write_json
 from fractune_workers.gpu.nvml import Gpu
 
@@ -89,6 +90,7 @@ def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str
     except Exception as error:  # noqa: BLE001  a mistake in one part must not cost the others
         traceback.print_exc()
         found = Finding("", {}, (f"{type(error).__name__}: {error}",))
+    keep_logs(private, out / "logs" / part.name)
     fault = "; ".join(found.faults)
     data = {
         "part": part.name,

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from fractune_workers.gpu.mps_control import PROGRAM, MpsControl, MpsFailed
 
+_LOGS = ("*.log", "*.xml")
+_MOST_LOG_BYTES = 256 << 10
 _END_TIMEOUT_S = 10.0
 _LOOK_EVERY_S = 0.1
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -38,6 +40,16 @@ def private_folder() -> Iterator[Path]:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def keep_logs(private: Path, out: Path) -> None:
+    """Copy the logs and reports below `private` to the folder `out`, the end of each where one is long."""
+    found = {each for pattern in _LOGS for each in private.rglob(pattern) if each.is_file()}
+    for path in sorted(each for each in found if not each.is_relative_to(out.parent)):
+        kept = out / path.relative_to(private)
+        with contextlib.suppress(OSError):  # it has just gone, or may not be read
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(path.read_bytes()[-_MOST_LOG_BYTES:])
 
 
 def end_daemons(folder: Path) -> list[str]:
