@@ -58,7 +58,7 @@ class TimingPolicy:
     warmups: int
     """repeats timed and dropped"""
     repeats: int
-    """repeats kept, at least 3"""
+    """repeats kept: at least 3, but 1 of what is slow and far behind"""
     min_repeat_ms: float
     """one repeat calls the kernel until this long has passed"""
     cache: str = WARM

@@ -25,7 +25,8 @@ def time_interleaved(
     """The policy that was kept to, and the seconds of one call in each repeat, by name.
 
     The first timing of each warms up, and tells what is slow, or far behind the fastest: such a kernel gets the fewest
-    repeats, and none of its timings is dropped (TVM calls a kernel once before it times it).
+    repeats, and none of its timings is dropped (TVM calls a kernel once before it times it). One that is both, as the
+    untuned default of a large operator, gets no more than that.
     """
     single = replace(policy, name="single", warmups=0, repeats=1)
     first = {name: timed(name, single, 1)[0] for name in names}
@@ -41,6 +42,8 @@ def time_interleaved(
 def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy) -> TimingPolicy:
     # One call over a cold cache says too little to judge by.
     is_behind = policy.cache == WARM and secs > _FAR_BEHIND * fastest_s
+    if is_behind and secs > _SLOW_S:
+        return replace(policy, warmups=0, repeats=1)
     return replace(policy, warmups=0, repeats=_FEWEST_REPEATS) if is_behind or secs > _SLOW_S else policy
 
 

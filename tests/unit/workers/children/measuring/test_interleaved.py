@@ -57,6 +57,14 @@ def test_what_is_slow_or_far_behind_has_three_repeats_and_says_so(secs: dict[str
     assert made == {name: policy.warmups + policy.repeats for name, policy in kept.items()}
 
 
+def test_what_is_slow_and_far_behind_is_timed_once() -> None:
+    kernels = Kernels({"untuned": 0.5, "a": 1e-3})
+    kept, run_secs = time_interleaved(list(kernels.secs), VALIDATION_POLICY, kernels.time)
+    assert kept == {"untuned": replace(FEWEST, repeats=1), "a": VALIDATION_POLICY}
+    assert run_secs["untuned"] == [0.5]
+    assert [name for name, _ in kernels.asked].count("untuned") == 1
+
+
 def test_one_call_over_a_cold_cache_is_no_reason_for_fewer() -> None:
     kernels = Kernels({"untuned": 4e-3, "a": 1e-3})
     policy = with_cache(VALIDATION_POLICY, COLD)
