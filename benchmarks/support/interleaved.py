@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.support.models import Operator
+from fractune_core.implementations import implementation_of
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Share
 from fractune_workers.builder_process import BuilderProcess
@@ -23,7 +24,7 @@ from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from fractune_workers.measuring.validation import validate
 
 TIMINGS = 3
-"""timings of each operator; each times every finalist as often as a validation does (7 times, slow ones 3 times)"""
+"""timings of each operator; each times every finalist as often as a validation does (9 times, slow ones less often)"""
 _BUILD_LIMIT_CPU_S = 60
 _BUNDLES_TIMEOUT_S = 1800.0
 _UNTUNED_NAME = "untuned"
@@ -73,7 +74,7 @@ def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Artifa
         }
     finally:
         process.stop()
-    return ArtifactBatch(args_info, 0, codes)
+    return ArtifactBatch(args_info, 0, codes, {name: implementation_of(trace) for name, trace in traces.items()})
 
 
 def time_bundles(share: str, finalists: Sequence[tuple[Path, str]], turns: int) -> list[list[float]]:
