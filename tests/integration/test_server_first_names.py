@@ -72,7 +72,7 @@ def test_work_of_another_version_is_dropped_and_the_rest_stays() -> None:
         queues = WorkQueues(connection)
         mine: messages.TimeModelWork = {"do": "time_model", "work_id": "mine", "job": "j", "share": "s", "bundle": "b"}
         queues.enqueue(messages.COMPILE_QUEUE, mine)
-        queues.enqueue("compile.1", {**mine, "work_id": "of another protocol"})
+        queues.enqueue("compile.1", {**mine, "work_id": "of-another-protocol"})
         queues.drop_foreign()
-        names = (first_names.STALE_WORK, "mine", "of another protocol")
+        names = (first_names.STALE_WORK, "mine", "of-another-protocol")
         assert [queues.has(name) for name in names] == [False, True, False]

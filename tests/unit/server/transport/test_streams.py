@@ -157,7 +157,8 @@ def test_an_entry_without_an_event_is_nothing_to_keep(connection: redis.Redis, s
 
 
 def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection: redis.Redis, store: Store) -> None:
-    later = record("a").to_json()
+    plain = record("a")
+    later = plain.to_json()
     for part in (later, later["device"], later["granted"], later["policy"]):
         part["new_in_a_later_version"] = 1
     event = {"event": "measured", "job": "job1", "round_id": "round1", "record": later}
@@ -165,7 +166,7 @@ def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection
     recorder = Recorder(connection, store.log)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
-    assert record_of(store) == record("a")
+    assert record_of(store) == plain
     assert connection.xlen(messages.UNREADABLE) == 0
 
 
