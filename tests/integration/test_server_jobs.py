@@ -228,6 +228,29 @@ def test_cancel_in_mid_job(client: Client, fleet: SimulatedFleet) -> None:
     assert client.jobs.CancelJob(pb.CancelJobRequest(name=name)).state == pb.JOB_STATE_CANCELLED
 
 
+def test_what_a_cancelled_job_left_unmeasured_is_asked_for_again(client: Client, fleet: SimulatedFleet) -> None:
+    builder, tuner = fleet.workers["build-1"], fleet.workers["tune-1"]
+    model = client.upload(fresh())
+
+    def searches(job: str) -> list[dict[str, Any]]:
+        return [work for work in tuner.handled if work["job"] == job.removeprefix("jobs/")]
+
+    builder.hold.set()
+    try:
+        name = client.create(model, trials=48).name
+        wait_until(lambda: len(searches(name)) > 1)  # a second search begins once the first one's proposals are known
+        client.jobs.CancelJob(pb.CancelJobRequest(name=name))
+        following = client.create(model, trials=48).name
+        wait_until(lambda: len(searches(following)) > 0)
+    finally:
+        builder.hold.clear()
+    assert client.finish(following).state == pb.JOB_STATE_DONE
+    first = searches(name)[0]
+    again = [work for work in searches(following) if work["operator"] == first["operator"]]
+    assert len(again[0]["lost"]) == first["count"]
+    assert not any(work["lost"] for work in again[1:])
+
+
 def test_results_that_come_twice_count_once(client: Client, fleet: SimulatedFleet) -> None:
     for worker in fleet.workers.values():
         worker.twice = True

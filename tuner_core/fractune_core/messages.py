@@ -167,6 +167,8 @@ class SearchWork(RoundWork):
     exact: bool
     """none that rounds otherwise than the operator itself"""
     seed: int
+    lost: list[str]
+    """candidates that this instance proposed for a job that ended before they were measured: to be proposed again"""
     history: list[PastTrial]
     """of the operator, when it is new to this instance"""
     transferred: list[str]

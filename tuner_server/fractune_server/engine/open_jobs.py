@@ -80,5 +80,5 @@ class OpenJobs:
         kept = self._context.store.jobs.save(job.stored, job.operators)
         job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
         if not kept or not job.stored.state.open:
-            del self._jobs[job.id]
+            self._rounds.end_all(self._jobs.pop(job.id))
         self._context.notifier.announce()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from fractune_core.blobs import drop_blobs
 from fractune_core.messages import BuildWork, SearchWork, artifact_blob
@@ -21,6 +22,8 @@ class Rounds:
     def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
         self._context = context
         self._queues = queues
+        self._lost: dict[LogKey, set[str]] = {}
+        """candidates of searches whose jobs ended before they were measured"""
 
     def start(self, job: ActiveJob, live: LiveRound, queue: str, work: SearchWork | BuildWork) -> None:
         send_workload(self._context, live.stored.workload_hash)
@@ -46,13 +49,26 @@ class Rounds:
         self._context.store.jobs.drop_round(live.id)
 
     def end_all(self, job: ActiveJob) -> None:
+        """End the rounds of a job that ends; what they had not measured is nobody's fault."""
         for live in list(job.rounds.values()):
+            if live.stored.kind is Kind.TRIAL and live.missing:
+                lost = self._lost.setdefault(search_key(job, live.stored.workload_hash), set())
+                lost |= {candidate for candidate, _ in live.missing}
             self.end(job, live)
+
+    def take_lost(self, key: LogKey) -> list[str]:
+        """The candidates of an operator that were lost since they were last asked for."""
+        return sorted(self._lost.pop(key, ()))
 
     def withdraw(self, job: ActiveJob, live: LiveRound) -> None:
         """End a round that was not proposed, and take its search back."""
         self._queues.withdraw(live.id)
         self.end(job, live)
+
+
+def search_key(job: ActiveJob, workload_hash: str) -> LogKey:
+    """Under which an operator is searched: one search proposes for all jobs, exact or not."""
+    return replace(job.log_key(workload_hash), exact=False)
 
 
 def count_in_flight(jobs: Collection[ActiveJob]) -> None:
@@ -62,11 +78,11 @@ def count_in_flight(jobs: Collection[ActiveJob]) -> None:
     for job in jobs:
         for live in job.rounds.values():
             if live.stored.kind is Kind.TRIAL:
-                key = job.log_key(live.stored.workload_hash)
+                key = search_key(job, live.stored.workload_hash)
                 busy.add(key)
                 counts[key, job.share_keys] = counts.get((key, job.share_keys), 0) + live.in_flight
     for job in jobs:
         for plan in job.plans.values():
-            key = job.log_key(plan.workload_hash)
+            key = search_key(job, plan.workload_hash)
             plan.busy = key in busy
             plan.in_flight = counts.get((key, job.share_keys), 0)

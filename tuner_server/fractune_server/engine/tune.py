@@ -16,7 +16,7 @@ from fractune_core.records import Kind
 from fractune_core.roofs import Roof
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
-from fractune_server.engine.rounds import Rounds, count_in_flight
+from fractune_server.engine.rounds import Rounds, count_in_flight, search_key
 from fractune_server.scheduler.allocation import FIRST_ROUND, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.log import LogKey
@@ -142,11 +142,12 @@ class TunePhase:
 
     def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""
-        return self._owners.get(job.log_key(plan.workload_hash), instance.name) == instance.name
+        return self._owners.get(search_key(job, plan.workload_hash), instance.name) == instance.name
 
     def _start(self, job: ActiveJob, instance: Instance, plan: OperatorPlan, count: int) -> None:
         round_id, key = uuid.uuid4().hex, job.log_key(plan.workload_hash)
-        new = self._owners.get(key) != instance.name
+        searched = search_key(job, plan.workload_hash)
+        new = self._owners.get(searched) != instance.name
         transfer = new and plan.complete < TRIALS_AT_LEAST
         work: SearchWork = {
             **job.round_work(round_id, plan.workload_hash),
@@ -156,13 +157,14 @@ class TunePhase:
             "count": count,
             "exact": job.stored.spec.exact,
             "seed": job.stored.spec.seed,
+            "lost": self._rounds.take_lost(searched),
             "history": self._history(key, plan) if new else [],
             "transferred": self._transferred(key, plan, job.operator(plan.workload_hash).name) if transfer else [],
         }
         stored = Round(round_id, job.id, Kind.TRIAL, plan.workload_hash, instance.name, count)
         live = LiveRound(stored, best_before_s=plan.best_s, complete_before=plan.complete)
         self._rounds.start(job, live, tune_queue(instance.name), work)
-        self._owners[key] = instance.name
+        self._owners[searched] = instance.name
 
     def _history(self, key: LogKey, plan: OperatorPlan) -> list[PastTrial]:
         """The fastest of the candidates measured at all shares, and some that failed."""

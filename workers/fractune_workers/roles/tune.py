@@ -106,9 +106,8 @@ class Tuner:
             results = self._results.pop((searched["workload_hash"], searched["target_key"]), [])
             if results:
                 self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=len(work["shares"]))
-            proposed: list[dict[str, str]] = self._child.call(
-                "propose", _SEARCH_TIMEOUT_S, **operator, count=work["count"], exact=work["exact"]
-            )
+            wanted = {"count": work["count"], "exact": work["exact"], "lost": work["lost"]}
+            proposed: list[dict[str, str]] = self._child.call("propose", _SEARCH_TIMEOUT_S, **operator, **wanted)
         return proposed
 
     def _read_results(self) -> None:

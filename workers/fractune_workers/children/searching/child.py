@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -60,14 +60,16 @@ class SearcherChild:
         if search is not None:
             search.learn(results, shares)
 
-    def propose(self, workload_hash: str, target_key: str, count: int, *, exact: bool = False) -> list[dict[str, str]]:
+    def propose(
+        self, workload_hash: str, target_key: str, count: int, *, exact: bool = False, lost: Sequence[str] = ()
+    ) -> list[dict[str, str]]:
         """Up to `count` new candidates of an open operator; fewer when its spaces hold no more. `exact`: none that
-        rounds otherwise than the operator itself.
+        rounds otherwise than the operator itself. `lost`: proposed before and never measured; these come first.
         """
         self._operators.move_to_end((workload_hash, target_key))
-        return self._operators[workload_hash, target_key].propose(
-            count, lambda text: candidate_id(workload_hash, target_key, text), exact=exact
-        )
+        search = self._operators[workload_hash, target_key]
+        search.offer_again(lost)
+        return search.propose(count, lambda text: candidate_id(workload_hash, target_key, text), exact=exact)
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

@@ -54,6 +54,14 @@ class CompetingSearches:
         self._asked[implementation] += len(found)
         return [{**item, "trace": text_of(implementation, item["trace"])} for item in found]
 
+    def offer_again(self, lost: Iterable[str]) -> None:
+        """Have the next proposals begin with candidates that were proposed and never measured; unknown ones are passed
+        over.
+        """
+        names = list(lost)
+        for search in self._searches.values():
+            search.offer_again(names)
+
     def learn(self, results: Iterable[tuple[str, str, float]], shares: int) -> None:
         """As `OperatorSearch.learn`: each search knows its own candidates."""
         told = list(results)

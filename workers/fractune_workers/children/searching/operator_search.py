@@ -79,6 +79,8 @@ class OperatorSearch:
         self._returned: set[int] = set()
         """what the evolution has returned: it does so only once"""
         self._pending: dict[str, _Pending] = {}
+        self._again: list[Any] = []
+        """schedules that were proposed, and are to be once more"""
         self._fastest = _Fastest(int(_POPULATION * _MEASURED_PART))
         self._transferred: Iterator[Any] = iter(())
         self._computed: Iterator[Any] = iter(())
@@ -102,12 +104,21 @@ class OperatorSearch:
         return self._context.space_generator.postprocs
 
     def propose(self, count: int, name: Callable[[str], str]) -> list[dict[str, str]]:
-        """Up to `count` candidates never proposed before: `candidate` (named by `name` from the trace) and `trace`."""
-        fresh = self._unseen(self._first, count)
+        """Up to `count` candidates never proposed before, after those that are to be proposed again: `candidate` (named
+        by `name` from the trace) and `trace`.
+        """
+        fresh, self._again = self._again[:count], self._again[count:]
+        fresh += self._unseen(self._first, count - len(fresh))
         if len(fresh) < count and len(self._surrogate) >= _FEWEST_MEASURED:
             fresh += self._evolved(count - len(fresh))
         fresh += self._drawn(count - len(fresh))
         return [self._hand_out(sch, name) for sch in fresh]
+
+    def offer_again(self, lost: Iterable[str]) -> None:
+        """Have the next proposals begin with candidates that were proposed and never measured; unknown ones are passed
+        over.
+        """
+        self._again += [self._pending.pop(name).sch for name in lost if name in self._pending]
 
     def learn(self, results: Iterable[tuple[str, str, float]], shares: int) -> None:
         """Take in (candidate, share, seconds or 0 for a failure); a candidate counts once all `shares` are in.

@@ -111,3 +111,12 @@ def test_the_likeliest_one_has_the_first_turn(channels: int, size: int, first: s
     mod = network([(1, channels, size, size)], lambda net, x: net.conv(x, channels, padding=1))
     searches = CompetingSearches(competing(mod), TARGET, seed=1, threads=1)
     assert list(parts(proposed(searches, 1))) == [first]
+
+
+def test_what_was_lost_is_proposed_again_first_and_once(searches: CompetingSearches) -> None:
+    items = proposed(searches, 8)
+    learn(searches, items[:4], {DIRECT: 1.0, WINOGRAD2: 1.0})
+    searches.offer_again([item["candidate"] for item in [*items[2:6], {"candidate": "never proposed"}]])
+    again = {item["trace"] for item in proposed(searches, 4)} & {item["trace"] for item in items}
+    assert again == {item["trace"] for item in items[4:6]}
+    assert not {item["trace"] for item in proposed(searches, 8)} & {item["trace"] for item in items}
