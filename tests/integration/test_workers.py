@@ -25,7 +25,7 @@ from fractune_core.messages import (
     tuner_stream,
     workload_blob,
 )
-from fractune_core.records import UNTUNED, TuningRecord, candidate_id
+from fractune_core.records import UNTUNED, VALIDATION_POLICY, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
@@ -68,7 +68,15 @@ class Fleet:
         }
 
     def search(self, round_id: str, count: int) -> None:
-        extra = {"do": "search", "count": count, "seed": 3, "history": [], "transferred": []}
+        extra = {
+            "do": "search",
+            "count": count,
+            "exact": False,
+            "seed": 3,
+            "lost": [],
+            "history": [],
+            "transferred": [],
+        }
         self.enqueue(tune_queue("tuner"), {**self.common(round_id), **extra})
 
     def build(self, round_id: str, traces: list[str], kind: str = "trial") -> list[str]:
@@ -150,7 +158,7 @@ def test_a_final_checks_output_and_times_the_untuned_default_too(fleet: Fleet) -
     assert winner.status == "ok"
     assert winner.max_error is not None
     assert winner.max_error < 1e-3
-    assert len(winner.run_secs) == winner.policy.repeats == 7
+    assert len(winner.run_secs) == winner.policy.repeats == VALIDATION_POLICY.repeats
     assert winner.median_s < by_trace[UNTUNED].median_s
 
 
