@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import ShareUnavailable, StateUnusable
-from fractune_core.records import Status
+from fractune_core.records import VALIDATION_POLICY, Status
 from fractune_core.shares import Share
 from fractune_workers.calibration.child_thread import running
 from fractune_workers.calibration.measurer_pool import PooledMeasurer
@@ -171,10 +171,10 @@ def test_what_ends_well_and_leaves_the_device_down_is_found_out_when_it_is_alone
 
 
 def test_waiting_for_a_turn_does_not_count_as_the_calls_time(measurers: Measurers) -> None:
-    measurers.suspect(slow="good 0.8")
-    slow = measurers.trials(1, slow="good 0.8")
+    measurers.suspect(slow="good 0.6")
+    slow = measurers.trials(1, slow="good 0.6")
     wait_until(lambda: measurers.runs("slow") == 1)
-    assert measurers.trials(0, late="good 0.5")()["late"].status is Status.OK
+    assert measurers.trials(0, late="good 0.6")()["late"].status is Status.OK
     assert slow()["slow"].status is Status.OK
     assert (measurers.runs("late"), measurers.shared.look().suspects) == (1, ())
 
@@ -186,7 +186,7 @@ def test_when_interleaved_timing_fails_only_the_guilty_is_blamed(measurers: Meas
         "good": Status.OK,
         "bad": Status.CRASHED,
     }
-    assert [len(outcomes[name].run_secs) for name in ("untuned", "good")] == [7, 7]
+    assert [len(outcomes[name].run_secs) for name in ("untuned", "good")] == [VALIDATION_POLICY.repeats] * 2
     assert measurers.device.notes("interleaved")[0] == "bad good untuned"
 
 
@@ -203,7 +203,9 @@ def test_a_validation_that_was_void_is_measured_again_as_a_whole(measurers: Meas
     first, second = (
         measurer.thread.submit(lambda: validate(measurer._session, same, "untuned")).result() for _ in range(2)
     )
-    assert {name: len(outcome.run_secs) for name, outcome in first.items()} == {"untuned": 7, "other": 7}
+    assert {name: len(outcome.run_secs) for name, outcome in first.items()} == dict.fromkeys(
+        ("untuned", "other"), VALIDATION_POLICY.repeats
+    )
     assert {name: (outcome.max_error, len(outcome.run_secs)) for name, outcome in second.items()} == {
         "untuned": (0.0, 7),
         "other": (1e-6, 7),
