@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # The tests start hundreds of Python processes: what they import is compiled once and not in each of them.
@@ -20,3 +22,11 @@ settings.load_profile("quick")
 
 # What a script starts in the background ignores Ctrl-C, and so would every command that a test stops by it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def affinity() -> Iterator[set[int]]:
+    """The cores that this process may use. They are given back: a test that takes some away leaves none to the next."""
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)

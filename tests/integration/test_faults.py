@@ -178,7 +178,7 @@ def test_a_worker_killed_between_its_results_and_the_end_of_its_work_leaves_noth
 
 
 def test_a_stopped_worker_leaves_no_attempt_behind(measurers: Measurers) -> None:
-    """SIGTERM lets the work in hand end; what waits is done by whoever comes next."""
+    """SIGTERM lets the work in hand end; what waits, or was just being taken, is done by whoever comes next."""
     first = measurers.arrive()
     measurers.wait_for(first)
     kernels = {f"{number:032x}": {"id": f"{number}", "do": "good", "secs": 0.2} for number in range(8)}
@@ -191,7 +191,7 @@ def test_a_stopped_worker_leaves_no_attempt_behind(measurers: Measurers) -> None
     found = json.loads(state.read_text())
     assert (found["clients"], found["attempts"], found["suspects"], found["failure"]) == ([], {}, [], "")
     measurers.arrive()
-    wait_until(lambda: len(measurers.records()) == 8, 60)
+    measurers.sweep_until(lambda: len(measurers.records()) == 8, 60)
     assert {record.status for record in measurers.records()} == {Status.OK}
 
 

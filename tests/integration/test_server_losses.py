@@ -17,7 +17,7 @@ import grpc
 import pytest
 import redis
 
-from fractune_core.messages import worker_key
+from fractune_core.messages import BUILD_QUEUE, tune_queue, worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -92,11 +92,11 @@ def test_tuner_instance_killed_before_it_proposed(tmp_path: Path) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet:
         fleet.remove("tune-1")
         with running_server(url, tmp_path / "state") as server, server.client() as client:
-            with held_worker(url, "tune"):
+            with held_worker(url, "tune") as held:
                 name = client.create(client.upload(fresh()), trials=12, round_size=4).name
                 client.wait(name, lambda job: job.state == pb.JOB_STATE_TUNING)
                 with redis.Redis.from_url(url) as connection:
-                    wait_until(lambda: connection.zcard("rq:wip:tune:tune-held"))
+                    wait_until(lambda: connection.zcard(f"rq:wip:{tune_queue(held)}"))
             fleet.add("tune", "tune-2")
             job = client.finish(name)
             assert job.state == pb.JOB_STATE_DONE
@@ -111,7 +111,7 @@ def test_builder_killed_with_work_in_its_hands(tmp_path: Path) -> None:
             with held_worker(url, "build"):
                 name = client.create(client.upload(fresh()), trials=12, round_size=4).name
                 with redis.Redis.from_url(url) as connection:
-                    wait_until(lambda: connection.zcard("rq:wip:build"))
+                    wait_until(lambda: connection.zcard(f"rq:wip:{BUILD_QUEUE}"))
             fleet.add("build", "build-2")
             job = client.finish(name)
             assert job.state == pb.JOB_STATE_DONE

@@ -8,6 +8,5 @@ from typing import Any
 
 
 def known_fields(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `data` that the dataclass `kind` is made from."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+    """Those of `data` that the dataclass `kind` is made from. Raises TypeError where `data` is no JSON object."""
+    return {field.name: data[field.name] for field in fields(kind) if field.name in data}

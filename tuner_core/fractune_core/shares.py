@@ -157,7 +157,8 @@ class GrantedShare:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GrantedShare:
-        return cls(**{**known_fields(cls, data), "ids": tuple(data.get("ids", ()))})
+        known = known_fields(cls, data)
+        return cls(**{**known, "ids": tuple(known.get("ids", ()))})
 
 
 def units_text(units: int | Sequence[int], unit: str) -> str:

@@ -9,6 +9,7 @@ import threading
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import grpc
 import redis
@@ -72,13 +73,15 @@ def run_server(options: ServerOptions) -> None:
     away, and FractuneError when the engine has ended by itself.
     """
     _check_address(options)
-    stopping = threading.Event()
+    # An event would not do: setting one in a signal's handler waits for ever where the handler has interrupted the
+    # beginning of the wait for it.
+    ends: SimpleQueue[str] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, lambda found, _: ends.put(signal.Signals(found).name))
     with StateFolder(options.state_dir) as folder:
         context = _open(options, folder.path)
         try:
-            _serve(options, context, stopping)
+            _serve(options, context, ends)
         finally:
             context.store.close()
             context.redis.close()
@@ -108,12 +111,14 @@ def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc
     return server, healthy
 
 
-def _serve(options: ServerOptions, context: ServerContext, stopping: threading.Event) -> None:
+def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str]) -> None:
+    """Until `ends` says why it is over."""
     context.redis.set(PROTOCOL_KEY, PROTOCOL)
     WorkQueues(context.redis).drop_foreign()
     if not options.resume:
         _cancel_open_jobs(context)
-    engine = Engine(context, ended=stopping.set)
+    stopping = threading.Event()
+    engine = Engine(context, ended=lambda: ends.put("its engine's end"))
     server, healthy = make_server(context, stopping)
     address = _bind(server, options.listen)
     engine.start()
@@ -123,7 +128,8 @@ def _serve(options: ServerOptions, context: ServerContext, stopping: threading.E
     if options.ready_file is not None:
         announce(address, options.ready_file)
     _log.info("serving on %s", address)
-    stopping.wait()
+    _log.info("ends after %s", ends.get())
+    stopping.set()
     healthy.enter_graceful_shutdown()  # clients that check are sent elsewhere
     context.notifier.announce()  # watchers look up, see that it is over, and end
     server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more

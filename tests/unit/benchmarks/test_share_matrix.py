@@ -15,7 +15,7 @@ CONTESTANTS = (*WINNERS, "joint robust")
 def timed(own_s: float, other_s: float, finalists: Sequence[str] = CONTESTANTS) -> dict[str, dict[str, list[float]]]:
     """By share and finalist: all take `own_s`, but what was tuned at the other share takes `other_s`."""
     return {
-        share: {each: [other_s if each in SHARES and each != share else own_s] * 3 for each in finalists}
+        share: {each: [other_s if each in SHARES and each != share else own_s] * 9 for each in finalists}
         for share in SHARES
     }
 

@@ -68,3 +68,12 @@ def test_a_torn_record_is_an_error(missing: str) -> None:
     del data[missing]
     with pytest.raises(KeyError):
         TuningRecord.from_json(data)
+
+
+@pytest.mark.parametrize("torn", [[], "device", 1, None, ["name"]])
+@pytest.mark.parametrize("part", ["device", "granted", "policy"])
+def test_a_part_that_is_no_object_is_an_error(part: str, torn: object) -> None:
+    data = validation("trace", 1, 1.0).to_json()
+    data[part] = torn
+    with pytest.raises((KeyError, TypeError)):
+        TuningRecord.from_json(data)

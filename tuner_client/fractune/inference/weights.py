@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from fractune.inference.runtime import aligned_bytes, viewed
@@ -34,11 +35,10 @@ class Weights:
         import tvm_ffi
 
         described = [self._bundle.manifest["weights"][number] for number in numbers]
-        begins = [0]
-        for weight in described:
-            begins.append(begins[-1] + weight["size"] + -weight["size"] % ALIGNMENT_BYTES)
-        buffer = aligned_bytes(begins[-1])
-        rooms = [buffer[begin : begin + each["size"]] for begin, each in zip(begins, described, strict=False)]
+        padded = (each["size"] + -each["size"] % ALIGNMENT_BYTES for each in described)
+        *begins, end = accumulate(padded, initial=0)
+        buffer = aligned_bytes(end)
+        rooms = [buffer[begin : begin + each["size"]] for begin, each in zip(begins, described, strict=True)]
         filled = list(zip(described, rooms, strict=True))
         self._bundle.read_parts(WEIGHTS, ((each["offset"], memoryview(room)) for each, room in filled))
         return [viewed(tvm_ffi.from_dlpack(room), each["shape"], each["dtype"]) for each, room in filled]

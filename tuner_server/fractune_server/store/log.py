@@ -105,7 +105,7 @@ class TuningLog:
             return self._add(connection, new)
 
     def import_all(self, found: Iterable[tuple[str, str]], new: Sequence[TuningRecord]) -> int:
-        """Commit workloads (hash and JSON) and records in one transaction.
+        """Commit workloads (as `add_workloads`) and records in one transaction.
 
         Returns how many records were new. Raises BadRequest, and imports nothing, for a record whose workload
         is neither here nor among `found`.
@@ -127,8 +127,6 @@ class TuningLog:
         of one that was there.
         """
         with self._database.write() as connection:
-            for fuller in parts([name for name, text in found if has_others(text)]):
-                connection.execute(delete(workloads).where(workloads.c.workload_hash.in_(fuller)))
             self._add_workloads(connection, found)
 
     def set_arithmetic(self, found: Mapping[str, Arithmetic]) -> None:
@@ -169,8 +167,15 @@ class TuningLog:
             connection.execute(deleted)
 
     def _add_workloads(self, connection: Connection, found: Iterable[tuple[str, str]]) -> None:
-        rows = [{"workload_hash": name, "json_zlib": zlib.compress(text.encode())} for name, text in found]
+        columns = workloads.c
+        texts = dict(found)
+        packed = {name: zlib.compress(text.encode()) for name, text in texts.items()}
+        rows = [{"workload_hash": name, "json_zlib": each} for name, each in packed.items()]
         self._database.insert_new(connection, workloads, rows)
+        for name, text in texts.items():
+            if has_others(text):
+                fuller = {columns.json_zlib: packed[name]}
+                connection.execute(update(workloads).where(columns.workload_hash == name).values(fuller))
 
     def _known_workloads(self, connection: Connection, wanted: set[str]) -> set[str]:
         known: set[str] = set()

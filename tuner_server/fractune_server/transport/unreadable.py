@@ -5,7 +5,6 @@ Nothing but `replay` takes one away, but for the oldest when there are too many.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -50,20 +49,13 @@ def replay(redis: Redis) -> int:
     """Give all to the recorder once more, the oldest first, and return their number; what it still cannot read is set
     aside again.
     """
-    count = 0
-    for entry, fields in _all(redis):
+    found: Any = redis.xrange(UNREADABLE)  # those that are there now, and none that comes meanwhile
+    for entry, fields in found:
         with redis.pipeline() as pipe:  # both or none
             pipe.xadd(SERVER_STREAM, {EVENT_FIELD: fields[EVENT_FIELD.encode()]})
             pipe.xdel(UNREADABLE, entry)
             pipe.execute()
-        count += 1
-    return count
-
-
-def _all(redis: Redis) -> Iterator[tuple[bytes, Any]]:
-    """Those that are there now, and none that comes while they are gone through."""
-    found: Any = redis.xrange(UNREADABLE)
-    yield from found
+    return len(found)
 
 
 def _result(entry: bytes, fields: Any) -> UnreadableResult:

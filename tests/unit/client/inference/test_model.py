@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,6 @@ SHAPE = (1, 4, 16, 16)
 @pytest.fixture
 def model(small: Small) -> Model:
     return fractune.load(small.bundle)
-
-
-@pytest.fixture
-def affinity() -> Iterator[set[int]]:
-    before = os.sched_getaffinity(0)
-    yield before
-    os.sched_setaffinity(0, before)
 
 
 def truth(small: Small, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -82,7 +74,6 @@ def test_inputs_and_outputs_have_the_names_of_the_file(model: Model) -> None:
     assert [str(spec) for spec in model.outputs] == ["y float32[1, 10]"]
 
 
-@pytest.mark.usefixtures("affinity")
 def test_the_share_decides_and_rematch_follows_it(small: Small, affinity: set[int]) -> None:
     if len(affinity) < 2:
         pytest.skip("one CPU")

@@ -157,6 +157,16 @@ class StoreContract:
             store.log.add_workloads([("w", written)])
             assert store.log.workload("w") == kept
 
+    def test_an_imported_workload_with_more_implementations_leaves_the_arithmetic(self, store: Store) -> None:
+        one, both = joined_workloads({DIRECT: ["1"]}), joined_workloads({DIRECT: ["1"], WINOGRAD4: ["2"]})
+        known = trial("a", 1, 1.0)
+        name = known.workload_hash
+        store.log.import_all([(name, one)], [known])
+        store.log.set_arithmetic({name: Arithmetic(4.0, 8)})
+        store.log.import_all([(name, both)], [trial(text_of(WINOGRAD4, "[]"), 1, 0.5)])
+        assert store.log.workload(name) == both
+        assert store.log.arithmetic([name]) == {name: Arithmetic(4.0, 8)}
+
     def test_best_trials_one_for_each_candidate_fastest_first(self, store: Store) -> None:
         again = replace(trial("a", 1, 5.0), record_id="again")
         store.log.add([trial("a", 1, 1.0), again, trial("b", 1, 0.5), failed("c", 1), trial("d", 2, 0.1)])

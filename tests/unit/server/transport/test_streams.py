@@ -147,6 +147,23 @@ def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     assert [(event["job"], event["round_id"]) for event in lost] == [("job1", "round1")]
 
 
+@pytest.mark.parametrize("torn", [[], "x", 1, None, ["device"]])
+@pytest.mark.parametrize("part", ["event", "record", "device", "granted", "policy"])
+def test_a_part_of_a_result_that_is_no_object_is_set_aside(
+    connection: redis.Redis, store: Store, part: str, torn: object
+) -> None:
+    whole: dict[str, Any] = record("a").to_json()
+    if part in whole:
+        whole[part] = torn
+    event = {"event": "measured", "job": "job1", "round_id": "round1", "record": torn if part == "record" else whole}
+    connection.xadd(STREAM, {messages.EVENT_FIELD: json.dumps(torn if part == "event" else event)})
+    recorder = Recorder(connection, store.log)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert connection.xlen(messages.UNREADABLE) == 1
+    assert count(store) == 0
+
+
 def test_an_entry_without_an_event_is_nothing_to_keep(connection: redis.Redis, store: Store) -> None:
     connection.xadd(STREAM, {"other": "field"})
     recorder = Recorder(connection, store.log)

@@ -29,9 +29,6 @@ KindText = Annotated[str, typer.Option("--kind", help="trial or validation.")]
 JobText = Annotated[str, typer.Option("--job", help="Only what this job measured.")]
 
 
-_DEAD = ("place", "reason", "event")
-
-
 class Format(StrEnum):
     CSV = "csv"
     JSONL = "jsonl"
@@ -122,7 +119,10 @@ def dead(
             return
         found, total = client.log.unreadable(limit=limit)
     for each in found:
-        told = {"set_aside_at": each.set_aside_at.isoformat(), **{name: getattr(each, name) for name in _DEAD}}
+        told = {
+            "set_aside_at": each.set_aside_at.isoformat(),
+            **{name: getattr(each, name) for name in ("place", "reason", "event")},
+        }
         print(json.dumps(told) if as_json else f"{told['set_aside_at']}  {each.place}  {each.reason}\n  {each.event}")
     if not as_json:
         print(f"{len(found)} of {total} unreadable results")

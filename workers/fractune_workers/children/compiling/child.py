@@ -67,7 +67,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
     others = {}
-    for name in IMPLEMENTATIONS if any(_MANY_WAYS in operator.name for operator in operators) else ():
+    for name in IMPLEMENTATIONS if _has_others(target, operators) else ():
         other = prepare(model, target, name)
         found = implementations_of(direct, other)
         if found:
@@ -75,6 +75,11 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
         for workload_hash, workload in found.items():
             workloads[workload_hash][name] = workload
     return _Prepared(direct, operators, others, workloads)
+
+
+def _has_others(target: tvm.target.Target, operators: list[Operator]) -> bool:
+    """Whether some operator may have another implementation: on a CPU only, where convolutions are blocked."""
+    return target.kind.name == "llvm" and any(_MANY_WAYS in operator.name for operator in operators)
 
 
 def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> dict[str, Any]:

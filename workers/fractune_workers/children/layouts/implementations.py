@@ -15,6 +15,7 @@ from typing import Any
 import numpy.typing as npt
 from tvm import te
 
+from fractune_core import implementations as names
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4, Winograd
 
@@ -41,10 +42,8 @@ class Implementation:
 
 
 def order(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> list[str]:
-    """The implementations that fit, the likeliest to be the fastest on one core first; the direct one
-    is the empty text.
-    """
-    costs = {"": _direct_cost(window, weights, image)}
+    """The names of the implementations that fit, the likeliest to be the fastest on one core first."""
+    costs = {names.DIRECT: _direct_cost(window, weights, image)}
     for name, each in IMPLEMENTATIONS.items():
         if each.fits(window, weights, image):
             costs[name] = each.cost(window, weights, image)
@@ -102,5 +101,5 @@ def _of_winograd(winograd: Winograd) -> Implementation:
     return Implementation(winograd.fits, winograd.pack, winograd.compute, partial(_winograd_cost, winograd))
 
 
-IMPLEMENTATIONS = {"winograd2": _of_winograd(WINOGRAD2), "winograd4": _of_winograd(WINOGRAD4)}
-"""by name; the direct one, which everything fits, has none"""
+IMPLEMENTATIONS = {names.WINOGRAD2: _of_winograd(WINOGRAD2), names.WINOGRAD4: _of_winograd(WINOGRAD4)}
+"""by name; the direct one, which everything fits, is not among them"""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fractune_core.implementations import DIRECT, implementation_of, is_exact, text_of, trace_of
+from fractune_core.implementations import DIRECT, INEXACT, implementation_of, text_of, trace_of
 from fractune_workers.children.layouts.implementations import order_of
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.traces import args_of
@@ -38,7 +38,7 @@ class CompetingSearches:
 
     def propose(self, count: int, name: Callable[[str], str], *, exact: bool) -> list[dict[str, str]]:
         """Up to `count` candidates never proposed before; `exact`: of implementations that do not round otherwise."""
-        open_ones = [each for each in self._searches if not exact or is_exact(text_of(each, "[]"))]
+        open_ones = [each for each in self._searches if not exact or each not in INEXACT]
         proposed: list[dict[str, str]] = []
         while len(proposed) < count and open_ones:
             parts = self._divided(count - len(proposed), open_ones)
