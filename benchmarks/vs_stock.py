@@ -9,6 +9,9 @@ quality: when a side first held the latency (sum of weight x time) that stock en
 clock that starts with the process. Where ours does not get there with as many trials, its command is given again for
 as many more, at most twice; the clock runs on from one command to the next.
 
+A case is one operator under one seed. What is claimed is claimed of the median case, with its exact interval, from
+twelve cases on; with fewer the last line says that it cannot tell.
+
 On a GPU both sides tune for the same share and target with the same cores: ours with as many measurers as `fractune
 noise` advises (--advice names the state folder that it saved its advice in), stock with the one that it has.
 
@@ -29,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours, stock
+from benchmarks.support.cases import Case, Summary, moments_of, summary
 from benchmarks.support.interleaved import median_secs, open_session
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, Operator, find_model, heavy, operators_of
@@ -41,9 +45,13 @@ from fractune_core.shares import Share
 from fractune_workers.gpu.nvml import open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 
-TIME_BAR = 0.2
+TIME_BAR = 0.1
 RATE_BAR = 5.0
-LATENCY_BAR = 1.02
+LATENCY_BAR = 0.6
+TIME, LATENCY, RATE = "time to quality", "final latency", "seconds a trial"
+BARS = {TIME: TIME_BAR, LATENCY: LATENCY_BAR, RATE: 1 / RATE_BAR}
+"""of ours over stock's: in the median case, the last one in the median pair"""
+ENOUGH_CASES = 12
 NEAR = 1.02
 """a latency within 2 % of a goal is near it"""
 
@@ -85,25 +93,42 @@ class Ratios:
     """sum of weight x time over the operators, measured again"""
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Both sides once, under one seed."""
+
+    ratios: Ratios
+    cases: list[Case]
+    told: dict[str, Any]
+    """where they come from, for JSON"""
+
+
 def main() -> None:
     settings, args = _parse()
     found: dict[str, Any] = {}
-    lines: list[Ratios] = []
+    cases: list[Case] = []
+    rates: list[tuple[float, float]] = []
     for name in settings.models:
         model = find_model(name)
         operators = heavy(operators_of(model, settings.target), model.kinds, settings.tasks)
-        pairs = []
+        pairs: list[Pair] = []
         for number in range(settings.pairs):
-            ratios, told = _pair(model, operators, settings, number)
-            _print_pair(name, number, ratios, told)
-            pairs.append({**told, "ratios": _json(ratios)})
-            lines.append(ratios)
-        middle = _median(lines[-settings.pairs :])
-        found[name] = {"operators": [op.name for op in operators], "pairs": pairs, "median": _json(middle)}
-        lines[-settings.pairs :] = [middle]
-        bars = {"time_to_quality": TIME_BAR, "rate": RATE_BAR, "latency": LATENCY_BAR}
-        write_result("vs_stock", args, {"settings": asdict(settings), "bars": bars, "models": found})
-    print(_verdict(settings.models, lines))
+            pair = _pair(model, operators, settings, number)
+            _print_pair(name, number, pair.ratios, pair.told)
+            pairs.append(pair)
+            cases += pair.cases
+            rates.append((pair.told["ours"]["trials_per_s"], pair.told["stock"]["trials_per_s"]))
+        found[name] = {
+            "operators": [op.name for op in operators],
+            "pairs": [{**pair.told, "ratios": _json(pair.ratios)} for pair in pairs],
+            "median": _json(_median([pair.ratios for pair in pairs])),
+        }
+        summaries = _summaries(cases, rates)
+        told = {what: {name: finite(value) for name, value in asdict(each).items()} for what, each in summaries.items()}
+        data = {"settings": asdict(settings), "bars": BARS, "cases": [_case_json(case) for case in cases]}
+        write_result("vs_stock", args, {**data, "summary": told, "models": found})
+    _print_cases(cases)
+    print(_verdict(summaries))
 
 
 def _parse() -> tuple[Settings, argparse.Namespace]:
@@ -164,10 +189,8 @@ class _Ours:
         return run
 
 
-def _pair(
-    model: Model, operators: Sequence[Operator], settings: Settings, number: int
-) -> tuple[Ratios, dict[str, Any]]:
-    """Run both sides, stock first in even pairs, and compare them; the ratios, and what they come from."""
+def _pair(model: Model, operators: Sequence[Operator], settings: Settings, number: int) -> Pair:
+    """Run both sides, stock first in even pairs, and compare them."""
     only = ",".join(operator.name for operator in operators)
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         side = _Ours(model, only, settings, number, Path(folder))
@@ -183,7 +206,8 @@ def _pair(
         final = {"stock": _traces(best(peers)), "ours": ours.winners(side.records, settings.share)}
         again = _measure_again(operators, final, [peers, side.trials], side.records[0].target, settings.share)
         times = {op: {name: again[op].get(held.get(op, ""), math.inf) for name, held in final.items()} for op in again}
-        reached = _reached(peers, side.trials, mine.weights, again)
+        later = again
+        reached = _reached(peers, side.trials, mine.weights, later)
         commands = 1
         while math.isinf(reached["quality"]["ours"]) and commands <= settings.patience:
             side.tune("--more")
@@ -199,7 +223,12 @@ def _pair(
         "measured_again_s": {op.name: {k: finite(v) for k, v in times[op.workload_hash].items()} for op in operators},
         "left_out": [op.name for op in operators if not _comparable(times[op.workload_hash], "ours")],
     }
-    return _ratios(peer, mine, reached, times), told
+    sides = {"stock": peers, "ours": side.trials}
+    cases = []
+    for operator in operators:
+        name = operator.workload_hash
+        cases.append(Case(operator.name, number, times[name], moments_of(sides, name, later[name])))
+    return Pair(_ratios(peer, mine, reached, times), cases, told)
 
 
 def _since(start: float, trials: Sequence[Trial]) -> list[Trial]:
@@ -332,17 +361,37 @@ def _print_row(title: str, peers: float | None, mine: float | None, ratio: float
     print(f"{title:<24}{cells[0]:>12}{cells[1]:>12}" + ("" if ratio is None else f"{ratio:>10.3f}"))
 
 
-def _verdict(models: Sequence[str], medians: Sequence[Ratios]) -> str:
-    """One line: the medians against the bars."""
+def _summaries(cases: Sequence[Case], rates: Sequence[tuple[float, float]]) -> dict[str, Summary]:
+    """By what is claimed. `rates`: trials/s of ours and of stock's, a pair each."""
+    return {
+        TIME: summary([case.reached_s["ours"] for case in cases], [case.reached_s["stock"] for case in cases]),
+        LATENCY: summary([case.latency_s["ours"] for case in cases], [case.latency_s["stock"] for case in cases]),
+        RATE: summary([1 / mine for mine, _ in rates], [1 / peers for _, peers in rates]),
+    }
 
-    def each(name: str) -> str:
-        return ", ".join(f"{model} {getattr(r, name):.2f}" for model, r in zip(models, medians, strict=True))
 
-    return (
-        f"vs_stock, ours over stock: time to quality {each('time_to_quality')} (bar {TIME_BAR:g}); "
-        f"near it {each('time_to_near')}; "
-        f"trials/s {each('rate')} (bar {RATE_BAR:g}); final latency {each('latency')} (bar {LATENCY_BAR:g})"
-    )
+def _case_json(case: Case) -> dict[str, Any]:
+    latency_s = {side: finite(secs) for side, secs in case.latency_s.items()}
+    reached_s = {side: finite(secs) for side, secs in case.reached_s.items()}
+    return {"operator": case.operator, "seed": case.seed, "latency_s": latency_s, "reached_s": reached_s}
+
+
+def _print_cases(cases: Sequence[Case]) -> None:
+    print(f"{'operator, seed':<40}{'latency':>10}{'time to it':>12}   of stock's")
+    for case in cases:
+        ratios = [_over(each["ours"], each["stock"]) for each in (case.latency_s, case.reached_s)]
+        print(f"{case.operator + ', ' + str(case.seed):<40}{ratios[0]:>10.2f}{ratios[1]:>12.2f}")
+
+
+def _verdict(summaries: Mapping[str, Summary]) -> str:
+    """One line: the medians, their intervals, and whether the bars hold."""
+    lines = []
+    for what, found in summaries.items():
+        bar = BARS[what]
+        verdict = found.verdict(bar) if what == RATE or found.cases >= ENOUGH_CASES else "cannot tell"
+        told = f"{found.median:.2f} ({found.low:.2f}..{found.high:.2f}, {found.cases} cases)"
+        lines.append(f"{what} {told}, bar {bar:g}: {verdict}")
+    return f"vs_stock, ours over stock's: {'; '.join(lines)}"
 
 
 if __name__ == "__main__":

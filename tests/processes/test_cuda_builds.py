@@ -122,29 +122,6 @@ def test_every_kind_of_operator_becomes_a_cubin(operators: list[dict[str, Any]],
             assert built["versions"] == {"compiler": COMPILER.name}
 
 
-def test_a_convolution_of_halves_uses_tensor_cores(search: Child, builder: Child, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    weights = [rng.standard_normal((64, 64, 3, 3)).astype("float16") for _ in range(2)]
-    image = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT16, [1, 64, 16, 16])
-    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, [1, 64, 16, 16])
-    nodes = [
-        onnx.helper.make_node("Conv", [source, name], [made], pads=[1, 1, 1, 1])
-        for source, name, made in (("x", "w0", "c"), ("c", "w1", "y"))
-    ]
-    tensors = [onnx.numpy_helper.from_array(weight, f"w{at}") for at, weight in enumerate(weights)]
-    graph = onnx.helper.make_graph(nodes, "halves", [image], [out], tensors)
-    path = tmp_path / "halves.onnx"
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
-    operators = {operator["name"]: operator for operator in ingested(path)}
-    (convolution,) = (operator for name, operator in operators.items() if "conv2d" in name)
-    assert convolution["weight"] == 2, "both in one layout"
-    found = traces(search, convolution, CANDIDATES)
-    assert len(found) == CANDIDATES + 1
-    for trace in found[1:]:
-        assert '"Tensorize"' in trace
-        assert_cubin(build(builder, convolution, trace))
-
-
 def test_the_builder_never_opens_cuda(operators: list[dict[str, Any]], builder: Child) -> None:
     assert_cubin(build(builder, operators[0], UNTUNED))
     opened = Path(f"/proc/{builder.pid}/maps").read_text()
@@ -313,15 +290,23 @@ def test_inference_loads_a_bundle_s_machine_code_without_tvm_s_package(
 
 
 def half_precision_model(path: Path) -> Path:
-    """A matrix product of float16."""
-    weight = onnx.numpy_helper.from_array(np.random.default_rng(0).uniform(-1, 1, (128, 64)).astype("float16"), "w")
+    """Two like convolutions of float16, and a matrix product of what comes out of them."""
+    rng = np.random.default_rng(0)
+    shapes = {"w0": (64, 64, 3, 3), "w1": (64, 64, 3, 3), "w2": (16, 64)}
+    tensors = [
+        onnx.numpy_helper.from_array(rng.uniform(-1, 1, shape).astype("float16"), name)
+        for name, shape in shapes.items()
+    ]
     given, out = (
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, shape)
-        for name, shape in (("x", [64, 128]), ("y", [64, 64]))
+        for name, shape in (("x", [1, 64, 16, 16]), ("y", [1, 64, 16, 64]))
     )
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "half", [given], [out], [weight]
-    )
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w0"], ["c0"], pads=[1, 1, 1, 1]),
+        onnx.helper.make_node("Conv", ["c0", "w1"], ["c1"], pads=[1, 1, 1, 1]),
+        onnx.helper.make_node("MatMul", ["c1", "w2"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "halves", [given], [out], tensors)
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     return path
 
@@ -332,21 +317,28 @@ from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 stay_off_gpus()
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.searching.child import SearcherChild
-operator, count = json.loads(sys.argv[1]), int(sys.argv[2])
-name, workload, target, key = (operator[each] for each in ("workload_hash", "workload", "target", "key"))
 search, builder = SearcherChild(2), BuilderChild()
-search.open(name, workload, target, key, 0, [], [])
-builder.learn_workload(name, workload)
-traces = ["", *(item["trace"] for item in search.propose(name, key, count))]
-print(json.dumps([[trace, builder.build(name, target, trace)] for trace in traces]))
+
+def built(operator, count):
+    name, workload, target, key = (operator[each] for each in ("workload_hash", "workload", "target", "key"))
+    search.open(name, workload, target, key, 0, [], [])
+    builder.learn_workload(name, workload)
+    traces = ["", *(item["trace"] for item in search.propose(name, key, count))]
+    return [[trace, builder.build(name, target, trace)] for trace in traces]
+
+print(json.dumps([built(each, int(sys.argv[2])) for each in json.loads(sys.argv[1])]))
 """
 
 
 def test_half_precision_is_searched_with_tensor_cores(tmp_path: Path) -> None:
     """In one process: TVM takes long to load what it knows of tensor cores."""
-    (half,) = ingested(half_precision_model(tmp_path / "half.onnx"))
-    command = [sys.executable, "-c", _SEARCH_AND_BUILD, json.dumps(half), str(CANDIDATES)]
-    built = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
-    assert ['"Tensorize"' in trace for trace, _ in built] == [False] + [True] * CANDIDATES
-    for _, answer in built:
-        assert_cubin(answer)
+    operators = ingested(half_precision_model(tmp_path / "halves.onnx"))
+    (convolution,) = (each for each in operators if "conv2d" in each["name"])
+    (product,) = (each for each in operators if "matmul" in each["name"])
+    assert convolution["weight"] == 2, "both in one layout"
+    command = [sys.executable, "-c", _SEARCH_AND_BUILD, json.dumps([convolution, product]), str(CANDIDATES)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    for built in json.loads(lines[-1]):
+        assert ['"Tensorize"' in trace for trace, _ in built] == [False] + [True] * CANDIDATES
+        for _, answer in built:
+            assert_cubin(answer)

@@ -91,8 +91,8 @@ def test_a_side_that_never_got_there_says_so() -> None:
     ratios = {"rate": 5.5, "time_to_quality": None, "latency": 0.987}
     line = against_stock.line_of("full", {"pairs": [{"ratios": ratios, "measurers_of_ours": 1}]})
     assert line == (
-        "full, 1 measurer(s), over stock: trials/s 5.50x (bar 5), time to quality never (bar 0.2), "
-        "final latency 0.99 (bar 1.02)"
+        "full, 1 measurer(s), over stock: trials/s 5.50x (bar 5), time to quality never (bar 0.1), "
+        "final latency 0.99 (bar 0.6)"
     )
 
 
