@@ -28,13 +28,15 @@ $(STAMP): locks/dev.lock pyproject.toml scripts/setup
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# Most tests share the cores, the slowest files first; those that measure for real come after them, one at a time.
+# Most tests share the cores, the slowest files first. Those that measure for real come after them: two files at a
+# time, one of which measures while the other waits for its turn, or for something else.
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+MEASURING := -n 2 --dist loadfile --no-loadscope-reorder
 SLOWEST_FIRST := tests/integration tests/processes tests/unit tests
 
 test: setup
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not alone" $(SLOWEST_FIRST) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m alone tests/integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(MEASURING) -m alone tests/integration $(PYTEST_ARGS)
 
 unit: setup
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(PYTEST_ARGS)

@@ -347,7 +347,7 @@ sys.exit(suite.main(["--out", "{tmp_path}/out"]))
     process = subprocess.Popen([sys.executable, "-c", main], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     assert process.stdout is not None
     private = next(Path(line.split()[1]) for line in process.stdout if line.startswith("private"))
-    wait_until(lambda: [*private.glob(f"fractune-mps-*/pipe/{PROGRAM}.pid")])
+    wait_until(lambda: any(found.read_text() for found in private.glob(f"fractune-mps-*/pipe/{PROGRAM}.pid")))
     pid = daemon_in(private)
     process.send_signal(number)
     assert process.wait(60) == 128 + number

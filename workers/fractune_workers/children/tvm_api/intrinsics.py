@@ -2,15 +2,18 @@
 
 TVM imports `tvm.s_tir.tensor_intrin` for every build and search, and its `__init__` parses hundreds of CUDA intrinsics:
 5 to 40 seconds of a child's start. An empty package of the same name, registered before TVM asks for it, holds that
-up; the modules of one CPU take a second, and are loaded where traces are made or applied. That of CUDA is loaded for
-operators that tensor cores may compute.
+up; the modules of one CPU are loaded where traces are made or applied, that of CUDA for operators that tensor cores may
+compute.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import inspect
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import tvm.s_tir
@@ -35,10 +38,39 @@ def load_intrinsics(target: tvm.target.Target) -> None:
     if target.kind.name == "cuda":
         return
     for name in _MODULES.get(architecture(target), ()):
-        importlib.import_module(f"{_PACKAGE}.{name}")
+        _load(name)
 
 
 def load_tensor_cores() -> None:
     """Register the intrinsics of NVIDIA's tensor cores: seconds, once in a process."""
     keep_out_gpu_intrinsics()
-    importlib.import_module(f"{_PACKAGE}.cuda")
+    _load("cuda")
+
+
+def _load(name: str) -> None:
+    with _stacks_without_source():
+        importlib.import_module(f"{_PACKAGE}.{name}")
+
+
+@contextlib.contextmanager
+def _stacks_without_source() -> Iterator[None]:
+    """For each of 360 functions TVM's parser asks for the whole stack, of which it takes the variables; to find the
+    source of every frame on it, which it does not need here, is nine tenths of the time.
+    """
+    whole = inspect.stack
+    inspect.stack = _frames
+    try:
+        yield
+    finally:
+        inspect.stack = whole
+
+
+def _frames(context: int = 1) -> list[inspect.FrameInfo]:
+    """As `inspect.stack`, without any lines of source, however many `context` asks for."""
+    del context
+    found = []
+    frame = inspect.currentframe()
+    while frame is not None and (frame := frame.f_back) is not None:
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+    return found
