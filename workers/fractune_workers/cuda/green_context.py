@@ -62,7 +62,8 @@ def largest_green(driver: CudaDriver) -> int:
     """
     whole = _whole(driver)
     step = _step(whole)
-    sizes = range(whole.sm.smCount // step * step, 0, -step)
+    sms_whole = int(whole.sm.smCount)
+    sizes = range(sms_whole // step * step, 0, -step)
     return next((sms for sms in sizes if _split(driver, whole, sms)), 0)
 
 
@@ -72,7 +73,8 @@ def _whole(driver: CudaDriver) -> Any:
 
 
 def _step(whole: Any) -> int:
-    return max(whole.sm.minSmPartitionSize, whole.sm.smCoscheduledAlignment)
+    """SMs by which CUDA rounds up, at most."""
+    return int(max(whole.sm.minSmPartitionSize, whole.sm.smCoscheduledAlignment))
 
 
 def _split(driver: CudaDriver, whole: Any, sms: int) -> Any:
