@@ -120,7 +120,7 @@ def _green_sizes(gpu: Gpu, *, prove: bool) -> list[int]:
     """Sizes that CUDA leaves as they are. The largest is what it splits off; unless proved, what is documented."""
     step, least = green_steps(gpu)
     most = largest_green_share(gpu) if prove else gpu.sms // step * step
-    return _doubling(least, most)
+    return _doubling(least, max(least, most))  # none is known where NVML does not tell how many SMs there are
 
 
 def green_steps(gpu: Gpu) -> tuple[int, int]:
