@@ -1,11 +1,13 @@
-"""One command for a machine with an NVIDIA GPU: tests, shares, noise, against stock TVM, the matrix, a storm of faults.
+"""One command for a machine with an NVIDIA GPU: what it is, its shares, one operator tuned at three of them, what a
+measurement is worth beside others, the matrix of shares, against stock TVM, a storm of faults, and the tests.
 
 Each part fits in ten minutes, writes its JSON and pictures as soon as it is done, and is skipped the next time unless
-it is named. It needs no network, changes nothing on the machine, and ends the MPS daemons that it has started.
-Nothing else may run on the GPU meanwhile. Exit codes: 0 every part did all of its work, 1 one did not (the others
-still ran), 2 a wrong option, 4 no GPU here, 130, 143 and 129 stopped.
+it is named; one that was stopped goes on with the pieces that it had not done. It needs no network, changes nothing on
+the machine, and ends the MPS daemons that it has started. Nothing else may run on the GPU meanwhile. Exit codes: 0
+every part did all of its work, 1 one did not (the others still ran), 2 a wrong option, 4 no GPU here, 130, 143 and 129
+stopped.
 
-Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER]
+Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER] [--gather FILE]
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from benchmarks.gpu.gather import gather
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.suite import Plan, run_plan
 from benchmarks.gpu.tidy import private_folder
@@ -29,8 +32,18 @@ from fractune_workers.gpu.visible import visible_gpu
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    plan = _parse(args)
+    plan, gathered = _parse(args)
     try:
+        return _run(plan)
+    finally:  # also of a suite that is stopped
+        if gathered is not None:
+            left_out = gather(plan.out, gathered)
+            print(f"results and logs in {gathered}" + (f", without {', '.join(left_out)}" if left_out else ""))
+
+
+def _run(plan: Plan) -> int:
+    try:
+        # NVML stays open in this process until it ends: an idle GPU stays initialised between the parts' processes.
         gpu = visible_gpu(open_nvml().gpus())
     except ShareUnavailable as error:
         print(f"gpu_suite: no GPU here: {error}", file=sys.stderr)
@@ -46,7 +59,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _parse(args: Sequence[str] | None) -> Plan:
+def _parse(args: Sequence[str] | None) -> tuple[Plan, Path | None]:
+    """The plan, and the file for all results."""
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -58,15 +72,17 @@ def _parse(args: Sequence[str] | None) -> Plan:
         help="this part only, also if it is done; repeatable",
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu", help="folder of results (benchmarks/results/gpu)")
+    parser.add_argument("--gather", type=Path, metavar="FILE", help="at the end, all results and logs in this one file")
     given = parser.parse_args(args)
     if given.minutes is not None and not given.minutes > 0:
         parser.error(f"--minutes is {given.minutes:g}; it must be above 0")
-    return Plan(
+    plan = Plan(
         parts=[part for part in PARTS if not given.part or part.name in given.part],
         again=bool(given.part),
         total_s=None if given.minutes is None else 60 * given.minutes,
         out=given.out.absolute(),
     )
+    return plan, given.gather
 
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:

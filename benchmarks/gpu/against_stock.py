@@ -1,4 +1,7 @@
-"""The part `vs_stock`: `benchmarks.vs_stock` with all of the GPU and one measurer, then with measurers on quarters."""
+"""The part `vs_stock`: `benchmarks.vs_stock` with all of the GPU, one measurer and the same cores for both sides.
+
+Few operators and many rounds: what a search has learnt shows after some rounds only, and before that both sides draw.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,51 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.command import python
-from benchmarks.gpu.noise import QUARTER
-from benchmarks.gpu.part import Finding, PartFailed, Slice
+from benchmarks.gpu.part import Finding, Slice
 from benchmarks.support.trajectory import Trial, final_latency, latencies
 from benchmarks.vs_stock import LATENCY_BAR, RATE_BAR, TIME_BAR
-from fractune.local.noise_file import NOISE_FILE
 
+SHARE = "full"
 _MODEL = "squeezenet"
-_SHARES = ("full", QUARTER)
-_ROUND, _MOST_TRIALS = 32, 384
+_ROUND, _MOST_TRIALS, _MOST_OPERATORS = 16, 384, 2
+ROUNDS_TO_DECIDE = 5
+"""of each operator; with fewer the ratios say how fast the sides start, and not how well they search"""
 _SECONDS_A_TRIAL = 3.5
-"""of one share's time, as planned: both sides tune, and their incumbents are measured again"""
+"""as planned: both sides tune, and their incumbents are measured again"""
 
 
 def run(given: Slice) -> Finding:
-    trials = trials_for(given.budget_s / len(_SHARES))
-    results: dict[str, Any] = {}
-    faults = []
-    for number, share in enumerate(_SHARES):
-        out = given.out / f"vs_stock_{share.replace(':', '-')}.json"
-        out.unlink(missing_ok=True)
-        options = ["--models", _MODEL, "--share", share, "--trials", str(trials), "--round", str(_ROUND)]
-        options += ["--tasks", "4", "--pairs", "1", "--patience", "1", "--out", str(out)]
-        options += ["--advice", str(given.advice)] if (given.advice / NOISE_FILE).exists() else []
-        seconds = given.left_s / (len(_SHARES) - number)
-        try:
-            python(given, "-m", "benchmarks.vs_stock", *options, seconds=seconds).check("benchmarks.vs_stock")
-            results[share] = json.loads(out.read_text(encoding="utf-8"))["models"][_MODEL]
-        except PartFailed as error:
-            faults.append(f"{share}: {error}")
-    for share, found in results.items():
-        _draw(found["pairs"][0], share, given)
-    line = "; ".join(line_of(share, found) for share, found in results.items())
+    trials = trials_for(given.budget_s)
+    operators = operators_for(trials)
+    found = given.once(f"{trials} trials", lambda: _pair(given, trials, operators))
+    _draw(found["pairs"][0], SHARE, given)
+    rounds = trials // _ROUND // operators
+    decided = rounds >= ROUNDS_TO_DECIDE
+    doubt = "" if decided else f"NOT DECIDED, {rounds} rounds of each operator are below {ROUNDS_TO_DECIDE}: "
     bars = {"time_to_quality": TIME_BAR, "rate": RATE_BAR, "latency": LATENCY_BAR}
-    data = {"trials": trials, "bars": bars, "results": results}
-    return Finding(f"{line} ({trials} trials a side)" if line else "", data, tuple(faults))
+    data = {"trials": trials, "rounds": rounds, "decided": decided, "bars": bars, "results": {SHARE: found}}
+    return Finding(f"{doubt}{line_of(SHARE, found)} ({trials} trials a side, {operators} operator(s))", data)
+
+
+def _pair(given: Slice, trials: int, operators: int) -> dict[str, Any]:
+    """What `benchmarks.vs_stock` says of the model. Raises PartFailed."""
+    out = given.private / "vs_stock.json"
+    options = ["--models", _MODEL, "--share", SHARE, "--trials", str(trials), "--round", str(_ROUND)]
+    options += ["--tasks", str(operators), "--pairs", "1", "--patience", "1", "--out", str(out)]
+    python(given, "-m", "benchmarks.vs_stock", *options).check("benchmarks.vs_stock")
+    found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))["models"][_MODEL]
+    return found
 
 
 def trials_for(seconds: float) -> int:
-    """Of each side at one share, in whole rounds."""
+    """Of each side, in whole rounds."""
     rounds = int(seconds / _SECONDS_A_TRIAL) // _ROUND
     return min(_MOST_TRIALS, max(1, rounds) * _ROUND)
+
+
+def operators_for(trials: int) -> int:
+    """As many as can have enough rounds to decide."""
+    return max(1, min(_MOST_OPERATORS, trials // _ROUND // ROUNDS_TO_DECIDE))
 
 
 def line_of(share: str, found: Mapping[str, Any]) -> str:

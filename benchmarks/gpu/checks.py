@@ -19,7 +19,7 @@ def run(given: Slice) -> Finding:
     for path in marked_files(_TESTS):
         name = str(path.relative_to(REPOSITORY))
         try:
-            cases |= {f"{name}::{case}": found for case, found in _run_file(given, path).items()}
+            cases |= {f"{name}::{case}": found for case, found in _cases(given, path).items()}
         except PartFailed as error:  # the time is over, or the file cannot be imported: the others count all the same
             faults.append(f"{name}: {error}")
     counts = Counter(outcome for outcome, _ in cases.values())
@@ -27,6 +27,29 @@ def run(given: Slice) -> Finding:
     faults += [f"{name}: {why}" for name, (outcome, why) in cases.items() if outcome == "failed"]
     faults += [] if counts["passed"] else ["no test ran to its end"]
     return Finding(line, {"cases": cases}, tuple(faults))
+
+
+class _SomeFailed(Exception):
+    """Of a file's tests: they are run again the next time."""
+
+    def __init__(self, cases: dict[str, tuple[str, str]]) -> None:
+        super().__init__(cases)
+        self.cases = cases
+
+
+def _cases(given: Slice, path: Path) -> dict[str, tuple[str, str]]:
+    """As `_run_file`; once for a file whose tests pass."""
+
+    def good() -> dict[str, tuple[str, str]]:
+        cases = _run_file(given, path)
+        if any(outcome == "failed" for outcome, _ in cases.values()):
+            raise _SomeFailed(cases)
+        return cases
+
+    try:
+        return {case: (outcome, why) for case, (outcome, why) in given.once(path.stem, good).items()}
+    except _SomeFailed as error:
+        return error.cases
 
 
 def _run_file(given: Slice, path: Path) -> dict[str, tuple[str, str]]:

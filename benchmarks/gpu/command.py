@@ -56,17 +56,26 @@ def python(given: Slice, *args: str, seconds: float | None = None) -> Ended:
 
     Raises PartFailed when it has to be stopped.
     """
-    limit_s = given.left_s if seconds is None else min(seconds, given.left_s)
     shown = " ".join(arg.removeprefix(f"{REPOSITORY}/") for arg in args)
+    return _run(given, [sys.executable, *args], f"python {shown}", seconds)
+
+
+def shell(given: Slice, line: str, seconds: float | None = None) -> Ended:
+    """As `python`, a line of bash."""
+    return _run(given, ["bash", "-c", line], line, seconds)
+
+
+def _run(given: Slice, command: Sequence[str], shown: str, seconds: float | None) -> Ended:
+    limit_s = given.left_s if seconds is None else min(seconds, given.left_s)
     if limit_s <= 0:
-        raise PartFailed(f"no time left for: python {shown}; {_MORE_TIME}")
-    print(f"  python {shown}", flush=True)
+        raise PartFailed(f"no time left for: {shown}; {_MORE_TIME}")
+    print(f"  {shown}", flush=True)
     with _scratch(given.private) as said, _scratch(given.private) as errors:
-        with _started([sys.executable, *args], given.private, said, errors) as process:
+        with _started(command, given.private, said, errors) as process:
             try:
                 code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
-                raise PartFailed(f"not done within {limit_s:.0f} s: python {shown}; {_MORE_TIME}") from None
+                raise PartFailed(f"not done within {limit_s:.0f} s: {shown}; {_MORE_TIME}") from None
             finally:
                 _keep(given.logs, shown, said, errors)
         return Ended(code, _read(said).splitlines(), _last_words(_read(errors)))
@@ -76,7 +85,7 @@ def _keep(folder: Path, shown: str, said: IO[str], errors: IO[str]) -> None:
     """All that a command has said so far, in a file of its own."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{len(list(folder.iterdir())):03}.log"
-    path.write_text(f"python {shown}\n\n{_read(said)}\n---- standard error\n{_read(errors)}", encoding="utf-8")
+    path.write_text(f"{shown}\n\n{_read(said)}\n---- standard error\n{_read(errors)}", encoding="utf-8")
 
 
 def _scratch(folder: Path) -> IO[str]:

@@ -1,4 +1,7 @@
-"""The part `faults`: a storm of faults (`benchmarks.gpu.storm`) over four measurers, each on a quarter of the GPU."""
+"""The part `faults`: a storm of faults (`benchmarks.gpu.storm`) over four measurers, each on a quarter of the GPU.
+
+Without MPS the quarters are green contexts, and a fault stays with its process.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from benchmarks.gpu.command import python
 from benchmarks.gpu.part import Finding, Slice
+from benchmarks.gpu.quarter import quarter_of
 
 _CANDIDATES = ((400.0, 120), (0.0, 60))
 """how many, from so many seconds on; a candidate that hangs takes more than a minute: it is given its time twice"""
@@ -16,10 +20,12 @@ _CANDIDATES = ((400.0, 120), (0.0, 60))
 def run(given: Slice) -> Finding:
     count = next(candidates for seconds, candidates in _CANDIDATES if given.budget_s >= seconds)
     out = given.private / "storm.json"
-    ended = python(given, "-m", "benchmarks.gpu.storm", "--candidates", str(count), "--out", str(out))
+    quarter = quarter_of(given.gpu)
+    options = ["--candidates", str(count), "--share", quarter.share, "--out", str(out)]
+    ended = python(given, "-m", "benchmarks.gpu.storm", *options)
     ended.check("the storm")
     told = {**json.loads(out.read_text(encoding="utf-8")), "last_words": ended.last_words}
-    return Finding(line_of(told["verdict"]), told, tuple(told["verdict"]["wrong"]))
+    return Finding(line_of(told["verdict"]) + quarter.note, told, tuple(told["verdict"]["wrong"]))
 
 
 def line_of(verdict: Mapping[str, Any]) -> str:

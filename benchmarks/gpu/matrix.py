@@ -1,21 +1,30 @@
 """The part `matrix`: two models tuned at a quarter, a half and all of the GPU, each run at all three; by MPS and by
 green contexts.
 
-One search for each model and mechanism, whose candidates are measured at all three shares; then `fractune matrix`.
+One search for each model and mechanism, whose candidates are measured at all three shares; then `fractune matrix`. The
+inputs of one model are larger than its own, so that its kernels take far longer than a launch: what takes as long as a
+launch takes the same at every share.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu.command import fractune
+from benchmarks.gpu.launch_floor import NEAR_FLOOR
+from benchmarks.gpu.one_operator import floor_s
 from benchmarks.gpu.part import Finding, PartFailed, Slice
-from benchmarks.support.models import Model, find_model, heavy, operators_of
+from benchmarks.gpu.quarter import MPS_QUARTER, green_of, refusal_of
+from benchmarks.support.models import Model, find_model, heavy, operators_of, resized
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_workers.gpu.nvml import Gpu
+from fractune_workers.inventory.shares import largest_green_share
 
-_MODELS = ("squeezenet", "resnet50")
+_MODELS = {"squeezenet": 896, "resnet50": 0}
+"""sides of their square inputs; 0 = the model's own: it cannot take others"""
 _OPERATORS = 4
 """of each model: all of them would take more than the time of a part"""
 _PERCENTAGES = (25, 50, 100)
@@ -28,33 +37,35 @@ _MOST_TRIALS = 512
 def run(given: Slice) -> Finding:
     tables: dict[str, Any] = {}
     faults = []
-    cell_s = given.budget_s / (len(_MODELS) * len(mechanisms(given.gpu)))
-    for name in _MODELS:
-        model = find_model(name)
-        only = ",".join(op.name for op in heavy(operators_of(model, f"cuda:{given.gpu.arch}"), model.kinds, _OPERATORS))
-        for mechanism, shares in mechanisms(given.gpu).items():
+    refusal = refusal_of(MPS_QUARTER)
+    wanted = {name: shares for name, shares in mechanisms(given.gpu).items() if name != "mps" or not refusal}
+    cell_s = given.budget_s / (len(_MODELS) * len(wanted))
+    for name, side in _MODELS.items():
+        for mechanism, shares in wanted.items():
+            place = f"{name} by {mechanism}"
             try:
-                tables[f"{name} by {mechanism}"] = _cell(given, model, only, mechanism, shares, cell_s)
+                tables[place] = given.once(place, partial(_cell, given, name, side, mechanism, shares, seconds=cell_s))
             except PartFailed as error:
-                faults.append(f"{name} by {mechanism}: {error}")
-    line = "; ".join(f"{name}: {worst(found['tables'][0])}" for name, found in tables.items())
-    return Finding(line, {"operators": _OPERATORS, "cells": tables}, tuple(faults))
+                faults.append(f"{place}: {error}")
+    lines = [f"{name}: {worst(found['tables'][0])}{_near(found)}" for name, found in tables.items()]
+    lines += [f"skipped: mps ({refusal})"] if refusal else []
+    return Finding("; ".join(lines), {"operators": _OPERATORS, "sides": _MODELS, "cells": tables}, tuple(faults))
 
 
 def mechanisms(gpu: Gpu) -> dict[str, tuple[str, ...]]:
     """The three shares of each mechanism. Green contexts come in steps, so that the largest is not quite the whole."""
-    step, least = (8, 8) if gpu.capability >= (9, 0) else (2, 4)
-    sizes = [max(least, gpu.sms * percent // 100 // step * step) for percent in _PERCENTAGES]
+    sizes = [green_of(gpu, percent) for percent in _PERCENTAGES[:-1]]
     return {
         "mps": tuple(f"mps:{percent}" for percent in _PERCENTAGES),
-        "green": tuple(f"green:{sms}" for sms in sizes),
+        "green": (*sizes, f"green:{largest_green_share(gpu)}"),
     }
 
 
 def _cell(
-    given: Slice, model: Model, only: str, mechanism: str, shares: tuple[str, ...], seconds: float
+    given: Slice, name: str, side: int, mechanism: str, shares: tuple[str, ...], *, seconds: float
 ) -> dict[str, Any]:
     """The table of one model and mechanism. Raises PartFailed."""
+    model, only = _model(given, name, side)
     state = given.private / f"{model.name}-{mechanism}"
     common = [str(model.path), "--shares", ",".join(shares), "--only", only, *model.options, "--state", str(state)]
     minutes = f"{max(seconds * _SEARCH, _SHORTEST_SEARCH_S) / 60:.2f}"
@@ -67,7 +78,24 @@ def _cell(
         for event in fractune(given, "matrix", *common, "--operators", *outputs, seconds=2 * seconds)
         if event["event"] == "matrix"
     )
-    return {"trials": tuned["trials"], "trials_per_s": tuned["trials_per_s"], **table}
+    floor = floor_s(given, shares[-1])
+    shortest = {each["name"]: min(each["best_s"].values(), default=math.inf) for each in tuned["operators"]}
+    near = [name for name, secs in shortest.items() if floor and secs < NEAR_FLOOR * floor]
+    told = {name: tuned[name] for name in ("trials", "trials_per_s", "busy_s", "phases_s")}
+    return {**told, "launch_floor_s": floor, "near_floor": near, **table}
+
+
+def _model(given: Slice, name: str, side: int) -> tuple[Model, str]:
+    """The model, and its operators for `--only`."""
+    model = resized(find_model(name), side, given.private) if side else find_model(name)
+    operators = heavy(operators_of(model, f"cuda:{given.gpu.arch}"), model.kinds, _OPERATORS)
+    return model, ",".join(operator.name for operator in operators)
+
+
+def _near(found: Mapping[str, Any]) -> str:
+    """Which operators are too short to say much."""
+    names = found.get("near_floor")
+    return f" (BELOW {NEAR_FLOOR:g} launches: {', '.join(names)})" if names else ""
 
 
 def worst(table: Mapping[str, Any]) -> str:

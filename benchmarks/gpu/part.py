@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.machine import write_json
 from fractune_workers.gpu.nvml import Gpu
 
 
@@ -28,6 +30,21 @@ class Slice:
     """folder for JSON and pictures, shared by all parts"""
     private: Path
     """folder for everything else, which goes with the suite; the TMPDIR of what the parts start"""
+    done: Path | None = None
+    """folder for the pieces of this part that are done, until all of it is; None = `done` in `private`"""
+
+    def once(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `work` finds; what an earlier run of this part found, if it got so far. Written at once."""
+        path = (self.done or self.private / "done") / f"{name.replace(':', '-').replace(' ', '_')}.json"
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = work()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, found)
+        else:
+            print(f"  {name}: kept from an earlier run", flush=True)
+        return found
 
     @property
     def logs(self) -> Path:

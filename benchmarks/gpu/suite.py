@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import traceback
 from collections.abc import Sequence
@@ -68,6 +69,11 @@ def failure_file(out: Path, part: Part) -> Path:
     return out / f"{part.name}.failed.json"
 
 
+def _pieces(out: Path, part: Part) -> Path:
+    """Where a part that is not done keeps the pieces of it that are."""
+    return out / "pieces" / part.name
+
+
 def result_of(out: Path, part: Part) -> dict[str, Any]:
     """What an earlier run wrote; empty where there is nothing, or nothing that can be read."""
     try:
@@ -82,7 +88,7 @@ def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str
     less = "" if budget_s >= part.full_s else f" of the {part.full_s:.0f} s for all of its work: it does less"
     print(f"\n== {part.name}: {part.question} ({budget_s:.0f} s{less})", flush=True)
     began = time.monotonic()
-    given = Slice(budget_s, began + budget_s, gpu, out, private)
+    given = Slice(budget_s, began + budget_s, gpu, out, private, _pieces(out, part))
     try:
         found = part.run(given)
     except PartFailed as error:
@@ -90,7 +96,8 @@ def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str
     except Exception as error:  # noqa: BLE001  a mistake in one part must not cost the others
         traceback.print_exc()
         found = Finding("", {}, (f"{type(error).__name__}: {error}",))
-    keep_logs(private, out / "logs" / part.name)
+    finally:  # also of a part that is stopped: what it said is all that is left of it
+        keep_logs(private, out / "logs" / part.name)
     fault = "; ".join(found.faults)
     data = {
         "part": part.name,
@@ -107,5 +114,7 @@ def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str
         path.unlink(missing_ok=True)
     path = failure_file(out, part) if fault else result_file(out, part)
     write_json(path, data)
+    if not fault:
+        shutil.rmtree(_pieces(out, part), ignore_errors=True)
     print(f"  {found.line or fault}\n  written to {path}", flush=True)
     return f"{found.line}; {fault}" if fault and found.line else fault

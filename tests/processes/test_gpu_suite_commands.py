@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import against_stock, faults, matrix, noise, shares
+from benchmarks.gpu import against_stock, faults, look, matrix, noise, one_operator, shares
 from benchmarks.gpu.part import PartFailed, Slice
 from tests.support.hardware.simulated_mps import H200
 
@@ -37,20 +37,40 @@ def test_noise_is_refused_for_both_shares(given: Slice) -> None:
 
 
 def test_stock_has_nothing_to_be_compared_on(given: Slice) -> None:
-    found = against_stock.run(given)
-    assert found.line == ""
-    assert [fault.partition(":")[0] for fault in found.faults] == ["full", "mps"]
-    assert all("vs_stock: " in fault and REFUSED in fault for fault in found.faults)
+    with pytest.raises(PartFailed, match=f"vs_stock: .*{REFUSED}"):
+        against_stock.run(given)
 
 
 def test_a_cell_of_the_matrix_is_refused(given: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "_MODELS", ("squeezenet",))  # a stack of processes for each model and mechanism
-    monkeypatch.setattr(matrix, "mechanisms", lambda _gpu: {"mps": ("mps:25", "mps:50")})
+    monkeypatch.setattr(matrix, "_MODELS", {"squeezenet": 0})  # a stack of processes for each model and mechanism
+    monkeypatch.setattr(matrix, "mechanisms", lambda _gpu: {"mps": ("mps:25",), "green": ("green:32", "green:64")})
     found = matrix.run(given)
     (fault,) = found.faults
-    assert found.line == ""
-    assert fault.startswith("squeezenet by mps: fractune tune ended with code 4")
+    assert found.line.startswith("skipped: mps (")
+    assert fault.startswith("squeezenet by green: fractune tune ended with code 4")
     assert REFUSED in fault
+
+
+def test_a_look_is_kept_though_cuda_cannot_start(given: Slice) -> None:
+    with pytest.raises(PartFailed, match="starting CUDA ended with code 1"):
+        look.run(given)
+    assert "==== cat /proc/driver/nvidia/version" in (given.out / "look.txt").read_text()
+
+
+def test_one_operator_is_refused_at_every_share(given: Slice) -> None:
+    found = one_operator.run(given)
+    assert found.faults == ("no share could be had",)
+    assert found.line.count("skipped: ") == 3
+
+
+@pytest.mark.alone
+def test_one_operator_is_tuned_and_its_output_is_numpys(given: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_operator, "_SIZE", 128)
+    monkeypatch.setattr(one_operator, "_MOST_TRIALS", 8)
+    found = one_operator.tuned_at(given, "cpu:1", 60.0)
+    assert not one_operator.is_wrong(found)
+    assert sum(found["trials"].values()) == 8
+    assert 0 < found["operator_s"] <= found["untuned_s"]
 
 
 def test_there_is_no_storm(given: Slice) -> None:

@@ -4,6 +4,7 @@
     ├── BadRequest                2   INVALID_ARGUMENT      an option, a budget, a filter
     ├── BadModel                  3   INVALID_ARGUMENT      the model file, its shapes, its operators
     ├── ShareUnavailable          4   FAILED_PRECONDITION   unknown, too large, not verifiable, offered by no worker
+    │   └── ShareNotReady         4   FAILED_PRECONDITION   what serves it is still starting
     ├── ServerUnreachable         5   UNAVAILABLE           no server, or it went away
     │   └── RedisGone             5   UNAVAILABLE           the queue went away
     ├── JobFailed                 6   ABORTED               a job ended without a result
@@ -47,6 +48,10 @@ class ShareUnavailable(FractuneError):
 
     exit_code = 4
     grpc_status = "FAILED_PRECONDITION"
+
+
+class ShareNotReady(ShareUnavailable):
+    """A share whose service is still starting: a process that is started again may be let in."""
 
 
 class ServerUnreachable(FractuneError):

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from fractune_core.errors import FractuneError, error_from_name
+from fractune_core.errors import FractuneError, ShareNotReady, error_from_name
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.01
+_NOT_READY_TIMEOUT_S = 15.0
+_NOT_READY_EVERY_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -196,6 +198,18 @@ class Child:
             self.kill()
 
     def _start(self) -> None:
+        """A process that opens; as long as it says that its share is not ready, another one is started after it."""
+        deadline = time.monotonic() + _NOT_READY_TIMEOUT_S
+        while True:
+            try:
+                return self._start_one()
+            except ShareNotReady as error:
+                if time.monotonic() >= deadline:
+                    raise
+                _log.info("the child is started again: %s", error)
+            time.sleep(_NOT_READY_EVERY_S)
+
+    def _start_one(self) -> None:
         self.kill()
         ours, theirs = socket.socketpair()
         with theirs, _staying_on(self._cores):

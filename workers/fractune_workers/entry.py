@@ -17,6 +17,8 @@ from fractune_workers.roles import Role
 
 _log = logging.getLogger(__name__)
 _installed: list[tuple[WorkerContext, Role]] = []
+_ended: list[float] = []
+"""when the last piece of work had ended"""
 
 
 def install(context: WorkerContext, role: Role) -> None:
@@ -31,7 +33,8 @@ def handle(work: Work) -> None:
     try:
         role.handle(work)
         waited_s = context.core_locks.waited_s - waited_before_s
-        _log.info("%s took %.2f s, %.2f s of it waiting for locks", work["do"], time.perf_counter() - start, waited_s)
+        told = work["do"], time.perf_counter() - start, waited_s, start - (_ended or [start])[0]
+        _log.info("%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work", *told)
     except redis.ConnectionError as error:
         _end(RedisGone(f"Redis went away ({error})"))
     except ShareUnavailable as error:
@@ -42,6 +45,8 @@ def handle(work: Work) -> None:
     except Exception as error:  # noqa: BLE001  whatever it is, the server must be told
         _log.exception("%s failed", work["do"])
         _report(context, work, FractuneError(f"{type(error).__name__}: {error}"))
+    finally:
+        _ended[:] = [time.perf_counter()]
 
 
 def _end(error: FractuneError) -> None:

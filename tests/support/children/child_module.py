@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fractune_core.errors import ShareUnavailable
+from fractune_core.errors import ShareNotReady, ShareUnavailable
 from fractune_workers.child import ChildDied
 
 
@@ -54,7 +54,11 @@ def leave() -> None:
     os._exit(3)
 
 
-def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """The argument is a file: the first to open it finds its share not ready."""
+    if args and not Path(args[0]).exists():
+        Path(args[0]).touch()
+        raise ShareNotReady("in a moment")
     return {
         "echo": echo,
         "fail": fail,

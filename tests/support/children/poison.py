@@ -29,6 +29,8 @@ class PoisonDevice:
         """while it is there, the device does not come back"""
         self.rough = folder / "rough"
         """while it is there, no client can be released before it is killed"""
+        self.crowded = folder / "crowded"
+        """while it is there, no share can be proved beside others that are busy"""
         self.dead = folder / "dead"
         """what serves the device has died, until it is started again"""
 
@@ -121,6 +123,8 @@ class PoisonConfinement:
             raise ShareUnavailable("the device is not ready: clients of before its fault are still there")
 
     def verify(self) -> GrantedShare:
+        if self.device.crowded.exists() and any(self.device.folder.glob("busy-*")):
+            raise ShareUnavailable("CUDA shows 25 SMs, and a kernel ran on 31")
         return GrantedShare(str(self.share), 25, 100, "sm", 1 << 33, reserved=False)
 
     def leave(self) -> None:

@@ -77,6 +77,8 @@ class Staged:
     other_device: bool = False
     stray_stream: bool = False
     """the stream belongs to no green context"""
+    splits_at_most: int = 0
+    """SMs of the largest green context, where the parts of the die are not all the same size; 0 = all of them"""
     hands_out: int = 0
     """SMs beyond the next step that a split grants"""
     anchor_ms: float = 0.1
@@ -277,7 +279,7 @@ class SimulatedCuda:
         assert (groups, flags) == (1, 0)
         step, least = self._steps()
         granted = max(least, -(-sms // step) * step) + self.staged.hands_out
-        if granted > whole.sm.smCount:
+        if granted > (self.staged.splits_at_most or whole.sm.smCount):
             return (CUresult.CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, [], 0, None)
         return _OK, [self._resource(granted)], 1, self._resource(whole.sm.smCount - granted)
 

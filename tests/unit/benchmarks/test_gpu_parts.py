@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import against_stock, checks, faults, matrix, noise, shares, storm
+from benchmarks.gpu import against_stock, checks, faults, matrix, noise, one_operator, quarter, shares, storm
 from benchmarks.gpu.faulty import ADDRESS, CORRUPT, FAULTS, GOOD, HANG, spoilt
+from benchmarks.gpu.part import Slice
 from benchmarks.gpu.storm import judged
 from fractune_core.records import Status
 from fractune_workers.measuring.session import Outcome
@@ -70,10 +71,11 @@ def setting(measurers: int, secs: float, **changes: Any) -> dict[str, Any]:
 
 def test_noise_sets_four_measurers_against_one() -> None:
     settings = [setting(1, 9.0, policy="validation"), setting(1, 1.6), setting(4, 0.5), setting(4, 9.0, builds=True)]
-    line = noise.line_of({"settings": settings, "advice": {"measurers": 4}})
+    line = noise.line_of({"share": "mps:25", "settings": settings, "advice": {"measurers": 4}})
     assert line.startswith("4 measurers at mps:25 make 3.20x the measurements/s of one (bar 3), tau 0.950 (bar 0.9)")
     assert line.endswith("advice: 4 at the same time")
-    unsure = noise.line_of({"settings": [setting(1, 1.0), setting(4, 1.0, tau=None)], "advice": {"measurers": 1}})
+    few_ranked = [setting(1, 1.0), setting(4, 1.0, tau=None)]
+    unsure = noise.line_of({"share": "green:32", "settings": few_ranked, "advice": {"measurers": 1}})
     assert "tau none" in unsure
     few = {"settings": [setting(1, 1.0)], "notes": ["4 measurers were not tried: too many"]}
     assert noise.line_of(few) == "4 measurers were not tried: too many"
@@ -82,9 +84,22 @@ def test_noise_sets_four_measurers_against_one() -> None:
 def test_stock_is_given_fewer_trials_when_there_is_less_time() -> None:
     counts = [against_stock.trials_for(seconds) for seconds in (0.0, 60.0, 280.0, 1200.0, 1e6)]
     assert counts == sorted(counts)
-    assert counts[0] == 32
+    assert counts[0] == 16
     assert counts[-1] == 384
-    assert all(count % 32 == 0 for count in counts)
+    assert all(count % 16 == 0 for count in counts)
+    assert [against_stock.operators_for(count) for count in (16, 80, 128, 160, 384)] == [1, 1, 1, 2, 2]
+
+
+def test_too_few_rounds_decide_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ratios = {"rate": 5.5, "time_to_quality": 0.1, "latency": 0.987}
+    pair = {"ratios": ratios, "measurers_of_ours": 1, "stock": {"history": []}, "ours": {"history": []}}
+    monkeypatch.setattr(against_stock, "_pair", lambda *_: {"pairs": [pair]})
+    short, usual = (
+        against_stock.run(Slice(seconds, 0.0, H200, tmp_path, tmp_path / str(seconds))) for seconds in (120.0, 450.0)
+    )
+    assert short.line.startswith("NOT DECIDED, 2 rounds of each operator are below 5: full, 1 measurer(s)")
+    assert usual.line.startswith("full, 1 measurer(s)")
+    assert (short.data["decided"], usual.data["decided"]) == (False, True)
 
 
 def test_a_side_that_never_got_there_says_so() -> None:
@@ -96,13 +111,32 @@ def test_a_side_that_never_got_there_says_so() -> None:
     )
 
 
-def test_shares_of_the_matrix_are_what_the_gpu_can_give() -> None:
+def test_shares_of_the_matrix_are_what_the_gpu_can_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "largest_green_share", lambda gpu: gpu.sms // 8 * 8 if gpu.sms > 108 else gpu.sms)
     assert matrix.mechanisms(H200) == {
         "mps": ("mps:25", "mps:50", "mps:100"),
         "green": ("green:32", "green:64", "green:128"),
     }
     ampere = replace(H200, capability=(8, 0), sms=108)
     assert matrix.mechanisms(ampere)["green"] == ("green:26", "green:54", "green:108")
+
+
+def test_without_mps_a_quarter_is_a_green_context_and_its_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarter, "refusal_of", lambda _share: "")
+    assert quarter.quarter_of(H200) == quarter.Quarter("mps:25")
+    assert quarter.quarter_of(H200).note == ""
+    monkeypatch.setattr(quarter, "refusal_of", lambda _share: "no control program")
+    assert quarter.quarter_of(H200).share == "green:32"
+    assert quarter.quarter_of(H200).note == "; skipped: mps:25, green:32 in its place (no control program)"
+
+
+def test_an_operator_that_is_hardly_longer_than_a_launch_is_marked() -> None:
+    found = {"untuned_s": 9e-4, "tuned_s": 3e-4, "operator_s": 2.5e-4, "trials": {"full": 64}, "max_error": 1e-6}
+    assert one_operator.line_of("full", {**found, "launch_floor_s": 4e-6}) == (
+        "full: model 900 us untuned, 300 us tuned, operator 250 us by 64 trials, error 1.0e-06, launch floor 4.0 us"
+    )
+    assert "BELOW 2 launches" in one_operator.line_of("full", {**found, "launch_floor_s": 2e-4})
+    assert one_operator.is_wrong({"max_error": float("nan")})
 
 
 def cell(tuned_at: str, run_at: str, loss: float, *, tie: bool = False) -> dict[str, Any]:

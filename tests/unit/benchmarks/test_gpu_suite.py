@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from benchmarks.gpu import __main__ as suite_main
 from benchmarks.gpu import command, tidy
+from benchmarks.gpu.gather import gather
 from benchmarks.gpu.part import Finding, Part, PartFailed, Slice
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.suite import Plan, failure_file, result_file, run_plan, time_for
@@ -70,7 +72,8 @@ def last_lines(capsys: pytest.CaptureFixture[str], count: int) -> list[str]:
 
 
 def test_every_part_fits_in_ten_minutes_and_has_a_name_of_its_own() -> None:
-    assert [each.name for each in PARTS] == ["tests", "shares", "noise", "vs_stock", "matrix", "faults"]
+    names = ["look", "shares", "operator", "noise", "matrix", "vs_stock", "faults", "tests"]
+    assert [each.name for each in PARTS] == names
     longest_end_s = command._STOP_TIMEOUT_S + tidy._END_TIMEOUT_S
     assert all(each.full_s + longest_end_s < 510 for each in PARTS), "a lent host ends a command after 600 s"
 
@@ -177,6 +180,44 @@ def test_a_part_that_is_named_runs_again(run: Callable[..., int], tmp_path: Path
     assert failure_file(tmp_path / "out", only).exists()
 
 
+def test_a_part_goes_on_with_what_it_had_not_done(run: Callable[..., int], tmp_path: Path) -> None:
+    worked: list[str] = []
+    late = [True, False, False]
+
+    def piece(name: str) -> dict[str, str]:
+        worked.append(name)
+        return {"name": name}
+
+    def in_pieces(given: Slice) -> Finding:
+        first = given.once("mps:25", lambda: piece("first"))
+        if late.pop(0):
+            raise PartFailed("its time is over")
+        return Finding("both", {"found": [first, given.once("second", lambda: piece("second"))]})
+
+    only = part("a", in_pieces)
+    assert run(only, again=True) == 1
+    assert run(only, again=True) == 0
+    assert worked == ["first", "second"]
+    assert json.loads(result_file(tmp_path / "out", only).read_text())["found"] == [
+        {"name": "first"},
+        {"name": "second"},
+    ]
+    assert run(only, again=True) == 0
+    assert worked == ["first", "second"] * 2, "one that is done and named begins anew"
+
+
+def test_all_results_come_in_one_file_and_the_longest_logs_are_left_out(tmp_path: Path) -> None:
+    out, file = tmp_path / "out", tmp_path / "results.tar.gz"
+    for name, contents in (("a.json", b"{}"), ("logs/a/short.log", b"short"), ("logs/a/long.log", os.urandom(100_000))):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_bytes(contents)
+    assert gather(out, file, most_bytes=50_000) == ["logs/a/long.log"]
+    assert file.stat().st_size < 50_000
+    with tarfile.open(file) as archive:
+        assert archive.getnames() == ["a.json", "logs/a/short.log"]
+    assert gather(out, file) == []
+
+
 def test_a_torn_result_is_none(run: Callable[..., int], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.json").write_text('{"part": "a", ')
@@ -223,7 +264,7 @@ def test_parts_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert suite_main.main(["--part", "faults", "--part", "shares", "--minutes", "10", "--out", str(tmp_path)]) == 0
     assert suite_main.main([]) == 0
-    assert [plan.parts for plan in plans] == [[PARTS[1], PARTS[5]], list(PARTS)]
+    assert [plan.parts for plan in plans] == [[PARTS[1], PARTS[6]], list(PARTS)]
     assert [(plan.again, plan.total_s) for plan in plans] == [(True, 600.0), (False, None)]
     assert plans[1].out == REPOSITORY / "benchmarks" / "results" / "gpu"
 
@@ -353,5 +394,5 @@ sys.exit(suite.main(["--out", "{tmp_path}/out"]))
     assert process.wait(60) == 128 + number
     assert not alive(pid)
     assert not private.exists()
-    assert list((tmp_path / "out").iterdir()) == []
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["logs"]
     process.stdout.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.errors import ShareUnavailable
+from fractune_core.errors import ShareNotReady, ShareUnavailable
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
@@ -42,6 +42,20 @@ def test_it_is_kept_on_its_cores_and_its_supervisor_is_not() -> None:
     finally:
         child.stop()
     assert os.sched_getaffinity(0) == before
+
+
+def test_a_child_whose_share_is_not_ready_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child(MODULE, [str(tmp_path / "seen")])
+    try:
+        assert child.call("echo", 20, value=1) == 1
+        assert child.generation == 2
+        child.stop()
+        (tmp_path / "seen").unlink()
+        monkeypatch.setattr("fractune_workers.child._NOT_READY_TIMEOUT_S", 0.0)
+        with pytest.raises(ShareNotReady, match="in a moment"):
+            child.ensure()
+    finally:
+        child.stop()
 
 
 def test_an_exception_fails_the_call_and_not_the_child(child: Child) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -31,7 +31,8 @@ from fractune_core.host_cores import QUIET_BELOW_CORES
 from fractune_core.shares import Share, parse_shares
 
 START_TIMEOUT_S = 60.0
-MAX_BUILDERS = 8
+MAX_BUILDERS, MAX_BUILDERS_FOR_A_GPU = 8, 16
+"""A GPU's measurers are fast and need few cores: builds are what they would wait for"""
 _REDIS_SOCKET = "redis.sock"
 _SERVER_SOCKET = "server.sock"
 _READY_FILE = "server.ready"
@@ -56,7 +57,12 @@ class StackOptions:
     """allow an address that other machines can reach"""
     resume: bool = False
     """go on with jobs that an earlier stack left open; otherwise they count as interrupted"""
-    builders: int = field(default_factory=lambda: min(len(os.sched_getaffinity(0)), MAX_BUILDERS))
+
+
+def plan_builders(shares: Sequence[Share], cores: Sequence[int]) -> int:
+    """How many builders the cores of search and builds get."""
+    on_gpu = any(share.device_kind == "cuda" for share in shares)
+    return min(len(cores), MAX_BUILDERS_FOR_A_GPU if on_gpu else MAX_BUILDERS)
 
 
 def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, list[int]]:
@@ -284,8 +290,8 @@ class Stack:
             parts.append(replace(part, kind=kind))
         if self._options.compile:
             parts.append(self._worker_part("compile", "compile", rest))
-        builders = min(self._options.builders, len(rest))
-        search = [self._worker_part(f"build-{number}", "build", rest) for number in range(builders)]
+        builders = range(plan_builders(shares, rest))
+        search = [self._worker_part(f"build-{number}", "build", rest) for number in builders]
         return parts, [*search, self._worker_part("tune", "tune", rest)]
 
     def _measure_part(

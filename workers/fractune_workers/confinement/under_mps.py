@@ -84,11 +84,12 @@ class UnderMps(ABC):
     def enter(self) -> None:
         """Check that this process was started with what it needs, and wait until the server lets clients in.
 
-        CUDA reads the variables when it starts, and starts when TVM is loaded.
+        CUDA reads the variables when it starts, which is here. Raises ShareNotReady when the server lets in nobody yet.
         """
         self._process.check_start(self._client_needs())
         self._process.check_start(self._share_needs())
         self.daemon.wait_until_active()
+        self._process.start_cuda()
 
     def leave(self) -> None:
         self.daemon.release()

@@ -10,7 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.cuda.driver import CudaDriver
+from fractune_workers.cuda.driver import CudaDriver, DriverFailed
+
+_INVALID_RESOURCES = 915
+"""CUDA's number for SMs that cannot be put together so"""
 
 
 class GreenContext:
@@ -20,12 +23,13 @@ class GreenContext:
         self._driver = driver
         cuda = driver.cuda
         self._kind = cuda.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        whole = driver.call("cuDeviceGetDevResource", driver.device, self._kind)
-        self.step: int = max(whole.sm.minSmPartitionSize, whole.sm.smCoscheduledAlignment)
+        whole = _whole(driver)
+        self.step = _step(whole)
         """SMs by which CUDA rounds up, at most"""
-        groups, made, _ = driver.call("cuDevSmResourceSplitByCount", 1, whole, 0, sms)
-        if made != 1:
-            raise ShareUnavailable(f"CUDA cannot split {sms} of {whole.sm.smCount} SMs off; ask for fewer")
+        groups = _split(driver, whole, sms)
+        if not groups:
+            most = largest_green(driver)
+            raise ShareUnavailable(f"CUDA cannot split {sms} of {whole.sm.smCount} SMs off; ask for {most} at most")
         description = driver.call("cuDevResourceGenerateDesc", groups, 1)
         with_stream = cuda.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
         self._handle: Any = driver.call("cuGreenCtxCreate", description, driver.device, with_stream)
@@ -49,3 +53,36 @@ class GreenContext:
     def close(self) -> None:
         self._driver.call("cuStreamDestroy", self._stream)
         self._driver.call("cuGreenCtxDestroy", self._handle)
+
+
+def largest_green(driver: CudaDriver) -> int:
+    """The most SMs that CUDA splits off: steps below the whole where the parts of the die are not all the same size.
+
+    0 = it splits none off.
+    """
+    whole = _whole(driver)
+    step = _step(whole)
+    sms_whole = int(whole.sm.smCount)
+    sizes = range(sms_whole // step * step, 0, -step)
+    return next((sms for sms in sizes if _split(driver, whole, sms)), 0)
+
+
+def _whole(driver: CudaDriver) -> Any:
+    kind = driver.cuda.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    return driver.call("cuDeviceGetDevResource", driver.device, kind)
+
+
+def _step(whole: Any) -> int:
+    """SMs by which CUDA rounds up, at most."""
+    return int(max(whole.sm.minSmPartitionSize, whole.sm.smCoscheduledAlignment))
+
+
+def _split(driver: CudaDriver, whole: Any, sms: int) -> Any:
+    """One group of at least `sms` SMs; empty when there is no such group."""
+    try:
+        groups, made, _ = driver.call("cuDevSmResourceSplitByCount", 1, whole, 0, sms)
+    except DriverFailed as error:
+        if error.code != _INVALID_RESOURCES:
+            raise
+        return []
+    return groups if made == 1 else []

@@ -180,7 +180,9 @@ class Guard:
         with self._process_lock:
             ending = self._device.change(lambda state: state.fail(self._member, verdict, spreads=spreads))
             self._vacate()
-        _log.info("attempt at %d artifact(s): %s: %s%s", len(artifacts), ending, error, " (spreads)" if spreads else "")
+        level = logging.INFO if artifacts else logging.WARNING  # a process that does not get ready, or proves no share
+        told = len(artifacts), ending, error, " (spreads)" if spreads else ""
+        _log.log(level, "attempt at %d artifact(s): %s: %s%s", *told)
         if ending is not Ending.OWN_FAULT:
             raise _Void(failed=ending is Ending.BESIDE_OTHERS) from error
         if spreads and len(artifacts) == 1:

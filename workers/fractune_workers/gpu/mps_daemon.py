@@ -107,7 +107,9 @@ class MpsDaemon:
         ours = {client for client in self.control.processes() if client.namespace == namespace}
         found = {client for client in ours if client.pid == pid}
         for client in found:
-            self.control.terminate_client(client.server, client.pid)
+            # A server that has faulted has ended its clients' work; it may take long to refuse to end it once more.
+            if self.control.server_state(client.server) is not ServerState.FAULT:
+                self.control.terminate_client(client.server, client.pid)
         strange = [client.pid for client in ours if not Path(f"/proc/{client.pid}").exists()]
         if strange and not found:
             raise MpsFailed(

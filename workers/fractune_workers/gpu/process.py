@@ -8,14 +8,16 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from fractune_core.cuda.environment import MPS_PARTITION, MPS_PERCENTAGE, VISIBLE_DEVICES
-from fractune_core.errors import ShareUnavailable
+from fractune_core.errors import ShareNotReady, ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
-from fractune_workers.cuda.driver import Driver
+from fractune_workers.cuda.driver import Driver, DriverFailed
 from fractune_workers.gpu.nvml import Gpu, Nvml
 from fractune_workers.gpu.visible import visible_gpu
 
 _COUNTS = 3
 """runs of the counting kernel: beside busy neighbours one run may miss an SM"""
+_NOT_READY = {805, 807}
+"""CUDA's numbers for an MPS server that takes no client now: it is starting, or a client is just being ended"""
 
 _Driver = TypeVar("_Driver", bound=Driver)
 
@@ -40,6 +42,15 @@ class GpuProcess(Generic[_Driver]):
     def driver(self) -> _Driver:
         """CUDA in this process. Never to be asked for before the share was entered."""
         return self._open_driver()
+
+    def start_cuda(self) -> Driver:
+        """CUDA, which a process can start once only. Raises ShareNotReady where another process may be let in soon."""
+        try:
+            return self.driver
+        except DriverFailed as error:
+            if error.code in _NOT_READY:
+                raise ShareNotReady(f"share '{self._share}': {error}") from error
+            raise
 
     def refuse_mig(self) -> None:
         if self.gpu.mig:

@@ -105,7 +105,9 @@ def _gpu_shares(gpu: Gpu, *, prove: bool) -> DeviceShares:
     label = f"{gpu.name} ({gpu.arch}, {gpu.sms} SMs, {memory_gib} GiB, driver {gpu.driver}{mode})"
     blank = ShareInfo("", None, gpu.sms, "sm", gpu.memory_bytes, reserved=None, proof="")
     shares = [(Share("full"), replace(blank, units=gpu.sms, reserved=gpu.exclusive))]
-    shares += [(Share("green", str(sms)), replace(blank, units=sms, reserved=False)) for sms in _green_sizes(gpu)]
+    shares += [
+        (Share("green", str(sms)), replace(blank, units=sms, reserved=False)) for sms in _green_sizes(gpu, prove=prove)
+    ]
     shares += [(Share("mps", str(percent)), replace(blank, reserved=False)) for percent in _PERCENTAGES]
     shares += [(Share("mps-sm", str(chunks)), replace(blank, reserved=True)) for chunks in _CHUNKS]
     shares += list(_mig_shares(gpu, blank))
@@ -114,10 +116,29 @@ def _gpu_shares(gpu: Gpu, *, prove: bool) -> DeviceShares:
     )
 
 
-def _green_sizes(gpu: Gpu) -> list[int]:
-    """Sizes that CUDA's documented steps leave as they are: multiples of 8 since 9.0, before that of 2 from 4 on."""
-    step, least = (8, 8) if gpu.capability >= (9, 0) else (2, 4)
-    return _doubling(least, gpu.sms // step * step)
+def _green_sizes(gpu: Gpu, *, prove: bool) -> list[int]:
+    """Sizes that CUDA leaves as they are. The largest is what it splits off; unless proved, what is documented."""
+    step, least = green_steps(gpu)
+    most = largest_green_share(gpu) if prove else gpu.sms // step * step
+    return _doubling(least, max(least, most))  # none is known where NVML does not tell how many SMs there are
+
+
+def green_steps(gpu: Gpu) -> tuple[int, int]:
+    """By how many SMs green contexts grow, and the fewest that one has, as documented."""
+    return (8, 8) if gpu.capability >= (9, 0) else (2, 4)
+
+
+def largest_green_share(gpu: Gpu) -> int:
+    """SMs of the largest `green:N` of the GPU that this process sees first, as CUDA splits it; where CUDA cannot be
+    asked, as documented: the share's own proof then tells why.
+    """
+    step, least = green_steps(gpu)
+    share = Share("green", str(least))
+    try:
+        environment = confinement_for(share).environment()
+        return int(_ask_within(share, environment, "largest_green")[0]) or least
+    except FractuneError:
+        return gpu.sms // step * step
 
 
 def _mig_shares(gpu: Gpu, blank: ShareInfo) -> Iterator[tuple[Share, ShareInfo]]:
@@ -172,10 +193,15 @@ def _proved(share: Share, expected: ShareInfo) -> ShareInfo:
 
 
 def _enter(share: Share, environment: dict[str, str]) -> tuple[GrantedShare, str]:
+    granted, device_key = _ask_within(share, environment, "granted", "device_key")
+    return GrantedShare.from_json(granted), device_key
+
+
+def _ask_within(share: Share, environment: dict[str, str], *methods: str) -> list[Any]:
+    """What a child says that has entered the share."""
     child = Child("fractune_workers.children.measuring.proving", [str(share)], env=environment)
     try:
-        granted = GrantedShare.from_json(child.call("granted", _PROVE_TIMEOUT_S))
-        return granted, child.call("device_key", _PROVE_TIMEOUT_S)
+        return [child.call(method, _PROVE_TIMEOUT_S) for method in methods]
     finally:
         child.stop()
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune.cli.commands.up import default_shares
-from fractune.local.stack import plan_cores, plan_measurers, redis_binary, work_cores
+from fractune.local.stack import plan_builders, plan_cores, plan_measurers, redis_binary, work_cores
 from fractune_core.shares import Share, parse_shares
 
 
@@ -35,6 +35,13 @@ def test_every_share_that_fits_gets_as_many_cores_as_it_says(sizes: list[int], c
     owned = [core for given in plan.values() for core in given]
     if sum(s for s in sizes if s <= cores) < cores:
         assert len(set(owned)) == len(owned)
+
+
+@pytest.mark.parametrize(
+    ("shares", "cores", "builders"), [("cpu:4", 2, 2), ("cpu:4", 60, 8), ("mps:25", 12, 12), ("full", 60, 16)]
+)
+def test_builders_get_the_cores_that_are_left(shares: str, cores: int, builders: int) -> None:
+    assert plan_builders(parse_shares(shares), range(cores)) == builders
 
 
 def test_the_default_shares_are_shares() -> None:

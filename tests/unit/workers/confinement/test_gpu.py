@@ -14,6 +14,7 @@ from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.confinement.none import NoConfinement
+from fractune_workers.cuda.green_context import largest_green
 from fractune_workers.gpu.nvml import NvidiaMl
 from tests.support.hardware.simulated_cuda import Staged, simulated_driver
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
@@ -213,8 +214,20 @@ def test_a_green_context_that_does_not_hold_is_refused(
 def test_more_than_there_is_is_refused(make: Callable[..., Confinement], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ShareUnavailable, match=r"share 'green:133' is larger than NVIDIA H200, which has 132 SMs"):
         make("green:133", h200()).probe()
-    with pytest.raises(ShareUnavailable, match=r"share 'green:132' cannot be had: .*ask for fewer SMs"):
+    with pytest.raises(
+        ShareUnavailable, match=r"'green:132' cannot be had: CUDA cannot split 132 .*ask for 128 at most"
+    ):
         entered(make("green:132", h200()), monkeypatch)  # 136, rounded up
+
+
+def test_a_die_with_uneven_parts_has_a_smaller_largest_green_context(
+    make: Callable[..., Confinement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uneven = Staged(splits_at_most=120)
+    assert largest_green(simulated_driver(h200())) == 128
+    assert largest_green(simulated_driver(h200(), uneven)) == 120
+    with pytest.raises(ShareUnavailable, match="ask for 120 at most"):
+        entered(make("green:128", h200(), uneven), monkeypatch)
 
 
 @pytest.mark.parametrize(

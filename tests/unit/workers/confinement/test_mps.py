@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.cuda.environment import MPS_PARTITION, MPS_PIPE_DIRECTORY
-from fractune_core.errors import ShareUnavailable
+from fractune_core.errors import ShareNotReady, ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.mps import MpsConfinement
@@ -119,11 +119,13 @@ def test_without_a_daemon_nothing_is_entered(monkeypatch: pytest.MonkeyPatch, tm
             step()
 
 
-def test_a_daemon_that_dies_before_cuda_starts_leaves_cuda_unconfined_and_is_found_out(become: Become) -> None:
+def test_a_daemon_that_dies_before_cuda_starts_leaves_cuda_unconfined_and_is_found_out(
+    become: Become, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipe_dir = become(mps("mps:100"))
     client = mps("mps:100")
+    monkeypatch.setattr(client.daemon, "wait_until_active", lambda: tell(pipe_dir, "quit"))
     client.enter()
-    tell(pipe_dir, "quit")
     with pytest.raises(ShareUnavailable, match="runs without MPS, unconfined"):
         client.verify()
 
@@ -215,6 +217,18 @@ def test_after_a_fault_a_new_client_waits_until_all_others_have_left(become: Bec
     assert client.is_active()
     client.enter()
     assert client.verify().units == 32
+
+
+@pytest.mark.parametrize(("code", "again"), [(805, True), (807, True), (915, False)])
+def test_a_server_that_lets_nobody_in_yet_is_told_from_one_that_never_will(
+    code: int, *, again: bool, become: Become
+) -> None:
+    def refuse() -> Driver:
+        raise DriverFailed.of("cuInit", code, "NAME")
+
+    become(mps())
+    with pytest.raises(DriverFailed if not again else ShareNotReady, match=f"CUDA error {code}"):
+        mps(driver=refuse).enter()
 
 
 def test_a_client_is_ended_before_its_kill(become: Become) -> None:

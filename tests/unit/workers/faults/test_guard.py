@@ -131,6 +131,19 @@ def test_an_idle_measurer_leaves_too_and_comes_back(measurers: Measurers) -> Non
     assert measurers.child(0).generation >= 2
 
 
+def test_a_share_that_cannot_be_proved_beside_busy_neighbours_is_proved_alone(
+    measurers: Measurers, caplog: pytest.LogCaptureFixture
+) -> None:
+    measurers.device.crowded.touch()
+    measurers.child(0).kill()
+    beside = measurers.trials(1, long="good 0.6")
+    wait_until(lambda: measurers.runs("long") == 1)
+    assert measurers.trials(0, innocent="good")()["innocent"].status is Status.OK
+    assert beside()["long"].status is Status.OK
+    assert measurers.runs("long") == 1
+    assert "CUDA shows 25 SMs, and a kernel ran on 31" in caplog.text
+
+
 def test_a_hang_that_is_released_before_the_kill_disturbs_no_other(measurers: Measurers) -> None:
     hanging = measurers.child(1).pid
     outcome = measurers.trials(1, stuck="hang")()["stuck"]

@@ -305,6 +305,18 @@ def test_a_client_is_ended_before_it_is_killed(host: Host, client: subprocess.Po
     own.release()
 
 
+def test_a_server_that_has_faulted_is_not_asked_to_end_its_clients(
+    host: Host, client: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = host.own()
+    own.hold()
+    tell(host.pipe_dir, f"stage connect {client.pid}")
+    tell(host.pipe_dir, "stage fault")
+    monkeypatch.setattr(own.control, "terminate_client", lambda *_: pytest.fail("it was asked"))
+    assert own.end_client(client.pid)
+    own.release()
+
+
 def test_the_same_number_in_another_pid_namespace_is_another_process(
     host: Host, client: subprocess.Popen[bytes]
 ) -> None:

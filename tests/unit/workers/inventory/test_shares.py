@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
 from fractune_workers.inventory import shares
 from fractune_workers.inventory.shares import DeviceShares, ShareInfo, machine_shares
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
+from tests.support.hardware.simulated_mps import H200
 from tests.support.hardware.simulated_nvml import SimulatedNvml
 
 
@@ -67,6 +69,10 @@ def test_a_gpu_offers_itself_and_parts_of_it(monkeypatch: pytest.MonkeyPatch, cl
     assert [each.units for each in had(gpu, "green").values()] == [8, 16, 32, 64, 128]
     assert had(gpu, "mig") == {}
     assert any("not in MIG mode" in each.refusal for each in gpu.shares)
+
+
+def test_a_gpu_of_unknown_size_has_no_share_of_nothing() -> None:
+    assert shares._green_sizes(replace(H200, sms=0), prove=False) == [8]
 
 
 def test_an_older_gpu_is_divided_more_finely(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:

@@ -17,7 +17,16 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     return {
         "granted": lambda: confinement.verify().to_json(),
         "device_key": lambda: _device_key(share),
+        "largest_green": _largest_green,
     }
+
+
+def _largest_green() -> int:
+    """SMs of the largest green context that this process could have."""
+    from fractune_workers.cuda.driver import open_driver
+    from fractune_workers.cuda.green_context import largest_green
+
+    return largest_green(open_driver())
 
 
 def _device_key(share: Share) -> str:
