@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -45,6 +45,12 @@ class Disturbance:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Disturbance:
         return cls(**known_fields(cls, data))
+
+
+def disturbance_of(told: Mapping[str, Any]) -> Disturbance | None:
+    """What something that was read from JSON says of it; None where it says nothing."""
+    found = told.get("disturbance")
+    return None if found is None else Disturbance.from_json(found)
 
 
 def total(parts: Iterable[Disturbance | None]) -> Disturbance | None:

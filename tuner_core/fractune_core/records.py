@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from fractune_core.disturbances import Disturbance
+from fractune_core.disturbances import Disturbance, disturbance_of
 from fractune_core.fields import known_fields
 from fractune_core.implementations import implementation_of
 from fractune_core.shares import Device, GrantedShare
@@ -183,16 +183,16 @@ class TuningRecord:
         """The record that `to_json` wrote, in this version or a later one. Raises KeyError, TypeError or ValueError for
         anything else.
         """
-        disturbance = data.get("disturbance")
+        known = known_fields(cls, data)
         return cls(
             **{
-                **known_fields(cls, data),
+                **known,
                 "kind": Kind(data["kind"]),
                 "status": Status(data["status"]),
                 "device": Device.from_json(data["device"]),
                 "granted": GrantedShare.from_json(data["granted"]),
                 "policy": TimingPolicy.from_json(data["policy"]),
-                "disturbance": None if disturbance is None else Disturbance.from_json(disturbance),
+                "disturbance": disturbance_of(known),
                 "run_secs": tuple(float(secs) for secs in data["run_secs"]),
             }
         )

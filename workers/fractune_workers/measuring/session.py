@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
-from fractune_core.disturbances import Disturbance, total
+from fractune_core.disturbances import Disturbance, disturbance_of, total
 from fractune_core.errors import FractuneError
 from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
@@ -259,12 +259,6 @@ class MeasurementSession:
             self._child.call("begin", LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
             self._prepared = (self._child.generation, batch)
             self.preparation += 1
-
-
-def disturbance_of(answer: Mapping[str, Any]) -> Disturbance | None:
-    """What disturbed a timing, from the child's answer; None where the child does not count it."""
-    told = answer.get("disturbance")
-    return None if told is None else Disturbance.from_json(told)
 
 
 def artifact_name(code: bytes) -> str:

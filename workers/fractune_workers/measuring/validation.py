@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fractune_core.disturbances import disturbance_of
 from fractune_core.records import VALIDATION_POLICY, Status, TimingPolicy
 from fractune_workers.measuring.session import (
     CHILD_ERRORS,
@@ -17,7 +18,6 @@ from fractune_workers.measuring.session import (
     ArtifactBatch,
     MeasurementSession,
     Outcome,
-    disturbance_of,
 )
 
 _CHECK_TIMEOUT_S = 60.0
