@@ -154,13 +154,8 @@ def _disturbed(timed: Sequence[Pass]) -> dict[str, Any]:
 
 def _explanation(passes: Passes) -> dict[str, Any] | None:
     """What explains the spread of all that was timed with nothing else running; None where nothing was counted."""
-    pairs = {
-        f"{setting}: {name}": pair
-        for setting, timed in passes.items()
-        if setting.measurers == 1 and not setting.builds
-        for name, pair in _pairs(timed).items()
-    }
-    found = explain(pairs)
+    alone = [timed for setting, timed in passes.items() if setting.measurers == 1 and not setting.builds]
+    found = explain([_pairs(timed) for timed in alone])
     return asdict(found) if found else None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fractune_core.analysis.noise_causes import CAUSES, Pair, Timing, explain, mean_of_causes, taus
+from fractune_core.analysis.noise_causes import CAUSES, Explanation, Pair, Timing, explain, mean_of_causes, taus
 from fractune_core.disturbances import Disturbance
 
 QUIET = Disturbance(0.1, 0.0, 0.0, 0.0, 0.0, preemptions=0, throttles=0, throttled_s=0.0, clock_mhz=3000)
@@ -32,13 +32,17 @@ def pairs(count: int, timing: Callable[[float, float], Timing]) -> dict[str, Pai
     return {f"c{number}": (made[2 * number], made[2 * number + 1]) for number in range(count)}
 
 
+def explain_one(made: dict[str, Pair]) -> Explanation | None:
+    return explain([made])
+
+
 def test_there_is_a_maker_for_every_cause() -> None:
     assert MAKERS.keys() == CAUSES.keys()
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_the_cause_that_made_the_time_is_named_and_no_other(cause: str) -> None:
-    found = explain(pairs(48, lambda seen, _: Timing(TRUE_S * (1 + seen), MAKERS[cause](seen), 1.0)))
+    found = explain_one(pairs(48, lambda seen, _: Timing(TRUE_S * (1 + seen), MAKERS[cause](seen), 1.0)))
     assert found is not None
     assert found.causes == [cause]
     assert (found.taus[cause] or 0) > 0.9
@@ -53,14 +57,16 @@ def test_the_strongest_of_several_comes_first() -> None:
         disturbance = replace(QUIET, steal_s=seen * QUIET.wall_s, waited_s=unseen * QUIET.wall_s)
         return Timing(TRUE_S * (1 + 2 * seen + unseen), disturbance, 1.0)
 
-    found = explain(pairs(96, timing))
+    found = explain_one(pairs(96, timing))
     assert found is not None
     assert found.causes == ["steal", "waiting"]
 
 
 def test_what_has_nothing_to_do_with_the_time_explains_nothing() -> None:
     for count in range(10, 60):
-        found = explain(pairs(count, lambda seen, unseen: Timing(TRUE_S * (1 + unseen), MAKERS["steal"](seen), 1.0)))
+        found = explain_one(
+            pairs(count, lambda seen, unseen: Timing(TRUE_S * (1 + unseen), MAKERS["steal"](seen), 1.0))
+        )
         assert found is not None
         assert found.causes == []
         assert (found.calm_spread, found.disturbed_spread) == (None, None)
@@ -68,7 +74,7 @@ def test_what_has_nothing_to_do_with_the_time_explains_nothing() -> None:
 
 
 def test_the_anchor_shows_a_machine_that_changes_its_speed() -> None:
-    found = explain(pairs(48, lambda _, unseen: Timing(TRUE_S * (1 + unseen), QUIET, 1 + unseen)))
+    found = explain_one(pairs(48, lambda _, unseen: Timing(TRUE_S * (1 + unseen), QUIET, 1 + unseen)))
     assert found is not None
     assert found.causes == []
     assert found.anchor_explains
@@ -77,14 +83,36 @@ def test_the_anchor_shows_a_machine_that_changes_its_speed() -> None:
 
 
 def test_an_anchor_that_was_not_timed_says_nothing() -> None:
-    found = explain(pairs(48, lambda _, unseen: Timing(TRUE_S * (1 + unseen), QUIET, 0.0)))
+    found = explain_one(pairs(48, lambda _, unseen: Timing(TRUE_S * (1 + unseen), QUIET, 0.0)))
     assert found is not None
     assert (found.anchor_tau, found.anchor_spread, found.anchor_explains) == (None, None, False)
 
 
+def test_settings_that_suffer_differently_do_not_hide_each_others_cause() -> None:
+    """In each of them the cause makes the time; one lost more in its second pass, and was faster for another reason."""
+    first = pairs(24, lambda seen, _: Timing(TRUE_S * (1 + seen), MAKERS["waiting"](seen), 1.0))
+    second = {
+        name: (one, replace(other, secs=other.secs / 4, disturbance=MAKERS["waiting"](0.5 + waited(other))))
+        for name, (one, other) in first.items()
+    }
+    assert (taus(first)["waiting"] or 0) > 0.9
+    assert (taus(second)["waiting"] or 0) > 0.9
+    found = explain([first, second])
+    assert found is not None
+    assert found.causes == ["waiting"]
+    assert found.pairs == 48
+    mixed = taus({**first, **{f"second {name}": pair for name, pair in second.items()}})
+    assert (mixed["waiting"] or 0) < (found.taus["waiting"] or 0) / 2
+
+
+def waited(timing: Timing) -> float:
+    return CAUSES["waiting"](timing.disturbance)
+
+
 def test_too_little_to_tell() -> None:
-    assert explain({}) is None
-    assert explain(pairs(1, lambda seen, _: Timing(TRUE_S, MAKERS["steal"](seen), 1.0))) is None
+    assert explain([]) is None
+    assert explain([{}]) is None
+    assert explain_one(pairs(1, lambda seen, _: Timing(TRUE_S, MAKERS["steal"](seen), 1.0))) is None
     assert set(taus({}).values()) == {None}
     assert mean_of_causes([]) == {}
 
