@@ -114,6 +114,12 @@ def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path)
     assert session.device_info["device"]["kind"] == built.share.device_kind
     assert conditions.anchor_ratio > 0
     assert (conditions.clock_mhz > 0) == on_gpu
+    assert conditions.attempts >= 1
+    for each in (*trials.values(), *finals.values()):
+        assert (each.disturbance is None) == on_gpu
+        # From one reading to the other lie at least all repeats that were kept.
+        kept_s = len(each.run_secs) * each.policy.min_repeat_ms * 1e-3
+        assert each.disturbance is None or each.disturbance.wall_s >= kept_s
     assert {each.status for each in trials.values()} == {Status.OK}
     assert all(0 < each.median_s < 1 for each in trials.values())
     assert {each.status for each in finals.values()} == {Status.OK}

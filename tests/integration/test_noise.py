@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fractune.local.noise_file import NOISE_FILE, load_noise
+from fractune_core.analysis.noise_causes import CAUSES
 from tests.support.processes.cli_process import (
     descendants,
     error_line,
@@ -41,6 +42,11 @@ def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) ->
         assert -1.0 <= each["tau"] <= 1.0
         assert each["regret"] >= 0.0
         assert 0.0 <= each["spread_median"] <= each["spread_p90"] <= 2.0
+        assert 0.0 <= each["lost"] <= 1.0
+        assert each["causes"].keys() == each["cause_taus"].keys() == CAUSES.keys()
+    explanation = report["explanation"]
+    assert 24 <= explanation["pairs"] <= 32  # of what was timed alone; a race may time another part for longer
+    assert explanation["anchor_spread"] >= 0.0
     saved = load_noise(state / NOISE_FILE)[report["device"]]["cpu:1"]
     assert vars(saved) == report["advice"]
     assert saved.measurers == 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fractune_core.disturbances import Disturbance
 from fractune_core.records import VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
 
 DEVICE = Device("cpu", "rocketlake", 16, 64, 512, "a processor")
+DISTURBANCE = Disturbance(0.5, 0.02, 0.01, 0.0, 0.015, preemptions=3, throttles=1, throttled_s=0.004, clock_mhz=2900)
 TARGET_KEY = '{"kind":"llvm","mcpu":"rocketlake"}'
 
 

@@ -1,8 +1,9 @@
-"""The CPU quota of this process: the least over its cgroup and all ancestors, as `/proc` and `/sys` tell."""
+"""The CPU quota of this process and how it was throttled: of its cgroup and all ancestors, by `/proc` and `/sys`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
@@ -13,8 +14,37 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
     Version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`) are read, whichever is mounted.
     """
-    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
+    quotas = [quota for folder in cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
     return min(quotas, default=None)
+
+
+@dataclass(frozen=True)
+class Throttling:
+    """How often and how long a cgroup was stopped because its quota was used up, since it was made."""
+
+    count: int
+    """periods"""
+    throttled_s: float
+    """of all cores together"""
+
+
+def throttlings(folders: Iterable[Path]) -> list[Throttling]:
+    """Of those cgroups (`cgroup_folders`) that count it, in their order.
+
+    Version 2 counts in microseconds (`throttled_usec`) and version 1 in nanoseconds (`throttled_time`).
+    """
+    return [found for folder in folders if (found := _throttling_of(folder)) is not None]
+
+
+def _throttling_of(folder: Path) -> Throttling | None:
+    try:
+        counts = {name: int(count) for name, count in map(str.split, (folder / "cpu.stat").read_text().splitlines())}
+    except (OSError, ValueError):
+        return None
+    if "nr_throttled" not in counts:
+        return None
+    throttled_s = counts.get("throttled_usec", 0) * 1e-6 + counts.get("throttled_time", 0) * 1e-9
+    return Throttling(counts["nr_throttled"], throttled_s)
 
 
 def _quota_of(folder: Path) -> float | None:
@@ -32,7 +62,7 @@ def _quota_of(folder: Path) -> float | None:
     return None
 
 
-def _cgroup_folders(root: Path) -> Iterator[Path]:
+def cgroup_folders(root: Path = ROOT) -> Iterator[Path]:
     """The folders of this process's cgroup and its ancestors, as far as they are mounted here."""
     try:
         cgroups = (root / "proc/self/cgroup").read_text().splitlines()

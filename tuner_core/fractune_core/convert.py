@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fractune_core.disturbances import Disturbance
 from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
@@ -89,6 +91,10 @@ def policy_from_proto(message: pb.TimingPolicy) -> TimingPolicy:
     return TimingPolicy(name, message.warmups, message.repeats, message.min_repeat_ms, message.cache or WARM)
 
 
+def disturbance_from_proto(message: pb.Disturbance) -> Disturbance:
+    return Disturbance(**{field.name: getattr(message, field.name) for field in fields(Disturbance)})
+
+
 def record_to_proto(record: TuningRecord) -> pb.Record:
     return pb.Record(
         name=Collection.RECORDS.of(record.record_id),
@@ -115,6 +121,8 @@ def record_to_proto(record: TuningRecord) -> pb.Record:
         clock_mhz=record.clock_mhz,
         throttled_ns=record.throttled_ns,
         versions=record.versions,
+        disturbance=None if record.disturbance is None else pb.Disturbance(**record.disturbance.to_json()),
+        attempts=record.attempts,
     )
 
 
@@ -151,6 +159,8 @@ def record_from_proto(message: pb.Record) -> TuningRecord:
         clock_mhz=message.clock_mhz,
         throttled_ns=dict(message.throttled_ns),
         versions=dict(message.versions),
+        disturbance=disturbance_from_proto(message.disturbance) if message.HasField("disturbance") else None,
+        attempts=message.attempts,
     )
 
 

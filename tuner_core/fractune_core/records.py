@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from fractune_core.disturbances import Disturbance, disturbance_of
 from fractune_core.fields import known_fields
 from fractune_core.implementations import implementation_of
 from fractune_core.shares import Device, GrantedShare
@@ -147,6 +148,11 @@ class TuningRecord:
     `hw_power_brake`; empty when nothing did, or it is not known"""
     versions: dict[str, str] = field(default_factory=dict)
     """tvm, tvm-ffi, llvm, driver, cuda: whatever applies"""
+    disturbance: Disturbance | None = None
+    """what else went on meanwhile: of a trial beside this timing, of a validation beside that of all finalists. None =
+    not known: on a GPU, for a failure, in a record of before"""
+    attempts: int = 0
+    """how often its batch was measured, this time included: those before were void. 0 = not known"""
 
     # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
     @cached_property
@@ -177,14 +183,16 @@ class TuningRecord:
         """The record that `to_json` wrote, in this version or a later one. Raises KeyError, TypeError or ValueError for
         anything else.
         """
+        known = known_fields(cls, data)
         return cls(
             **{
-                **known_fields(cls, data),
+                **known,
                 "kind": Kind(data["kind"]),
                 "status": Status(data["status"]),
                 "device": Device.from_json(data["device"]),
                 "granted": GrantedShare.from_json(data["granted"]),
                 "policy": TimingPolicy.from_json(data["policy"]),
+                "disturbance": disturbance_of(known),
                 "run_secs": tuple(float(secs) for secs in data["run_secs"]),
             }
         )

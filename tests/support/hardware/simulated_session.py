@@ -67,6 +67,9 @@ class SimulatedSession:
             "versions": {},
         }
 
+    def anchor(self) -> float:
+        return 1.0
+
     def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
         return {name: self._time(name, code, policy) for name, code in batch.codes.items()}
 

@@ -1,4 +1,6 @@
-"""The quota that a process is under: in made-up trees of both versions of cgroups, and in a real cgroup."""
+"""The quota that a process is under, in made-up trees of both versions of cgroups, and in a real cgroup; and what is
+throttled there.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cgroups import cpu_quota
+from fractune_core.cgroups import Throttling, cgroup_folders, cpu_quota, throttlings
 from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
 
@@ -68,3 +70,39 @@ def test_in_version_1_too_the_tightest_ancestor_limits(tmp_path: Path) -> None:
 def test_the_quota_of_a_real_cgroup() -> None:
     with capped_cgroup(cores=0.5) as cgroup:
         assert cgroup.run("from fractune_core.cgroups import cpu_quota; print(cpu_quota())") == "0.5"
+
+
+def test_what_each_cgroup_above_was_throttled_for(tmp_path: Path) -> None:
+    root = a_host(tmp_path, cgroup="0::/kube/pod", kube__pod__cpu_max="50000 100000")
+    mount = root / "sys/fs/cgroup"
+    (mount / "kube/pod/cpu.stat").write_text("usage_usec 9\nnr_periods 8\nnr_throttled 3\nthrottled_usec 1500000\n")
+    (mount / "kube/cpu.stat").write_text("rubbish\n")
+    (mount / "cpu.stat").write_text("usage_usec 99\n")  # the root has no quota, so it counts none
+    assert throttlings(cgroup_folders(root)) == [Throttling(3, 1.5)]
+
+
+def test_version_1_counts_in_nanoseconds(tmp_path: Path) -> None:
+    root = a_host(tmp_path, cgroup="4:cpu,cpuacct:/box\n0::/", mount=V1_MOUNT)
+    for folder, counts in (("box", (2, 250_000_000)), ("", (0, 0))):
+        stat = root / "sys/fs/cgroup/cpu,cpuacct" / folder / "cpu.stat"
+        stat.parent.mkdir(parents=True, exist_ok=True)
+        stat.write_text("nr_periods 5\nnr_throttled {}\nthrottled_time {}\n".format(*counts))
+    assert throttlings(cgroup_folders(root)) == [Throttling(2, 0.25), Throttling(0, 0.0)]
+
+
+_USE_UP_THE_QUOTA = """
+import time
+from fractune_core.cgroups import cgroup_folders, throttlings
+folders = list(cgroup_folders())
+before, deadline = throttlings(folders), time.monotonic() + 30
+while time.monotonic() < deadline:
+    rises = [(now.count - then.count, now.throttled_s - then.throttled_s) for now, then in zip(throttlings(folders), before)]
+    if any(count > 0 and secs > 0 for count, secs in rises):
+        print("throttled")
+        break
+"""
+
+
+def test_a_real_cgroup_that_uses_up_its_quota_is_throttled() -> None:
+    with capped_cgroup(cores=0.2) as cgroup:
+        assert cgroup.run(_USE_UP_THE_QUOTA) == "throttled"

@@ -20,12 +20,23 @@ from fractune_core.records import (
     record_id,
     with_cache,
 )
-from tests.support.samples import validation
+from tests.support.samples import DISTURBANCE, validation
 
 
 def test_a_record_survives_json() -> None:
     record = validation("trace", 2, 0.25, max_error=None)
     assert TuningRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_record_that_says_what_disturbed_it_survives_json() -> None:
+    record = validation("trace", 2, 0.25, disturbance=DISTURBANCE, attempts=2)
+    assert TuningRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_a_record_of_before_disturbances_still_loads() -> None:
+    data = validation("trace", 2, 0.25).to_json()
+    del data["disturbance"], data["attempts"]
+    assert TuningRecord.from_json(data) == validation("trace", 2, 0.25)
 
 
 def test_a_record_of_before_gpus_still_loads() -> None:
@@ -75,5 +86,13 @@ def test_a_torn_record_is_an_error(missing: str) -> None:
 def test_a_part_that_is_no_object_is_an_error(part: str, torn: object) -> None:
     data = validation("trace", 1, 1.0).to_json()
     data[part] = torn
+    with pytest.raises((KeyError, TypeError)):
+        TuningRecord.from_json(data)
+
+
+@pytest.mark.parametrize("torn", [[], "steal_s", 1, {"steal_s": 1.0}])
+def test_a_torn_disturbance_is_an_error(torn: object) -> None:
+    data = validation("trace", 1, 1.0).to_json()
+    data["disturbance"] = torn
     with pytest.raises((KeyError, TypeError)):
         TuningRecord.from_json(data)

@@ -45,6 +45,9 @@ CSV_COLUMNS = (
     "max_error",
     "clock_mhz",
     "throttled_ns",
+    "lost",
+    "disturbance",
+    "attempts",
     "job",
     "worker",
     "measured_at",
@@ -79,7 +82,10 @@ def write_csv(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
 
 
 def csv_row(record: TuningRecord) -> dict[str, Any]:
-    """The record as flat columns; `run_secs` and `throttled_ns` joined by semicolons, unknown values empty."""
+    """The record as flat columns; `run_secs`, `throttled_ns` and `disturbance` joined by semicolons, unknown values
+    empty.
+    """
+    disturbance = record.disturbance
     flat: dict[str, Any] = {name: getattr(record, name) for name in CSV_COLUMNS if hasattr(record, name)}
     flat |= {
         "kind": record.kind.value,
@@ -95,6 +101,10 @@ def csv_row(record: TuningRecord) -> dict[str, Any]:
         "policy": record.policy.name,
         "cache": record.policy.cache,
         "throttled_ns": ";".join(f"{reason}={ns}" for reason, ns in sorted(record.throttled_ns.items())),
+        "lost": "" if disturbance is None else disturbance.lost,
+        "disturbance": ";".join(f"{name}={count}" for name, count in disturbance.to_json().items())
+        if disturbance
+        else "",
         "max_error": "" if record.max_error is None else record.max_error,
     }
     return flat

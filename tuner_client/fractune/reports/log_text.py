@@ -64,18 +64,24 @@ def _match_cells(each: OperatorMatch, roof: Roof | None) -> tuple[str, ...]:
 def records_table(
     records: Sequence[TuningRecord], arithmetic: Mapping[str, Arithmetic], roofs: Mapping[str, Roof]
 ) -> Table:
-    """A row for each record; `rows` are whole records, with `implementation`, `gflops` and `roof_part`, None where not
-    known.
+    """A row for each record; `rows` are whole records, with `implementation`, `gflops`, `roof_part` and `lost`, None
+    where not known.
 
     `arithmetic` is what is known of their operators, by workload hash; `roofs` of their shares, by record id.
     """
-    names = ("record", "kind", "operator", "share", "granted", "median", "GFLOP/s", "of its roof", "spread")
+    names = ("record", "kind", "operator", "share", "granted", "median", "GFLOP/s", "of its roof", "spread", "lost")
     speeds = [_record_speed(record, arithmetic, roofs) for record in records]
     return Table(
         columns=tuple(map(Column, (*names, "status", "candidate"))),
         cells=tuple(map(_record_cells, records, speeds)),
         rows=tuple(
-            {**record.to_json(), "implementation": record.implementation, "gflops": speed[0], "roof_part": speed[1]}
+            {
+                **record.to_json(),
+                "implementation": record.implementation,
+                "gflops": speed[0],
+                "roof_part": speed[1],
+                "lost": _lost(record),
+            }
             for record, speed in zip(records, speeds, strict=True)
         ),
     )
@@ -99,4 +105,10 @@ def _record_cells(record: TuningRecord, speed: tuple[float | None, float | None]
     spread = f"{record.spread:.1%}" if record.status is Status.OK else "-"
     names = (record.record_id[:8], record.kind.value, _named(record.operator, record), record.share, granted)
     speeds = (gflops_text(speed[0]), percent_text(speed[1]))
-    return *names, time_text(record.median_s), *speeds, spread, status, record.candidate_id[:8]
+    lost = percent_text(_lost(record))
+    return *names, time_text(record.median_s), *speeds, spread, lost, status, record.candidate_id[:8]
+
+
+def _lost(record: TuningRecord) -> float | None:
+    """The part of the time in which the measurement was kept from its cores."""
+    return None if record.disturbance is None else record.disturbance.lost

@@ -8,9 +8,10 @@ from typing import Any
 from fractune.reports.rendering import Column, Table
 from fractune.reports.text import percent_text, score_text, time_text
 from fractune_core.analysis.noise import REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, NoiseAdvice
+from fractune_core.analysis.noise_causes import Explanation
 from fractune_core.shares import units_text
 
-_NUMBERS = ("A/A median", "A/A p90", "tau", "tau, all pairs", "top-1 regret", "failed", "a candidate")
+_NUMBERS = ("A/A median", "A/A p90", "tau", "tau, all pairs", "top-1 regret", "lost", "failed", "a candidate")
 
 
 def noise_table(report: Mapping[str, Any]) -> Table:
@@ -22,7 +23,12 @@ def noise_table(report: Mapping[str, Any]) -> Table:
         columns=(Column("timed"), *(Column(name, numbers=True) for name in _NUMBERS)),
         cells=tuple(map(_cells, report["settings"])),
         rows=tuple(dict(setting) for setting in report["settings"]),
-        notes=(_reference_line(report), *(f"note: {note}" for note in report["notes"]), *advice_lines(report)),
+        notes=(
+            _reference_line(report),
+            *(f"note: {note}" for note in report["notes"]),
+            *explanation_lines(report),
+            *advice_lines(report),
+        ),
     )
 
 
@@ -34,6 +40,7 @@ def _cells(setting: Mapping[str, Any]) -> tuple[str, ...]:
         score_text(setting["tau"]),
         score_text(setting["tau_all"]),
         percent_text(setting["regret"]),
+        percent_text(setting["lost"]),
         str(setting["failures"]),
         time_text(setting["secs_per_candidate"]),
     )
@@ -44,6 +51,31 @@ def _reference_line(report: Mapping[str, Any]) -> str:
         f"reference: {report['settings'][0]['name']}. tau: Kendall's tau-b over the pairs that the reference times "
         f"further apart than {percent_text(report['tie_width'])} (its own A/A p90, at most {percent_text(WIDEST_TIE)})."
     )
+
+
+def explanation_lines(report: Mapping[str, Any]) -> list[str]:
+    """What explains the spread of what was timed with nothing else running; none where nothing was counted."""
+    if report["explanation"] is None:
+        return []
+    found = Explanation(**report["explanation"])
+    machine = _machine_text(found)
+    if not found.causes:
+        return [f"none of what the kernel counts explains the spread ({found.pairs} pairs); {machine}"]
+    causes = ", ".join(f"{cause} (tau {score_text(found.taus[cause])})" for cause in found.causes)
+    calm, disturbed = percent_text(found.calm_spread), percent_text(found.disturbed_spread)
+    halves = f"{calm} apart (median), the other half {disturbed}"
+    less = f"of {found.pairs} pairs the half with less {found.causes[0]} lies"
+    return [f"the spread is explained by {causes}: {less} {halves}; {machine}"]
+
+
+def _machine_text(found: Explanation) -> str:
+    """What the anchor says of the machine's speed."""
+    if found.anchor_spread is None:
+        return "the anchor could not be timed"
+    apart = f"{percent_text(found.anchor_spread)} apart (median; tau {score_text(found.anchor_tau)})"
+    if found.anchor_explains:
+        return f"the speed of the machine changes with it: the anchor beside lies {apart}"
+    return f"the anchor beside, which lies {apart}, does not show it"
 
 
 def advice_lines(report: Mapping[str, Any]) -> list[str]:

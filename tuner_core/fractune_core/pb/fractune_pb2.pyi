@@ -1141,6 +1141,8 @@ class Record(_message.Message):
     CLOCK_MHZ_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     THROTTLED_NS_FIELD_NUMBER: _builtins.int
+    DISTURBANCE_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """records/{record}"""
     kind: _builtins.str
@@ -1170,6 +1172,8 @@ class Record(_message.Message):
     """Largest difference to the untuned output, relative; absent when not compared."""
     clock_mhz: _builtins.int
     """SM clock, the lower of before and after; 0 = not known."""
+    attempts: _builtins.int
+    """How often its batch was measured, this time included: those before were void; 0 = not known."""
     @_builtins.property
     def device(self) -> Global___Device: ...
     @_builtins.property
@@ -1187,6 +1191,10 @@ class Record(_message.Message):
     @_builtins.property
     def throttled_ns(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """What held the clock down meanwhile, and for how long in nanoseconds, by reason."""
+
+    @_builtins.property
+    def disturbance(self) -> Global___Disturbance:
+        """What else went on meanwhile; absent when not known."""
 
     def __init__(
         self,
@@ -1215,16 +1223,71 @@ class Record(_message.Message):
         clock_mhz: _builtins.int = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         throttled_ns: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        disturbance: Global___Disturbance | None = ...,
+        attempts: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "device", b"device", "granted", b"granted", "max_error", b"max_error", "measure_time", b"measure_time", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "max_error", b"max_error", "measure_time", b"measure_time", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_error: _TypeAlias = _typing.Literal["max_error"]  # noqa: Y015
     _WhichOneofArgType__max_error: _TypeAlias = _typing.Literal["_max_error", b"_max_error"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_error) -> _WhichOneofReturnType__max_error | None: ...
 
 Global___Record: _TypeAlias = Record  # noqa: Y015
+
+@_typing.final
+class Disturbance(_message.Message):
+    """What the kernel counted beside a timing on a CPU, for its cores and threads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WALL_S_FIELD_NUMBER: _builtins.int
+    OFF_CORE_S_FIELD_NUMBER: _builtins.int
+    STEAL_S_FIELD_NUMBER: _builtins.int
+    OTHERS_S_FIELD_NUMBER: _builtins.int
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    THROTTLES_FIELD_NUMBER: _builtins.int
+    THROTTLED_S_FIELD_NUMBER: _builtins.int
+    CLOCK_MHZ_FIELD_NUMBER: _builtins.int
+    wall_s: _builtins.float
+    """From the reading before to the reading after."""
+    off_core_s: _builtins.float
+    """The thread that timed was not on a core."""
+    steal_s: _builtins.float
+    """The hypervisor ran something else on the cores, of all of them together."""
+    others_s: _builtins.float
+    """The cores were busy with other processes and with interrupts."""
+    waited_s: _builtins.float
+    """The process's threads could run and did not, of all of them together."""
+    preemptions: _builtins.int
+    """How often a thread of the process lost its core without giving it up."""
+    throttles: _builtins.int
+    """Periods in which a cgroup above the process used up its quota, and the time that it was stopped for that."""
+    throttled_s: _builtins.float
+    clock_mhz: _builtins.int
+    """Of the slowest core, the lower of before and after; 0 = not known."""
+    def __init__(
+        self,
+        *,
+        wall_s: _builtins.float = ...,
+        off_core_s: _builtins.float = ...,
+        steal_s: _builtins.float = ...,
+        others_s: _builtins.float = ...,
+        waited_s: _builtins.float = ...,
+        preemptions: _builtins.int = ...,
+        throttles: _builtins.int = ...,
+        throttled_s: _builtins.float = ...,
+        clock_mhz: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_mhz", b"clock_mhz", "off_core_s", b"off_core_s", "others_s", b"others_s", "preemptions", b"preemptions", "steal_s", b"steal_s", "throttled_s", b"throttled_s", "throttles", b"throttles", "waited_s", b"waited_s", "wall_s", b"wall_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Disturbance: _TypeAlias = Disturbance  # noqa: Y015
 
 @_typing.final
 class Workload(_message.Message):

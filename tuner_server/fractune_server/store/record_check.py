@@ -70,6 +70,10 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
         yield f"its timing policy has a cache '{record.policy.cache}', neither {WARM} nor {COLD}"
     if record.clock_mhz < 0 or any(ns < 0 for ns in record.throttled_ns.values()):
         yield "clock_mhz and throttled_ns must not be below 0"
+    if record.attempts < 0:
+        yield f"attempts is {record.attempts}; it must be 1 or more, or 0 where it is not known"
+    if record.disturbance and not all(0 <= each < math.inf for each in record.disturbance.to_json().values()):
+        yield "the numbers of disturbance must be 0 or more, and finite"
     if record.measured_at <= 0:
         yield "measure_time is missing"
 

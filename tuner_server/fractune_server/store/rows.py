@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import JSON, ColumnElement, Connection, RowMapping, Text, cast, select
 
+from fractune_core.disturbances import Disturbance
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.tables import records
@@ -25,8 +26,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "run_secs": lambda text: tuple(map(float, json.loads(text))),
     "throttled_ns": json.loads,
     "versions": json.loads,
+    "disturbance": lambda text: None if text is None else Disturbance.from_json(json.loads(text)),
 }
-_OWN = ("record_id", "run_secs", "anchor_ratio", "measured_at", "build_secs", "max_error")
+_OWN = ("record_id", "run_secs", "anchor_ratio", "measured_at", "build_secs", "max_error", "disturbance")
 """fields that hardly ever are the same in two records"""
 
 

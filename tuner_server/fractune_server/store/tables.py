@@ -54,6 +54,8 @@ records = Table(
     Column("clock_mhz", Integer, nullable=False),
     Column("throttled_ns", JSON, nullable=False),
     Column("versions", JSON, nullable=False),
+    Column("disturbance", JSON(none_as_null=True)),
+    Column("attempts", Integer, nullable=False),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
     Index("ix_records_lookup", "workload_hash", "kind", "share_key", "median_s"),
     Index("ix_records_job", "job", "kind"),

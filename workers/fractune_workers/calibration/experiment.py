@@ -150,11 +150,16 @@ class Experiment:
         with self._builds_beside(measurers) if setting.builds else contextlib.nullcontext():
             start = time.perf_counter()
             timings = [
-                measurer.time(batch, setting.policy)
+                measurer.time_anchored(batch, setting.policy)
                 for measurer, batch in self._distributed(measurers, setting, pass_number)
             ]
-            outcomes = {name: outcome for timing in timings for name, outcome in timing.result().items()}
-            return Pass(outcomes, time.perf_counter() - start)
+            batches = [timing.result() for timing in timings]
+            wall_s = time.perf_counter() - start
+        return Pass(
+            {name: outcome for batch in batches for name, outcome in batch.outcomes.items()},
+            wall_s,
+            {name: batch.anchor_ratio for batch in batches for name in batch.outcomes},
+        )
 
     def _builds_beside(self, measurers: Sequence[PooledMeasurer]) -> contextlib.AbstractContextManager[None]:
         """As the one-machine stack has them: one a core that is not measured, or one a core if none is left."""

@@ -30,6 +30,15 @@ def assign_cores(share: Share, count: int, available: Sequence[int]) -> list[lis
     return [list(itertools.islice(cycled, min(share.host_cores, len(available)))) for _ in range(count)]
 
 
+@dataclass(frozen=True)
+class TimedBatch:
+    """What a measurer found of a batch."""
+
+    outcomes: dict[str, Outcome]
+    anchor_ratio: float
+    """of the anchor, the mean of before and after; 0 = it could not be timed"""
+
+
 class PooledMeasurer:
     """A measurement session, and the thread that its child belongs to. Raises ShareUnavailable."""
 
@@ -50,8 +59,21 @@ class PooledMeasurer:
 
     def time(self, batch: ArtifactBatch, policy: TimingPolicy | None) -> Future[dict[str, Outcome]]:
         """Time every candidate under `policy`, or race them when there is none."""
-        session = self._session
-        return self.thread.submit(lambda: session.timed(batch, policy) if policy else session.trials(batch))
+        return self.thread.submit(lambda: self._time(batch, policy))
+
+    def time_anchored(self, batch: ArtifactBatch, policy: TimingPolicy | None) -> Future[TimedBatch]:
+        """The same, and the anchor before and after, as beside the batches of a job."""
+
+        def timed() -> TimedBatch:
+            before = self._session.anchor()
+            outcomes = self._time(batch, policy)
+            after = self._session.anchor()
+            return TimedBatch(outcomes, (before + after) / 2 if before and after else 0.0)
+
+        return self.thread.submit(timed)
+
+    def _time(self, batch: ArtifactBatch, policy: TimingPolicy | None) -> dict[str, Outcome]:
+        return self._session.timed(batch, policy) if policy else self._session.trials(batch)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fractune_core.analysis.noise import (
@@ -20,6 +20,8 @@ from fractune_core.analysis.noise import (
     spread,
     tie_width,
 )
+from fractune_core.analysis.noise_causes import Pair, Timing, explain, mean_of_causes, taus
+from fractune_core.disturbances import Disturbance, total
 from fractune_core.errors import FractuneError
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Status, TimingPolicy
 from fractune_workers.measuring.session import Outcome
@@ -51,6 +53,12 @@ class Pass:
 
     outcomes: dict[str, Outcome]
     wall_s: float
+    anchor_ratios: Mapping[str, float] = field(default_factory=dict)
+    """of the anchor beside each candidate; one that is absent was not timed"""
+
+    @property
+    def disturbances(self) -> list[Disturbance]:
+        return [each.disturbance for each in self.outcomes.values() if each.disturbance]
 
     @property
     def times(self) -> dict[str, float]:
@@ -92,6 +100,7 @@ def report(passes: Passes, own_cores: Mapping[int, bool], notes: Sequence[str] =
         "advice": asdict(_advice(reference, passes, scores)),
         "race_margin": DEFAULT_MARGIN,
         "race_keeps_winner": is_negligible(scores[RACE].regret),
+        "explanation": _explanation(passes),
         "notes": [*notes, *_notes(noise.p90, scores[REFERENCE], own_cores)],
     }
 
@@ -126,9 +135,48 @@ def _scored(setting: Setting, timed: Sequence[Pass], judged: Score, own_cores: M
         "tau_all": judged.tau_all,
         "regret": judged.regret,
         "failures": sum(each.failures for each in timed),
+        **_disturbed(timed),
         "secs_per_candidate": sum(each.wall_s for each in timed) / len(timed) / len(candidates),
         "median_s": {name: [_finite(each.outcomes[name].median_s) for each in timed] for name in candidates},
     }
+
+
+def _disturbed(timed: Sequence[Pass]) -> dict[str, Any]:
+    """What was counted beside a setting, and how each cause went with the time."""
+    seen = [disturbance for each in timed for disturbance in each.disturbances]
+    whole = total(seen)
+    return {
+        "lost": whole.lost if whole else None,
+        "causes": mean_of_causes(seen),
+        "cause_taus": taus(_pairs(timed)) if seen else {},
+    }
+
+
+def _explanation(passes: Passes) -> dict[str, Any] | None:
+    """What explains the spread of all that was timed with nothing else running; None where nothing was counted."""
+    alone = [timed for setting, timed in passes.items() if setting.measurers == 1 and not setting.builds]
+    found = explain([_pairs(timed) for timed in alone])
+    return asdict(found) if found else None
+
+
+def _pairs(timed: Sequence[Pass]) -> dict[str, Pair]:
+    """The two timings of each candidate that was watched both times, and timed under the same policy."""
+    first, second = timed
+    pairs = {}
+    for name in first.times.keys() & second.times.keys():
+        # A race times a contender for longer, and who is one may differ from pass to pass.
+        if first.outcomes[name].policy == second.outcomes[name].policy:
+            one, other = (_timing(each, name) for each in timed)
+            if one and other:
+                pairs[name] = (one, other)
+    return pairs
+
+
+def _timing(timed: Pass, name: str) -> Timing | None:
+    outcome = timed.outcomes[name]
+    if outcome.disturbance is None:
+        return None
+    return Timing(outcome.median_s, outcome.disturbance, timed.anchor_ratios.get(name, 0.0))
 
 
 def _notes(noise: float, reference: Score, own_cores: Mapping[int, bool]) -> list[str]:

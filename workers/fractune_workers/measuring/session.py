@@ -2,9 +2,10 @@
 
 A trial is timed shortly, and once more for longer when it can win, one candidate after the other. Finalists are
 validated (`fractune_workers.measuring.validation`). A batch is void when the anchor kernel after it differs from the
-anchor before it, or when the GPU was slowed down meanwhile to be saved from heat or from its power supply: the machine
-changed under it. It is measured again, a few times at most; the records then say how far the anchor was off, and what
-held the clock down.
+anchor before it, when the GPU was slowed down meanwhile to be saved from heat or from its power supply, or when its
+threads were kept from their cores for too long: the machine changed under it, or was not its own. It is measured again,
+a few times at most; the records then say how often, how far the anchor was off, what held the clock down, and what
+disturbed them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
+from fractune_core.disturbances import Disturbance, disturbance_of, total
 from fractune_core.errors import FractuneError
 from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
@@ -37,6 +39,8 @@ LOAD_TIMEOUT_S = 30.0
 ATTEMPTS = 3
 DRIFT_ALLOWED = 0.15
 """fraction by which the anchor after a batch may differ from the anchor before it"""
+LOSS_ALLOWED = 0.1
+"""part of a batch's time in which its threads may be kept from their cores (`Disturbance.lost`)"""
 VOIDING = frozenset({"sw_thermal", "hw_thermal", "hw_power_brake"})
 """Reasons to slow down that come and go. The cap on power is no such reason: a kernel that draws more than a GPU may
 have runs into it every time, here and where it will run."""
@@ -60,6 +64,8 @@ class Outcome:
     run_secs: tuple[float, ...] = ()
     policy: TimingPolicy = FIRST_POLICY
     max_error: float | None = None
+    disturbance: Disturbance | None = None
+    """of the timing that it is from, with all that was timed in turn with it; None = not known"""
 
     @property
     def median_s(self) -> float:
@@ -233,7 +239,12 @@ class MeasurementSession:
             answer = self.run([code], batch, raced)
         except CHILD_ERRORS as error:
             return Outcome.of(error)
-        return Outcome(Status.OK, run_secs=tuple(answer["run_secs"]), policy=TimingPolicy.from_json(answer["policy"]))
+        return Outcome(
+            Status.OK,
+            run_secs=tuple(answer["run_secs"]),
+            policy=TimingPolicy.from_json(answer["policy"]),
+            disturbance=disturbance_of(answer),
+        )
 
     def _preparation(self, batch: ArtifactBatch | None = None) -> Preparation:
         return Preparation(partial(self.is_prepared, batch), partial(self._prepare, batch))
@@ -273,29 +284,38 @@ class Conditions:
     anchor_ratio: float
     clock_mhz: int = 0
     throttled_ns: Mapping[str, int] = field(default_factory=dict)
+    attempts: int = 1
+    """how often it was measured, this time included"""
 
 
 def measure_stable(
-    session: AnchoredSession, clocks: Callable[[], Clocks], measure: Callable[[], _T]
-) -> tuple[_T, Conditions]:
+    session: AnchoredSession, clocks: Callable[[], Clocks], measure: Callable[[], Mapping[str, Outcome]]
+) -> tuple[Mapping[str, Outcome], Conditions]:
     """What `measure` gives while nothing changed, or at the last attempt; and under which conditions.
 
     1. Time the anchor, then read the clock: an idle GPU has slowed down, and is awake after the anchor.
     2. Measure, time the anchor again, and read the clock again.
-    3. Accept, unless the anchor drifted or the clock was held down for one of the reasons that void.
+    3. Accept, unless the anchor drifted, the clock was held down for one of the reasons that void, or the threads that
+       measured were kept from their cores.
     """
-    for _ in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         before, child = session.anchor(), session.generation
         clock_before = clocks()
-        outcome = measure()
+        outcomes = measure()
         after = session.anchor()
         clock_after = clocks()
         conditions = Conditions(
-            after, min(clock_before.sm_mhz, clock_after.sm_mhz), clock_after.throttled_since(clock_before)
+            after, min(clock_before.sm_mhz, clock_after.sm_mhz), clock_after.throttled_since(clock_before), attempt
         )
         # Each ratio is over the first time in its own child: those of two children say nothing of a drift.
         comparable = before and after and session.generation == child
         drifted = bool(comparable) and abs(after / before - 1.0) > DRIFT_ALLOWED
-        if not drifted and not VOIDING & conditions.throttled_ns.keys():
+        if not drifted and not VOIDING & conditions.throttled_ns.keys() and not _is_disturbed(outcomes):
             break
-    return outcome, conditions
+    return outcomes, conditions
+
+
+def _is_disturbed(outcomes: Mapping[str, Outcome]) -> bool:
+    # Those that were timed in turn all tell of the same time: counted together, it is the same part of it.
+    disturbance = total(outcome.disturbance for outcome in outcomes.values())
+    return disturbance is not None and disturbance.lost > LOSS_ALLOWED

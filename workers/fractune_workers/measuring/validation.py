@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fractune_core.disturbances import disturbance_of
 from fractune_core.records import VALIDATION_POLICY, Status, TimingPolicy
 from fractune_workers.measuring.session import (
     CHILD_ERRORS,
@@ -152,7 +153,8 @@ class _Validation:
         """A finalist's part of the answer."""
         policy = TimingPolicy.from_json(answer["policy"][name])
         run_secs = tuple(answer["run_secs"][name])
-        return Outcome(Status.OK, run_secs=run_secs, policy=policy, max_error=self._right[name])
+        max_error, disturbance = self._right[name], disturbance_of(answer)
+        return Outcome(Status.OK, run_secs=run_secs, policy=policy, max_error=max_error, disturbance=disturbance)
 
 
 def _tolerance(batch: ArtifactBatch) -> float:

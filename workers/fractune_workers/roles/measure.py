@@ -187,6 +187,8 @@ class Measurer:
             clock_mhz=conditions.clock_mhz,
             throttled_ns=dict(conditions.throttled_ns),
             versions={**self._session.device_info["versions"], **item.get("versions", {})},
+            disturbance=outcome.disturbance,
+            attempts=conditions.attempts,
         )
 
 

@@ -30,6 +30,7 @@ REPORT: dict[str, Any] = {
             "tau": 0.95,
             "tau_all": 0.9,
             "regret": None,
+            "lost": None,
             "failures": 0,
             "secs_per_candidate": 0.05,
             "median_s": {},
@@ -38,6 +39,7 @@ REPORT: dict[str, Any] = {
     "advice": vars(ADVICE),
     "race_margin": 1.25,
     "race_keeps_winner": True,
+    "explanation": None,
     "notes": ["2 measurers share cores"],
     "wall_s": 61.0,
 }

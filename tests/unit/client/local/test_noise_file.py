@@ -30,7 +30,7 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def setting(name: str, secs: list[list[float | None]], **changes: Any) -> dict[str, Any]:
     score = {"spread_median": 0.01, "spread_p90": 0.02, "tau": 0.95, "tau_all": 0.9, "regret": 0.0}
-    cost = {"failures": 0, "secs_per_candidate": 0.05}
+    cost = {"failures": 0, "secs_per_candidate": 0.05, "lost": None}
     times = {f"c{number}": each for number, each in enumerate(secs)}
     return {"name": name, **score, **cost, "median_s": times, **changes}
 
@@ -44,6 +44,7 @@ def report() -> dict[str, Any]:
         "operator": "conv2d",
         "candidates": 2,
         "tie_width": 0.02,
+        "explanation": None,
         "settings": [
             setting("validation, alone", [[1e-3, 1.1e-3], [2e-3, 2e-3]]),
             setting("first, alone", [[1e-3, None], [2e-3, 2e-3]], tau=None, regret=None, failures=1),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fractune.log_io.log_files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
 from fractune.output_files import check_writable, replacing
 from fractune_core.convert import record_to_proto
+from fractune_core.disturbances import Disturbance
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Status
@@ -48,6 +49,14 @@ def test_csv_is_flat_and_complete(tmp_path: Path) -> None:
     assert first["run_secs"] == "0.001;0.0011;0.0012"
     assert first["device"] == "cpu-rocketlake-2u-24gib-l2.1280kib"
     assert (second["status"], second["cause"], second["median_s"]) == ("run_timeout", 'late, very "late"', "")
+
+
+def test_csv_says_what_disturbed_a_measurement() -> None:
+    disturbance = Disturbance(0.5, 0.1, 0.05, 0.0, 0.02, preemptions=3, throttles=0, throttled_s=0.0)
+    row = csv_row(record(disturbance=disturbance, attempts=3))
+    assert (row["lost"], row["attempts"]) == (0.2, 3)
+    assert row["disturbance"].startswith("wall_s=0.5;off_core_s=0.1;steal_s=0.05;")
+    assert (csv_row(record())["lost"], csv_row(record())["disturbance"]) == ("", "")
 
 
 def test_every_column_has_a_value() -> None:

@@ -9,6 +9,7 @@ import pytest
 from fractune.jobs import JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune.reports.log_text import match_table, records_table
 from fractune.reports.time_table import time_table
+from fractune_core.disturbances import Disturbance
 from fractune_core.jobs import JobState
 from fractune_core.records import Status
 from fractune_core.roofs import Arithmetic, Roof
@@ -80,3 +81,11 @@ def test_a_match_and_a_record_say_how_fast_they_are() -> None:
     assert [row["roof_part"] for row in told.rows] == [pytest.approx(0.5), None]
     assert told.rows[0]["gflops"] == pytest.approx(50.0)
     assert {**measured.to_json(), **told.rows[0]} == told.rows[0]
+
+
+def test_a_record_tells_what_part_of_its_time_was_lost() -> None:
+    disturbance = Disturbance(0.5, 0.1, 0.05, 0.0, 0.02, preemptions=3, throttles=0, throttled_s=0.0)
+    told = records_table([record("aa", disturbance=disturbance), record("bb")], {}, {})
+    assert [row["lost"] for row in told.rows] == [pytest.approx(0.2), None]
+    assert "20.0 %" in told.cells[0]
+    assert len(told.columns) == len(told.cells[0])

@@ -20,7 +20,7 @@ from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy,
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.record_check import check_record, check_workload
-from tests.support.samples import validation
+from tests.support.samples import DISTURBANCE, validation
 
 PAYLOAD = b"a model" * 1000
 DIGEST = hashlib.sha256(PAYLOAD).hexdigest()
@@ -76,6 +76,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"policy": TimingPolicy("x", 1, 3, 1.0, "tepid")}, "a cache 'tepid', neither warm nor cold"),
         ({"clock_mhz": -1}, "must not be below 0"),
         ({"throttled_ns": {"hw_thermal": -1}}, "must not be below 0"),
+        ({"attempts": -1}, "attempts is -1"),
+        ({"disturbance": replace(DISTURBANCE, steal_s=math.nan)}, "disturbance must be 0 or more"),
+        ({"disturbance": replace(DISTURBANCE, preemptions=-1)}, "disturbance must be 0 or more"),
     ],
 )
 def test_a_doubtful_record_is_refused_by_name(changes: dict[str, Any], complaint: str) -> None:
@@ -86,6 +89,7 @@ def test_a_doubtful_record_is_refused_by_name(changes: dict[str, Any], complaint
 
 def test_a_good_record_passes() -> None:
     check_record(validation('["x"]', 1, 1.0))
+    check_record(validation('["x"]', 1, 1.0, disturbance=DISTURBANCE, attempts=2))
     check_workload(pb.Workload(workload_hash="f" * 16, json="[]"))
     with pytest.raises(BadRequest, match="is not JSON"):
         check_workload(pb.Workload(workload_hash="f" * 16, json="nope"))
@@ -96,6 +100,8 @@ def test_records_and_jobs_there_and_back() -> None:
     assert record_from_proto(record_to_proto(record)) == record
     on_gpu = replace(record, policy=with_cache(VALIDATION_POLICY, COLD), throttled_ns={"sw_power_cap": 2**40})
     assert record_from_proto(record_to_proto(on_gpu)) == on_gpu
+    disturbed = replace(record, disturbance=DISTURBANCE, attempts=2)
+    assert record_from_proto(record_to_proto(disturbed)) == disturbed
     spec = JobSpec("a" * 64, "net.onnx", ("cpu:1",), {"x": [1, 3]}, "llvm", 7, 8, 1.5, 9, "conv", 10, -1)
     assert spec_from_proto(spec_to_proto(spec), "net.onnx") == spec
     empty = spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"]), "m")

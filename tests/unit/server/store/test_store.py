@@ -37,7 +37,7 @@ from fractune_server.store.tables import metadata
 from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
-from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
+from tests.support.samples import DEVICE, DISTURBANCE, TARGET_KEY, granted, validation
 
 KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
 EVERYTHING = RecordFilter()
@@ -97,7 +97,10 @@ def any_record(draw: random.Random) -> TuningRecord:
         return trial(trace, units, draw.random(), **{**identity, "record_id": f"trial {identity['record_id']}"})
     if draw.random() < 0.2:
         return validation(trace, units, 1.0, **identity, status=Status.WRONG_OUTPUT, cause="wrong", run_secs=())
-    return validation(trace, units, draw.random(), **identity, max_error=draw.choice([None, 1e-6]))
+    disturbance = draw.choice([None, DISTURBANCE])
+    return validation(
+        trace, units, draw.random(), **identity, max_error=draw.choice([None, 1e-6]), disturbance=disturbance
+    )
 
 
 class StoreContract:
@@ -409,6 +412,12 @@ class StoreContract:
         assert store.models.find_ingested(key) == found
         assert store.models.find_ingested(replace(key, inputs={"x": [1, 4]})) is None
 
+    def test_what_disturbed_a_measurement_is_kept(self, store: Store) -> None:
+        records = [validation("a", 1, 1.0, disturbance=DISTURBANCE, attempts=2), validation("b", 1, 1.0)]
+        store.log.add(records)
+        assert set(map(repr, store.log.all(EVERYTHING))) == set(map(repr, records))
+        assert set(map(repr, store.log.validated(KEY.workload_hash).records)) == set(map(repr, records))
+
 
 class TestSqliteStore(StoreContract):
     @pytest.fixture
@@ -433,7 +442,8 @@ class TestSqliteStore(StoreContract):
             assert "validation" not in str(connection.execute(text("SELECT kind, policy FROM records")).all())
         old.close()
         store = make()
-        assert [record.trace for record in store.log.validated(KEY.workload_hash).records] == ["a"]
+        (record,) = store.log.validated(KEY.workload_hash).records
+        assert (record.trace, record.disturbance, record.attempts) == ("a", None, 0)
         store.log.add([validation("b", 1, 1.0)])
         assert len(store.log.validated(KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}

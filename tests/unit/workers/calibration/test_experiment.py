@@ -6,12 +6,13 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
+from fractune_core.disturbances import Disturbance
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Status, TimingPolicy
@@ -116,6 +117,53 @@ def test_a_failure_is_counted_and_left_out() -> None:
     assert alone["failures"] == 2
     assert alone["median_s"]["c10"] == [None, None]
     assert alone["regret"] == 0.0
+
+
+def watched(secs: Mapping[str, float], stolen: Mapping[str, float], anchor: float = 1.0) -> Pass:
+    """A pass in which so much of each candidate's time was stolen, which nothing else shows."""
+    outcomes = {
+        name: replace(outcome, disturbance=of_steal(stolen[name])) for name, outcome in timed(secs).outcomes.items()
+    }
+    return Pass(outcomes, 1.0, dict.fromkeys(outcomes, anchor))
+
+
+def of_steal(part: float) -> Disturbance:
+    return Disturbance(1.0, 0.0, part, 0.0, 0.0, preemptions=0, throttles=0, throttled_s=0.0)
+
+
+def test_what_explains_the_spread_is_told_of_all_that_was_timed_alone() -> None:
+    stolen = {name: number / 100 for number, name in enumerate(TRUE)}
+    slower = {name: secs * (1 + stolen[name]) for name, secs in TRUE.items()}
+    passes = {
+        each: [watched(TRUE, dict.fromkeys(TRUE, 0.0)), watched(slower, stolen, anchor=1.1)]
+        for each in settings([1, 2])
+    }
+    told = report(passes, {1: True, 2: True})
+    assert told["explanation"]["causes"] == ["steal"]
+    assert told["explanation"]["pairs"] == 4 * len(TRUE)  # validation, first, race, trial
+    assert told["explanation"]["anchor_spread"] == pytest.approx(0.095, abs=0.001)
+    assert not told["explanation"]["anchor_explains"]
+    for setting in told["settings"]:
+        assert setting["cause_taus"]["steal"] == pytest.approx(1.0)
+        assert setting["causes"]["steal"] == pytest.approx(0.0225)
+        assert setting["lost"] == pytest.approx(0.0225)
+    json.dumps(told, allow_nan=False)
+
+
+def test_two_timings_under_different_policies_are_no_pair() -> None:
+    """A race goes on with contenders only, and who is one may differ from pass to pass."""
+    calm = dict.fromkeys(TRUE, 0.0)
+    first, second = watched(TRUE, calm), watched(NEARLY, calm)
+    longer = {name: replace(each, policy=TRIAL_POLICY) for name, each in second.outcomes.items() if name != "c0"}
+    passes = {each: [first, Pass({**second.outcomes, **longer}, 1.0)] for each in settings([1])}
+    assert report(passes, {1: True})["explanation"] is None  # c0 is the only pair of each setting
+
+
+def test_where_nothing_is_counted_nothing_is_explained() -> None:
+    told = report(experiment(), {1: True, 2: True})
+    assert told["explanation"] is None
+    assert {each["lost"] for each in told["settings"]} == {None}
+    assert all(each["causes"] == each["cause_taus"] == {} for each in told["settings"])
 
 
 def test_nothing_to_time_is_an_error_with_the_cause() -> None:

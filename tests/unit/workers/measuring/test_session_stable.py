@@ -9,9 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.disturbances import Disturbance
+from fractune_core.records import Status
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.gpu.nvml import Clocks, NvidiaMl
-from fractune_workers.measuring.session import ATTEMPTS, DRIFT_ALLOWED, VOIDING, Conditions, measure_stable
+from fractune_workers.measuring.session import (
+    ATTEMPTS,
+    DRIFT_ALLOWED,
+    LOSS_ALLOWED,
+    VOIDING,
+    Conditions,
+    Outcome,
+    measure_stable,
+)
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.hardware.simulated_nvml import LIBRARY_NOT_FOUND, SimulatedNvml
 
@@ -28,11 +38,14 @@ class Attempt:
     """the child is another one afterwards"""
     mhz: tuple[int, int] = (1980, 1980)
     throttled: tuple[str, ...] = ()
+    lost: float | None = None
+    """the part of the time in which the threads were kept from their cores; None = not counted"""
 
     @property
     def counts(self) -> bool:
         drifted = bool(self.before and self.after) and abs(self.after / self.before - 1) > DRIFT_ALLOWED
-        return not (drifted and not self.died) and not VOIDING & set(self.throttled)
+        disturbed = (self.lost or 0.0) > LOSS_ALLOWED
+        return not (drifted and not self.died) and not VOIDING & set(self.throttled) and not disturbed
 
 
 class Session:
@@ -52,16 +65,27 @@ class Session:
     def clocks(self) -> Clocks:
         return Clocks(next(self._mhz), dict(self._throttled_ns))
 
-    def run(self) -> int:
+    def run(self) -> dict[str, Outcome]:
+        """Two candidates, of which the second was disturbed, and that twice as much."""
         attempt = self.attempts[self.runs]
         self.runs += 1
         self.generation += attempt.died
         for reason in attempt.throttled:
             self._throttled_ns[reason] += 1000
-        return self.runs
+        if attempt.lost is None:
+            return {"c": Outcome(Status.OK, cause=str(self.runs))}
+        parts = (0.0, 2 * attempt.lost)
+        return {f"c{part}": Outcome(Status.OK, str(self.runs), disturbance=of_lost(part)) for part in parts}
 
     def measured(self) -> tuple[int, Conditions]:
-        return measure_stable(self, self.clocks, self.run)
+        """The number of the run that was taken, and its conditions."""
+        outcomes, conditions = measure_stable(self, self.clocks, self.run)
+        (number,) = {outcome.cause for outcome in outcomes.values()}
+        return int(number), conditions
+
+
+def of_lost(part: float) -> Disturbance:
+    return Disturbance(1.0, part, 0.0, 0.0, 0.0, preemptions=0, throttles=0, throttled_s=0.0)
 
 
 attempts = st.builds(
@@ -71,6 +95,7 @@ attempts = st.builds(
     died=st.booleans(),
     mhz=st.tuples(st.integers(200, 2000), st.integers(200, 2000)),
     throttled=st.lists(st.sampled_from(REASONS), unique=True).map(tuple),
+    lost=st.sampled_from([None, 0.0, 0.05, 0.2]),
 )
 
 
@@ -80,13 +105,24 @@ def test_the_first_that_counts_is_taken_and_else_the_last_and_the_record_says_so
     good = [number for number, each in enumerate(given_, start=1) if each.counts]
     assert outcome == (good[0] if good else ATTEMPTS)
     taken = given_[outcome - 1]
-    assert conditions == Conditions(taken.after, min(taken.mhz), dict.fromkeys(taken.throttled, 1000))
+    assert conditions == Conditions(taken.after, min(taken.mhz), dict.fromkeys(taken.throttled, 1000), outcome)
 
 
 @pytest.mark.parametrize("reason", sorted(VOIDING))
 def test_heat_and_a_power_brake_void_a_batch(reason: str) -> None:
     session = Session([Attempt(throttled=(reason,)), Attempt()])
-    assert session.measured() == (2, Conditions(1.0, 1980))
+    assert session.measured() == (2, Conditions(1.0, 1980, attempts=2))
+
+
+def test_threads_that_were_kept_from_their_cores_void_a_batch() -> None:
+    attempts = [Attempt(lost=1.2 * LOSS_ALLOWED), Attempt(lost=0.8 * LOSS_ALLOWED)]
+    assert Session(attempts).measured() == (2, Conditions(1.0, 1980, attempts=2))
+
+
+def test_a_machine_that_is_always_disturbed_is_measured_a_few_times_at_most() -> None:
+    session = Session([Attempt(lost=0.4)] * (ATTEMPTS + 1))
+    assert session.measured() == (ATTEMPTS, Conditions(1.0, 1980, attempts=ATTEMPTS))
+    assert session.runs == ATTEMPTS
 
 
 def test_the_cap_on_power_is_noted_and_voids_nothing() -> None:
@@ -117,4 +153,6 @@ def test_without_nvml_the_clock_is_not_known_and_it_is_said_once(caplog: pytest.
 def test_a_clock_that_is_not_known_voids_nothing() -> None:
     session = Session([Attempt()])
     told = iter([UNKNOWN_CLOCKS, Clocks(1980, dict.fromkeys(REASONS, 5))])
-    assert measure_stable(session, lambda: next(told), session.run) == (1, Conditions(1.0, 0))
+    outcomes, conditions = measure_stable(session, lambda: next(told), session.run)
+    assert outcomes.keys() == {"c"}
+    assert conditions == Conditions(1.0, 0)

@@ -6,8 +6,9 @@ import base64
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fractune_core.cuda.toolkit import RUNTIME_SONAME, load_cudart
 from fractune_core.errors import ShareUnavailable
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from fractune_workers.children.measuring.setup import MeasuringSetup
 
 _METHODS = ("device_info", "anchor", "roof", "begin", "load", "race", "check", "time_interleaved", "time_model")
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -90,20 +93,19 @@ class MeasurerChild:
     ) -> dict[str, Any]:
         """Time the object file (base64) under one policy after the other, as long as its median is within `bar_s`.
 
-        Returns the last `policy` that it got to, and its `run_secs`. The kernel is not kept.
+        Returns the last `policy` that it got to, its `run_secs`, and the `disturbance` meanwhile. The kernel is not
+        kept.
         """
         kernel = self._loaded(code, implementation)
         if self._processor.is_gpu:
             # A kernel that faults does so here, where CUDA says why; in TVM's timer it would end the process silently.
             kernel.library["main"](*kernel.args)
             self._processor.sync()
-        policy, run_secs = policies[0], self._time(kernel, TimingPolicy.from_json(policies[0]))
-        for policy_ahead in policies[1:]:
+        for policy in policies:
+            run_secs, disturbance = self._watched(partial(self._time, kernel, TimingPolicy.from_json(policy)))
             if statistics.median(run_secs) > bar_s:
                 break
-            policy = policy_ahead
-            run_secs = self._time(kernel, TimingPolicy.from_json(policy))
-        return {"policy": policy, "run_secs": run_secs}
+        return {"policy": policy, "run_secs": run_secs, "disturbance": disturbance}
 
     def check(self, name: str) -> float:
         """Run the kernel once; the largest difference to the first kernel checked, relative to its largest
@@ -119,10 +121,13 @@ class MeasurerChild:
     def time_interleaved(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
         """Time the kernels interleaved, one repeat each a round, so that all are timed under the same conditions.
 
-        Returns `policy` as it was kept (those that are slow or far behind get fewer repeats) and `run_secs` by name.
+        Returns `policy` as it was kept (those that are slow or far behind get fewer repeats) and `run_secs` by name,
+        and the `disturbance` of all of it.
         """
-        kept, run_secs = time_interleaved(names, TimingPolicy.from_json(policy), self._time_loaded)
-        return {"policy": {name: each.to_json() for name, each in kept.items()}, "run_secs": run_secs}
+        timed = partial(time_interleaved, names, TimingPolicy.from_json(policy), self._time_loaded)
+        (kept, run_secs), disturbance = self._watched(timed)
+        policies = {name: each.to_json() for name, each in kept.items()}
+        return {"policy": policies, "run_secs": run_secs, "disturbance": disturbance}
 
     def time_model(self, path: str, repeats: int) -> dict[str, Any]:
         """Time every variant of the bundle at `path`, interleaved: `run_secs` and `max_error` by variant."""
@@ -131,6 +136,15 @@ class MeasurerChild:
         timed = time_variants(Path(path), repeats, self._processor)
         self._processor.free_unused()
         return timed
+
+    def _watched(self, timed: Callable[[], _T]) -> tuple[_T, dict[str, Any] | None]:
+        """What `timed` gives, and what disturbed it as JSON; None on a GPU."""
+        counters = self._setup.counters
+        if counters is None:
+            return timed(), None
+        before = counters()
+        result = timed()
+        return result, counters().since(before).to_json()
 
     def _loaded(self, code: str, implementation: str) -> _Kernel:
         from fractune_workers.children.tvm_api.artifacts import load_objects

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.anchor import Anchor, matmul_anchor
+from fractune_workers.children.measuring.counters import Counters, KernelCounters
 from fractune_workers.children.measuring.roof import cpu_roof
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
@@ -46,6 +48,8 @@ class MeasuringSetup:
     """has to run before the share is verified"""
     roof: Callable[[], Roof] | None
     """measures it; None on a GPU, whose roof is not known"""
+    counters: Callable[[], Counters] | None
+    """what the kernel counts for the cores and threads that measure; None on a GPU, whose work they do not do"""
 
 
 def cpu_setup() -> MeasuringSetup:
@@ -58,6 +62,7 @@ def cpu_setup() -> MeasuringSetup:
         versions=_versions(),
         get_ready=_start_every_thread,
         roof=partial(cpu_roof, target, processor),
+        counters=KernelCounters(sorted(os.sched_getaffinity(0))).read,
     )
 
 
@@ -87,6 +92,7 @@ def gpu_setup(
         versions={**_versions(), "driver": gpu.driver, "cuda": runtime_version()},
         get_ready=lambda: None,
         roof=None,
+        counters=None,
     )
 
 

@@ -1,0 +1,169 @@
+"""What explains the spread of a machine: which cause was larger when the same candidate took longer.
+
+A candidate that was timed twice in one way gives a pair: the difference of its two times, and for each cause the
+difference of what was counted of it. Kendall's tau-b of the two over all pairs says whether the cause goes with the
+time. What lies within the chance of so many pairs explains nothing.
+
+Settings are kept apart, and their taus averaged: a short timing and a long one do not suffer alike from the same cause,
+and the pairs of both in one order would hide what each of them shows.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fractune_core.analysis.noise import kendall_tau_b
+from fractune_core.disturbances import Disturbance
+
+LEAST_TAU = 0.2
+"""A weaker relation explains little, however many pairs show it"""
+_SIGMAS = 3.0
+"""standard deviations of tau between things that have nothing to do with each other"""
+
+CAUSES: dict[str, Callable[[Disturbance], float]] = {
+    "off core": lambda seen: seen.off_core_s / seen.wall_s,
+    "steal": lambda seen: seen.steal_s / seen.wall_s,
+    "waiting": lambda seen: seen.waited_s / seen.wall_s,
+    "others": lambda seen: seen.others_s / seen.wall_s,
+    "throttling": lambda seen: seen.throttled_s / seen.wall_s,
+    "preemptions": lambda seen: seen.preemptions / seen.wall_s,
+    "slow clock": lambda seen: 1 / seen.clock_mhz if seen.clock_mhz else 0.0,
+}
+"""What the kernel counts, the more the worse: parts of the time (`off core` is that of all reasons), preemptions a
+second, the clock's period in microseconds (0 = not known)"""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One timing of one candidate."""
+
+    secs: float
+    disturbance: Disturbance
+    anchor_ratio: float
+    """of the anchor beside it; 0 = not timed"""
+
+
+Pair = tuple[Timing, Timing]
+"""the same candidate, timed twice in the same way"""
+Pairs = Mapping[str, Pair]
+"""of one setting, by candidate"""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What goes with the spread of the pairs of some settings."""
+
+    pairs: int
+    taus: dict[str, float | None]
+    """by cause, the mean over the settings; None = it never differed"""
+    causes: list[str]
+    """those that explain it, the strongest first"""
+    calm_spread: float | None
+    """median of |a - b| / mean of the half of the pairs with less of the strongest cause; None without one"""
+    disturbed_spread: float | None
+    """of the other half"""
+    anchor_tau: float | None
+    """of the anchor's time: the speed of the machine itself"""
+    anchor_explains: bool
+    anchor_spread: float | None
+    """median of |a - b| / mean of the anchor; None = not timed"""
+
+
+def mean_of_causes(seen: Sequence[Disturbance]) -> dict[str, float]:
+    """By cause, over some timings; empty for none."""
+    return {name: statistics.mean(map(part, seen)) for name, part in CAUSES.items()} if seen else {}
+
+
+def taus(pairs: Pairs) -> dict[str, float | None]:
+    """Of each cause with the time, over the pairs of one setting."""
+    return {cause: _tau(pairs, _beside(part)) for cause, part in CAUSES.items()}
+
+
+def explain(settings: Sequence[Pairs]) -> Explanation | None:
+    """What explains the spread of the pairs of some settings; None where none has two pairs that were watched."""
+    told = [pairs for pairs in settings if len(pairs) > 1]
+    if not told:
+        return None
+    by_setting = [taus(pairs) for pairs in told]
+    found = {cause: _Tau.mean(told, [each[cause] for each in by_setting]) for cause in CAUSES}
+    causes = sorted((cause for cause in CAUSES if found[cause].explains), key=lambda cause: -(found[cause].value or 0))
+    halves = _halves(told, CAUSES[causes[0]]) if causes else (None, None)
+    anchored = [{name: pair for name, pair in pairs.items() if _has_anchor(pair)} for pairs in told]
+    anchor = _Tau.mean(anchored, [_tau(pairs, lambda timing: timing.anchor_ratio) for pairs in anchored])
+    return Explanation(
+        pairs=sum(map(len, told)),
+        taus={cause: tau.value for cause, tau in found.items()},
+        causes=causes,
+        calm_spread=halves[0],
+        disturbed_spread=halves[1],
+        anchor_tau=anchor.value,
+        anchor_explains=anchor.explains,
+        anchor_spread=_spread([pair for pairs in anchored for pair in pairs.values()], lambda each: each.anchor_ratio),
+    )
+
+
+@dataclass(frozen=True)
+class _Tau:
+    """The mean of some taus."""
+
+    value: float | None
+    """None = none of them is known"""
+    bar: float
+    """what it must reach to explain anything"""
+
+    @property
+    def explains(self) -> bool:
+        return self.value is not None and self.value >= self.bar
+
+    @classmethod
+    def mean(cls, settings: Sequence[Pairs], found: Sequence[float | None]) -> _Tau:
+        """Of the settings where it is known, weighted by their numbers of pairs."""
+        known = [(len(pairs), tau) for pairs, tau in zip(settings, found, strict=True) if tau is not None]
+        if not known:
+            return cls(None, math.inf)
+        count = sum(pairs for pairs, _ in known)
+        deviation = math.sqrt(sum((pairs * _chance(pairs)) ** 2 for pairs, _ in known)) / count
+        return cls(sum(pairs * tau for pairs, tau in known) / count, max(LEAST_TAU, _SIGMAS * deviation))
+
+
+def _chance(pairs: int) -> float:
+    """The standard deviation of tau between two orders that are independent (Kendall, 1938)."""
+    return math.sqrt(2 * (2 * pairs + 5) / (9 * pairs * (pairs - 1)))
+
+
+def _tau(pairs: Pairs, part: Callable[[Timing], float]) -> float | None:
+    """Of the difference in `part` with the difference of the times."""
+    slower = {name: _relative(first.secs, second.secs) for name, (first, second) in pairs.items()}
+    return kendall_tau_b(slower, {name: part(second) - part(first) for name, (first, second) in pairs.items()})
+
+
+def _beside(part: Callable[[Disturbance], float]) -> Callable[[Timing], float]:
+    return lambda timing: part(timing.disturbance)
+
+
+def _has_anchor(pair: Pair) -> bool:
+    return all(each.anchor_ratio > 0 for each in pair)
+
+
+def _halves(settings: Sequence[Pairs], part: Callable[[Disturbance], float]) -> tuple[float | None, float | None]:
+    """The spread of the half of each setting's pairs with less of a cause, and of those with more."""
+    calm: list[Pair] = []
+    disturbed: list[Pair] = []
+    for pairs in settings:
+        ordered = sorted(pairs.values(), key=lambda pair: max(part(each.disturbance) for each in pair))
+        calm += ordered[: len(ordered) // 2]
+        disturbed += ordered[len(ordered) // 2 :]
+    return _spread(calm, lambda each: each.secs), _spread(disturbed, lambda each: each.secs)
+
+
+def _spread(pairs: Sequence[Pair], part: Callable[[Timing], float]) -> float | None:
+    """Median of |a - b| / mean."""
+    return statistics.median(abs(_relative(part(one), part(other))) for one, other in pairs) if pairs else None
+
+
+def _relative(first: float, second: float) -> float:
+    """How much more the second is, over their mean."""
+    return (second - first) * 2 / (first + second)
