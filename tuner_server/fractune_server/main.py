@@ -114,7 +114,7 @@ def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc
 def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str]) -> None:
     """Until `ends` says why it is over."""
     context.redis.set(PROTOCOL_KEY, PROTOCOL)
-    WorkQueues(context.redis).drop_foreign()
+    WorkQueues(context.redis, context.secret).drop_foreign()
     if not options.resume:
         _cancel_open_jobs(context)
     stopping = threading.Event()
@@ -163,7 +163,7 @@ def _open(options: ServerOptions, folder: Path) -> ServerContext:
 
 def _cancel_open_jobs(context: ServerContext) -> None:
     """What an earlier server left open ends, and the work that it left waiting goes."""
-    WorkQueues(context.redis).clear()
+    WorkQueues(context.redis, context.secret).clear()
     for job in context.store.jobs.open_ids():
         context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)
         mark_cancelled(context.redis, job)

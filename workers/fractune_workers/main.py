@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -18,8 +17,6 @@ from typing import cast
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
-from rq import Queue, SimpleWorker
-from rq.serializers import JSONSerializer
 
 from fractune_core import __version__
 from fractune_core.analysis.noise import DEFAULT_MARGIN
@@ -27,6 +24,7 @@ from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.messages import PROTOCOL, PROTOCOL_KEY, WORKER_TTL_S, WorkerInfo, worker_key
 from fractune_core.records import WARM
 from fractune_core.shares import Share
+from fractune_core.signed_messages import seal_worker
 from fractune_workers import entry
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.context import WorkerContext
@@ -37,6 +35,7 @@ from fractune_workers.roles.compile import Compiler
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
 from fractune_workers.scratch_dir import open_scratch_dir
+from fractune_workers.work_loop import WorkLoop
 
 ROLES = ("compile", "tune", "build", "measure")
 _RENEW_S = 1.0
@@ -157,13 +156,13 @@ def _registered(context: WorkerContext, role: Role, role_name: str) -> Iterator[
     """Say every second that this worker lives; take the entry back at the end."""
     info = _info(context, role_name)
     role.describe(info)
-    text = json.dumps(info)
+    entry_text = seal_worker(context.secret, info)
     ended = threading.Event()
 
     def renew() -> None:
         while True:
             with contextlib.suppress(redis.RedisError):
-                context.redis.set(worker_key(context.name), text, ex=WORKER_TTL_S)
+                context.redis.set(worker_key(context.name), entry_text, ex=WORKER_TTL_S)
             if ended.wait(_RENEW_S):
                 return
 
@@ -196,8 +195,6 @@ def _info(context: WorkerContext, role_name: str) -> WorkerInfo:
 
 
 def _serve(context: WorkerContext, role: Role) -> None:
-    """RQ's loop, without a fork for each piece of work: the role's child is the process that may crash."""
-    queues = [Queue(name, connection=context.redis, serializer=JSONSerializer) for name in role.queues()]
-    worker = SimpleWorker(queues, name=context.name, connection=context.redis, serializer=JSONSerializer)
+    worker = WorkLoop(context.name, context.redis, role.queues())
     worker.log.setLevel(logging.WARNING)
     worker.work(logging_level="WARNING")
