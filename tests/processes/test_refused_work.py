@@ -112,17 +112,18 @@ def test_a_function_that_a_job_names_is_not_called(attacked: Attacked, function:
     assert f"job {job_id} on the queue {COMPILE_QUEUE} is refused, and nothing of it was done: " in attacked.log()
 
 
-def test_signed_work_calls_nothing_that_is_written_beside_it(attacked: Attacked) -> None:
+@pytest.mark.parametrize("torn", [{}, {"timeout": "?", "status": "?"}], ids=["whole", "torn"])
+def test_signed_work_calls_nothing_that_is_written_beside_it(attacked: Attacked, torn: dict[str, str]) -> None:
     """Callbacks, another serializer, a retry and a repetition: RQ would do all of it."""
     requests: list[str] = []
     with listening(requests) as address:
         webhooks = [{"url": address, "job_status": status} for status in ("finished", "failed")]
         callbacks = {f"{kind}_callback_name": "attack.touch" for kind in ("success", "failure", "stopped")}
-        more = {"retries_left": 3, "repeats_left": 3, "repeat_intervals": "[0]", "serializer": "pickle", "timeout": "?"}
+        more = {"retries_left": 3, "repeats_left": 3, "repeat_intervals": "[0]", "serializer": "pickle"}
         work = ingest("beside")
         message = seal_work(SECRET, COMPILE_QUEUE, work)
         hooks = {"webhooks": json.dumps(webhooks)}
-        attacked.write("attack.touch", message, job_id=work["work_id"], **callbacks, **more, **hooks)
+        attacked.write("attack.touch", message, job_id=work["work_id"], **callbacks, **more, **hooks, **torn)
         attacked.still_works()
     assert attacked.errors("beside") == ["NotFound"]  # the work itself was ours, and is done, once
     assert not attacked.made.exists()

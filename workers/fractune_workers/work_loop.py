@@ -17,7 +17,7 @@ from rq.serializers import JSONSerializer
 from fractune_core.messages import HANDLER
 from fractune_workers import entry
 
-_READ = (b"data", "data")
+_DATA = b"data"
 _TIMEOUT_S = 24 * 3600
 """RQ's own limit: far out, because the supervisor holds the real deadlines"""
 _FAILURE_TTL_S = 3600
@@ -41,11 +41,11 @@ class WorkJob(Job):
         except NoSuchJobError:
             raise
         except (KeyError, TypeError, ValueError, ResponseError) as error:
-            _log.warning("job %s is refused: it is none of ours, and cannot be read (%r)", id, error)
+            _log.warning("job %r is refused: it is none of ours, and cannot be read (%r)", id, error)
             raise NoSuchJobError(f"job {id} cannot be read") from error
 
     def restore(self, raw_data: Any) -> None:
-        super().restore({field: value for field, value in raw_data.items() if field in _READ})
+        super().restore({field: value for field, value in raw_data.items() if field == _DATA})
         message = _message(self.data)
         self.func_name, self.instance, self.args, self.kwargs = HANDLER, None, (message,), {}
         self.timeout, self.result_ttl, self.failure_ttl = _TIMEOUT_S, 0, _FAILURE_TTL_S
