@@ -13,6 +13,7 @@ from fractune_core.messages import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S, Event, Wor
 from fractune_core.signing import Unsigned, open_signed_json, sign_json
 
 _EVENT = "a result"
+_GREETING = "the greeting of the server"
 
 
 class Refused(FractuneError):
@@ -66,6 +67,15 @@ def seal_worker(secret: bytes, info: WorkerInfo) -> str:
 def open_worker(secret: bytes, name: str, message: str | bytes) -> WorkerInfo:
     """The entry under `worker_key(name)`. Raises Unsigned."""
     return cast(WorkerInfo, open_signed_json(secret, _entry_of(name), message))
+
+
+def seal_greeting(secret: bytes) -> str:
+    return sign_json(secret, _GREETING, {})
+
+
+def check_greeting(secret: bytes, message: str | bytes) -> None:
+    """Raises Unsigned when it was sealed with another secret."""
+    open_signed_json(secret, _GREETING, message)
 
 
 def _work_on(queue: str) -> str:

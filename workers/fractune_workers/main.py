@@ -21,10 +21,11 @@ from redis.retry import Retry
 from fractune_core import __version__
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.messages import PROTOCOL, PROTOCOL_KEY, WORKER_TTL_S, WorkerInfo, worker_key
+from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY, WORKER_TTL_S, WorkerInfo, worker_key
 from fractune_core.records import WARM
 from fractune_core.shares import Share
-from fractune_core.signed_messages import seal_worker
+from fractune_core.signed_messages import check_greeting, seal_worker
+from fractune_core.signing import Unsigned
 from fractune_workers import entry
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.context import WorkerContext
@@ -116,6 +117,7 @@ def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
     except redis.RedisError as error:
         raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
     _check_protocol(connection)
+    _check_secret(connection, options.secret)
     cores = options.cores or sorted(os.sched_getaffinity(0))
     if options.share is not None and not options.cores:
         share = Share.parse(options.share)
@@ -139,6 +141,18 @@ def _check_protocol(connection: redis.Redis) -> None:
             f"this worker (fractune {__version__}) speaks protocol {PROTOCOL}, its server {found.decode()}; "
             "install the same version of fractune for both"
         )
+
+
+def _check_secret(connection: redis.Redis, secret: bytes) -> None:
+    """Raises BadRequest for another secret than the server's: this worker would refuse all work, and lose it."""
+    greeting = cast("bytes | None", connection.get(GREETING_KEY))
+    try:
+        if greeting is not None:
+            check_greeting(secret, greeting)
+    except Unsigned as error:
+        raise BadRequest(
+            "this worker's secret is not its server's; give both the same, by --secret-file or FRACTUNE_SECRET"
+        ) from error
 
 
 def _role(options: WorkerOptions, context: WorkerContext) -> Role:

@@ -13,6 +13,8 @@ from rq import Queue, SimpleWorker
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.utils import now
+from rq.worker_registration import clean_worker_registry
 
 from fractune_core.messages import HANDLER
 from fractune_workers import entry
@@ -57,12 +59,12 @@ class WorkJob(Job):
 class WorkLoop(SimpleWorker):
     """RQ's worker without a fork for each piece of work: the role's child is the process that may crash.
 
-    It takes no commands over Redis, and leaves the registries to the server.
+    It takes no commands over Redis, and leaves the registries of jobs to the server.
     """
 
     def __init__(self, name: str, connection: Redis, queues: Sequence[str], job_class: type[WorkJob] = WorkJob) -> None:
-        served = [Queue(each, connection=connection, serializer=JSONSerializer) for each in queues]
-        super().__init__(served, name=name, connection=connection, serializer=JSONSerializer, job_class=job_class)
+        how: dict[str, Any] = {"connection": connection, "serializer": JSONSerializer, "job_class": job_class}
+        super().__init__([Queue(each, **how) for each in queues], name=name, **how)
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         job.origin = queue.name  # whatever the job says
@@ -75,7 +77,10 @@ class WorkLoop(SimpleWorker):
         pass
 
     def run_maintenance_tasks(self) -> None:
-        pass
+        """Forget workers that are gone. RQ's own tasks also look at jobs, and call what a job names for a failure."""
+        for queue in self.queues:
+            clean_worker_registry(queue)
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ takes it for its first value, None
 
 
 def _message(data: bytes) -> str:
