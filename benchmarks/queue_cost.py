@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from rq import Queue, SimpleWorker
-from rq.serializers import JSONSerializer
 
 from benchmarks.support.machine import arguments, write_result
-from fractune_core.messages import BUILD_QUEUE, HANDLER, SERVER_STREAM
+from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM
+from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers import entry
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.tune import BATCH
+from fractune_workers.work_loop import WorkLoop
 from tests.support.processes.redis_process import running_redis
 
 TRACE = "x" * 3500
@@ -47,13 +47,13 @@ class SimulatedRole:
 def ms_per_candidate(station: WorkerContext, candidates: int, batch: int) -> float:
     """Milliseconds from before the first piece of work is queued until the last result is in the stream."""
     station.redis.flushall()
-    queue = Queue(BUILD_QUEUE, connection=station.redis, serializer=JSONSerializer)
-    worker = SimpleWorker([queue], name=uuid.uuid4().hex, connection=station.redis, serializer=JSONSerializer)
+    worker = WorkLoop(uuid.uuid4().hex, station.redis, [BUILD_QUEUE])
+    queues = WorkQueues(station.redis, station.secret)
     start = time.perf_counter()
     for _ in range(candidates // batch):
         items = [{"candidate": uuid.uuid4().hex, "trace": TRACE} for _ in range(batch)]
-        work = {"work_id": uuid.uuid4().hex, "job": "j", "do": "build", "candidates": items}
-        queue.enqueue_many([Queue.prepare_data(HANDLER, args=(work,), timeout=3600, result_ttl=0)])
+        work: Any = {"work_id": uuid.uuid4().hex, "job": "j", "do": "build", "candidates": items}
+        queues.enqueue(BUILD_QUEUE, work)
     worker.work(burst=True, logging_level="ERROR")
     spent_s = time.perf_counter() - start
     if station.redis.xlen(SERVER_STREAM) != candidates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 import uuid
@@ -11,13 +10,15 @@ from pathlib import Path
 import redis
 
 from benchmarks.queue_cost import TRACE
-from fractune_core.messages import EVENT_FIELD, STREAMS, tuner_stream
+from fractune_core.messages import EVENT_FIELD, STREAMS, Measured, tuner_stream
 from fractune_core.records import candidate_id
+from fractune_core.signed_messages import seal_event
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.recorder import Recorder
 from tests.support.processes.fleet_simulated import TARGET_KEY, made_up_record, target_operator, workload_hash
 from tests.support.processes.redis_process import running_redis
+from tests.support.secret import SECRET
 
 _OPERATORS = 20
 _PART = 500
@@ -29,7 +30,7 @@ def records_per_s(records: int) -> float:
         connection = redis.Redis.from_url(url, socket_timeout=None)
         _fill(connection, records)
         store = Store(sqlite_url(Path(folder)))
-        recorder, seen = Recorder(connection, store.log), 0
+        recorder, seen = Recorder(connection, store.log, SECRET), 0
         start = time.perf_counter()
         while seen < records:
             batch = recorder.poll(block_ms=1000)
@@ -50,11 +51,11 @@ def _fill(connection: redis.Redis, records: int) -> None:
     for start in range(0, records, _PART):
         with connection.pipeline(transaction=False) as pipe:
             for index in range(start, min(start + _PART, records)):
-                pipe.xadd(stream, {EVENT_FIELD: json.dumps(_event(index))})
+                pipe.xadd(stream, {EVENT_FIELD: seal_event(SECRET, _event(index))})
             pipe.execute()
 
 
-def _event(index: int) -> dict[str, object]:
+def _event(index: int) -> Measured:
     """One `measured` event, with a trace as long as that of a convolution."""
     operator = f"operator{index % _OPERATORS}"
     name, trace = workload_hash(operator), f'["{index}{TRACE}"]'

@@ -33,7 +33,6 @@ from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import (
     DEVICE,
-    SECRET,
     TARGET,
     TARGET_KEY,
     granted,
@@ -42,6 +41,7 @@ from tests.support.processes.fleet_simulated import (
     workload_hash,
 )
 from tests.support.processes.redis_process import running_redis
+from tests.support.secret import SECRET
 
 SHARE = "cpu:1"
 _TRIALS_BEHIND = 8
@@ -108,7 +108,7 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         job = _run(operators)
         deps.store.log.add_workloads([(name, "{}") for name in job.plans])
         deps.store.jobs.create(job.stored)
-        phase = OpenPhase(deps, Rounds(deps, WorkQueues(connection)))
+        phase = OpenPhase(deps, Rounds(deps, WorkQueues(connection, SECRET)))
         phase.update_instances(Fleet(_tuner(index) for index in range(measurers)), [job])
         last = job.operators[-1]
         work = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "operator": target_operator(last.name)}

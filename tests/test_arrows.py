@@ -41,7 +41,17 @@ GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
 
 CORE = tuple(
     f"fractune_core{name}"
-    for name in ("", ".analysis", ".blobs", ".bundles", ".convert", ".cuda", ".manifests", ".messages")
+    for name in (
+        "",
+        ".analysis",
+        ".blobs",
+        ".bundles",
+        ".convert",
+        ".cuda",
+        ".manifests",
+        ".messages",
+        ".signed_messages",
+    )
 )
 
 
@@ -61,6 +71,7 @@ ROOMS = {
     "fractune_core.messages": room("fractune_core"),
     "fractune_core.cuda": room(),
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
+    "fractune_core.signed_messages": room("fractune_core", "fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
     GRPC_STUBS: room("fractune_core", "grpc"),
     # ---- server: main wires; services call selection and store; the engine never knows who asks

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.blobs import put_blob, sign
+from fractune_core.blobs import put_signed_blob
 from fractune_core.messages import SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from fractune_core.records import Status, TuningRecord, candidate_id
 from fractune_core.shares import Device
@@ -31,8 +31,9 @@ from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.children.poison import FOLDER, PoisonDevice
-from tests.support.children.poison_measurer import DIES, SECRET, SHARE
+from tests.support.children.poison_measurer import DIES, SHARE
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
+from tests.support.secret import SECRET
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -50,7 +51,7 @@ class Measurers:
         self.redis = redis.Redis.from_url(url)
         self.device = PoisonDevice(folder / "device")
         self.device.folder.mkdir()
-        self.queues = WorkQueues(self.redis)
+        self.queues = WorkQueues(self.redis, SECRET)
         self.given_up: list[Work] = []
         self._requeuer = Requeuer(self.redis, self.queues, self.given_up.append)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -75,7 +76,7 @@ class Measurers:
         """Put a batch of candidates on the queue of the share."""
         round_id = uuid.uuid4().hex
         for name, kernel in kernels.items():
-            put_blob(self.redis, artifact_blob(round_id, name), sign(SECRET, json.dumps(kernel).encode()))
+            put_signed_blob(self.redis, SECRET, artifact_blob(round_id, name), json.dumps(kernel).encode())
         artifacts = [{"candidate": n, "trace": n, "build_secs": 0.0, "status": "ok", "cause": ""} for n in kernels]
         work: Any = {
             "do": "measure",
@@ -98,7 +99,7 @@ class Measurers:
 
     def sweep(self) -> None:
         """What the server does again and again."""
-        self._requeuer.sweep(live_workers(self.redis))
+        self._requeuer.sweep(live_workers(self.redis, SECRET))
 
     def sweep_until(self, holds: Callable[[], object], timeout_s: float = 30.0) -> None:
         """Only a sweep takes the last execution of a killed worker away, and only once its entry has expired."""

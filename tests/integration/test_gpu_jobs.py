@@ -25,7 +25,7 @@ from fractune_workers.cuda.compilers import find_compiler
 from tests.support.hardware.cubins import cubin_arch, cubins_in
 from tests.support.hardware.simulated_cuda import Staged
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
-from tests.support.hardware.simulated_gpu_measurer import DEVICE, SECRET, SMS, simulated_gpu_measurers
+from tests.support.hardware.simulated_gpu_measurer import DEVICE, SMS, simulated_gpu_measurers
 from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
 from tests.support.processes.cli_process import error_line, events, run_fractune, write_model
 from tests.support.processes.fleet_processes import fleet_of_processes
@@ -60,7 +60,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with (
         running_redis() as url,
         simulated_gpu_measurers(url, *SHARES),
-        fleet_of_processes(url, folder, *workers, secret=SECRET.decode(), others=len(SHARES)) as address,
+        fleet_of_processes(url, folder, *workers, others=len(SHARES)) as address,
     ):
         yield Fleet(address, folder, write_model(folder / "small.onnx"))
 

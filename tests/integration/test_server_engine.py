@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -16,6 +16,7 @@ from fractune_core import messages
 from fractune_core.errors import FractuneError, RedisGone, StateUnusable
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.messages import tuner_stream
+from fractune_core.signed_messages import seal_event
 from fractune_server.engine.engine import Engine
 from fractune_server.engine.ingest import ingest_key
 from fractune_server.store.blob_files import BlobStore
@@ -26,7 +27,6 @@ from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from tests.support.processes.fleet_simulated import (
     DEVICE,
-    SECRET,
     TARGET,
     TARGET_KEY,
     SimulatedWorker,
@@ -36,6 +36,7 @@ from tests.support.processes.fleet_simulated import (
     workload_hash,
 )
 from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.secret import SECRET
 from tests.unit.server.transport.test_streams import BUILD, send
 
 
@@ -119,15 +120,15 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     wait_until(turned_until_started)
     round_id = context.store.jobs.rounds("job1")[0].round_id
     candidates = [f"c{index}" for index in range(4)]
-    proposed: dict[str, object] = {"event": "proposed", "job": "job1", "round_id": round_id, "workload_hash": name}
+    proposed: Any = {"event": "proposed", "job": "job1", "round_id": round_id, "workload_hash": name}
     proposed |= {"candidates": candidates, "exhausted": False}
     with context.redis.pipeline(transaction=True) as pipe:
-        pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(proposed)})
+        pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: seal_event(SECRET, proposed)})
         for candidate in candidates:
             work = {**BUILD, "share": "cpu:1", "round_id": round_id, "operator": target_operator("conv2d")}
             record = made_up_record(work, candidate, "[]")
-            event = {"event": "measured", "job": "job1", "round_id": round_id, "record": record.to_json()}
-            pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: json.dumps(event)})
+            event: Any = {"event": "measured", "job": "job1", "round_id": round_id, "record": record.to_json()}
+            pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: seal_event(SECRET, event)})
         pipe.execute()
     engine._turn()
     second = context.store.jobs.rounds("job1")

@@ -12,34 +12,34 @@ from fractune_core import messages
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support import first_names
-from tests.support.processes.redis_process import running_redis
+from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import running_server
+from tests.support.secret import SECRET
 
 
-def test_a_job_cut_off_in_its_validation_goes_on(tmp_path: Path) -> None:
-    """Its last results wait in Redis under the first names, as does work that no worker of today can do.
-
-    A bundle is only used again by the version that made it: this one asks for the model, which is not in the state.
-    """
+def test_a_job_cut_off_in_its_validation_asks_for_it_again(tmp_path: Path) -> None:
+    """Its last results wait in Redis under the first names, unsigned, as does work that no worker of today can do."""
     state = tmp_path / "state"
     first_names.write_state(state)
     first_names.back_to_validation(state)
+    waited = list(first_names.waiting_records())
     with running_redis() as url, redis.Redis.from_url(url) as connection:
         first_names.fill_redis(connection)
-        assert WorkQueues(connection).has(first_names.STALE_WORK)
+        queues = WorkQueues(connection, SECRET)
+        assert queues.has(first_names.STALE_WORK)
         with running_server(url, state) as server, server.client() as client:
-            job = client.finish(f"jobs/{first_names.JOB}")
-            assert job.state == pb.JOB_STATE_FAILED
-            assert job.message.endswith("is gone; upload it again")
-            chosen = pb.RecordFilter(job=job.name, kind="validation")
+            wait_until(lambda: connection.llen(f"rq:queue:{messages.BUILD_QUEUE}"))
+            kept = client.log.ListUnreadable(pb.ListUnreadableRequest(page_size=100)).results
+            chosen = pb.RecordFilter(job=f"jobs/{first_names.JOB}", kind="validation")
             records = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen, page_size=100)).records
-            same = client.log.ListRecords(pb.ListRecordsRequest(filter=pb.RecordFilter(job=job.name, kind="final")))
-        assert same.total_size == len(records) == 20
-        waited = {f"records/{record['record_id']}" for record in first_names.waiting_records()}
-        assert waited <= {record.name for record in records}
+            same = client.log.ListRecords(
+                pb.ListRecordsRequest(filter=pb.RecordFilter(job=f"jobs/{first_names.JOB}", kind="final"))
+            )
+        assert len(kept) == len(waited)
+        assert all("does not carry this fleet's signature" in result.reason for result in kept)
+        assert same.total_size == len(records) == 20 - len(waited)
         assert connection.xpending(messages.SERVER_STREAM, messages.RECORDER)["pending"] == 0
-        assert WorkQueues(connection).idle()
-        assert not WorkQueues(connection).has(first_names.STALE_WORK)
+        assert not queues.has(first_names.STALE_WORK)
 
 
 def test_an_exported_log_is_imported(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_client_of_before_may_still_write_the_first_name(tmp_path: Path) -> No
 def test_work_of_another_version_is_dropped_and_the_rest_stays() -> None:
     with running_redis() as url, redis.Redis.from_url(url) as connection:
         first_names.fill_redis(connection)
-        queues = WorkQueues(connection)
+        queues = WorkQueues(connection, SECRET)
         mine: messages.TimeModelWork = {"do": "time_model", "work_id": "mine", "job": "j", "share": "s", "bundle": "b"}
         queues.enqueue(messages.COMPILE_QUEUE, mine)
         queues.enqueue("compile.1", {**mine, "work_id": "of-another-protocol"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,12 @@ import redis
 from fractune_core import messages
 from fractune_core.convert import record_from_proto
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.signed_messages import seal_event
 from fractune_server.transport.unreadable import set_aside
 from tests.support.processes.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, made_up_record, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
+from tests.support.secret import SECRET
 
 BUILD: messages.BuildWork = {
     "do": "build",
@@ -243,7 +244,8 @@ def test_prune_counts_first_and_then_deletes(client: Client, done: pb.Job) -> No
 
 def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(client: Client, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as connection:
-        torn = json.dumps({"event": "measured", "record": {"record_id": "x"}})
+        incomplete: Any = {"event": "measured", "record": {"record_id": "x"}}
+        torn = seal_event(SECRET, incomplete)
         connection.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: torn})
         wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
         (kept,) = client.log.ListUnreadable(pb.ListUnreadableRequest(page_size=5)).results
@@ -252,8 +254,8 @@ def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(clie
         assert abs(kept.set_aside_time.ToSeconds() - time.time()) < 600
         # Another version has left one that this one can read.
         readable = made_up_record({**BUILD, "share": "cpu:1"}, "left behind", '["left behind"]')
-        event = {"event": "measured", "job": "gone", "round_id": "gone", "record": readable.to_json()}
-        set_aside(connection, "elsewhere 1-0", json.dumps(event).encode(), "KeyError('exact')")
+        event: Any = {"event": "measured", "job": "gone", "round_id": "gone", "record": readable.to_json()}
+        set_aside(connection, "elsewhere 1-0", seal_event(SECRET, event).encode(), "KeyError('exact')")
         assert client.log.ReplayUnreadable(pb.ReplayUnreadableRequest()).replayed == 2
         wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
         (again,) = client.log.ListUnreadable(pb.ListUnreadableRequest()).results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fractune_server.main import announce
 from tests.support.processes.cli_process import error_line, run_fractune
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import ServerProcess, running_server
+from tests.support.secret import SECRET
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +119,19 @@ def test_a_worker_of_another_protocol_refuses_to_start_beside_the_server(redis_u
     with running_server(redis_url, tmp_path / "state"), redis.Redis.from_url(redis_url) as connection:
         assert connection.get(PROTOCOL_KEY) == str(PROTOCOL).encode()
         connection.set(PROTOCOL_KEY, PROTOCOL + 1)
-        secret = tmp_path / "secret"
-        secret.write_bytes(b"s" * 32)
-        ended = run_fractune(
-            *("worker", "--role", "build", "--redis", redis_url, "--secret-file", str(secret)), timeout_s=60
-        )
+        ended = run_worker_with(tmp_path, redis_url, SECRET)
     assert ended.returncode == 2
     assert f"speaks protocol {PROTOCOL}, its server {PROTOCOL + 1}; install the same version" in error_line(ended)
+
+
+def test_a_worker_of_another_secret_refuses_to_start_beside_the_server(redis_url: str, tmp_path: Path) -> None:
+    with running_server(redis_url, tmp_path / "state"):
+        ended = run_worker_with(tmp_path, redis_url, b"another secret")
+    assert ended.returncode == 2
+    assert "this worker's secret is not its server's; give both the same" in error_line(ended)
+
+
+def run_worker_with(folder: Path, redis_url: str, secret: bytes) -> subprocess.CompletedProcess[str]:
+    file = folder / "secret"
+    file.write_bytes(secret)
+    return run_fractune(*("worker", "--role", "build", "--redis", redis_url, "--secret-file", str(file)), timeout_s=60)

@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 import redis
-from rq import Queue
-from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import put_blob
+from fractune_core.blobs import put_blob, put_signed_blob
 from fractune_core.messages import (
     BUILD_QUEUE,
-    HANDLER,
     SERVER_STREAM,
     artifact_blob,
     measure_queue,
@@ -28,8 +25,10 @@ from fractune_core.messages import (
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
+from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, alive, matmul_workload, worker
+from tests.support.secret import SECRET
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -42,8 +41,8 @@ class Fleet:
         self.redis = redis.Redis.from_url(url)
         self.device = ""
 
-    def enqueue(self, queue: str, work: dict[str, Any]) -> None:
-        Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(HANDLER, args=(work,), timeout=3600)
+    def enqueue(self, queue: str, work: Any) -> None:
+        WorkQueues(self.redis, SECRET).enqueue(queue, work)
 
     def events(self, stream: str) -> list[dict[str, Any]]:
         return events_of(self.redis, stream)
@@ -102,7 +101,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             info = process.info(fleet.redis)
             assert info["pid"] == process.process.pid
         fleet.device = Device.from_json(measurer.info(fleet.redis)["device"]).key
-        put_blob(fleet.redis, workload_blob(workload["hash"]), workload["json"].encode())
+        put_signed_blob(fleet.redis, SECRET, workload_blob(workload["hash"]), workload["json"].encode())
         yield fleet
 
 
@@ -218,7 +217,7 @@ def test_a_child_that_is_killed_is_replaced_and_the_candidate_blamed(fleet: Flee
     small, round_id = fleet.workload, uuid.uuid4().hex
     fleet.workload = matmul_workload(2048)  # many seconds of untuned work on any machine: there is time to kill it in
     try:
-        put_blob(fleet.redis, workload_blob(fleet.workload["hash"]), fleet.workload["json"].encode())
+        put_signed_blob(fleet.redis, SECRET, workload_blob(fleet.workload["hash"]), fleet.workload["json"].encode())
         before = _ticks(child)
         fleet.build(round_id, [UNTUNED])
         wait_until(lambda: _ticks(child) > before + 200, 60)  # past the anchor kernel, which blames nobody

@@ -20,13 +20,15 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import get_blob, open_signed, put_blob
+from fractune_core.blobs import get_signed_blob, put_signed_blob
 from fractune_core.bundles import Bundle
 from fractune_core.cuda.toolkit import find_cudart, find_toolkits
-from fractune_core.messages import BUILD_QUEUE, HANDLER, artifact_blob, measure_queue, workload_blob
+from fractune_core.messages import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.signed_messages import open_work
+from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target
@@ -34,7 +36,8 @@ from fractune_workers.cuda.compilers import find_compiler
 from tests.support.hardware.cubins import cubin_arch, cubins_in
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.worker_processes import SECRET, matmul_workload, worker
+from tests.support.processes.worker_processes import matmul_workload, worker
+from tests.support.secret import SECRET
 
 COMPILER = find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
@@ -153,13 +156,14 @@ def test_a_builder_sends_signed_archives_and_causes_to_the_queue_of_the_gpus_sha
     with running_redis() as url, worker("builder", "build", url, tmp_path / "gate") as builder:
         connection = redis.Redis.from_url(url)
         builder.info(connection)
-        put_blob(connection, workload_blob(workload["hash"]), workload["json"].encode())
+        put_signed_blob(connection, SECRET, workload_blob(workload["hash"]), workload["json"].encode())
         give_work(connection, "fits", workload["hash"], target, trace)
         give_work(connection, "large", workload["hash"], small, trace)
         measuring = Queue(measure_queue("gpu", "mps:25"), connection=connection, serializer=JSONSerializer)
         wait_until(lambda: measuring.count == 2, 120)
-        fits, large = (job.args[0] for job in measuring.jobs)
-        assert_archive(open_signed(SECRET, get_blob(connection, artifact_blob("fits", "c"))))
+        works: Any = [open_work(SECRET, measuring.name, job.id, job.args[0]) for job in measuring.jobs]
+        fits, large = works
+        assert_archive(get_signed_blob(connection, SECRET, artifact_blob("fits", "c")))
     assert fits["artifacts"][0]["status"] == "ok"
     assert COMPILER is not None
     assert fits["artifacts"][0]["versions"] == {"compiler": COMPILER.name}
@@ -168,7 +172,7 @@ def test_a_builder_sends_signed_archives_and_causes_to_the_queue_of_the_gpus_sha
 
 
 def give_work(connection: redis.Redis, round_id: str, workload: str, target: str, trace: str) -> None:
-    work = {
+    work: Any = {
         "do": "build",
         "work_id": round_id,
         "round_id": round_id,
@@ -180,8 +184,7 @@ def give_work(connection: redis.Redis, round_id: str, workload: str, target: str
         "candidates": [{"candidate": "c", "trace": trace}],
         "reply": "stream",
     }
-    queue = Queue(BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
-    queue.enqueue_call(HANDLER, args=(work,), timeout=3600)
+    WorkQueues(connection, SECRET).enqueue(BUILD_QUEUE, work)
 
 
 @pytest.fixture(scope="module")

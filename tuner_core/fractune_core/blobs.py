@@ -1,16 +1,16 @@
-"""Files on their way between server and workers: chunked Redis lists that expire by themselves, signed where they are
-machine code: a worker runs none that does not carry the fleet's signature.
+"""Files on their way between server and workers: chunked Redis lists that expire by themselves.
+
+All are signed, each for its own name, but for model files: these are named by their SHA-256.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from fractune_core.errors import FractuneError, NotFound
+from fractune_core.errors import NotFound
 from fractune_core.messages import BLOB_TTL_S, blob_key
+from fractune_core.signing import open_signed, sign
 
 CHUNK_BYTES = 4 << 20
 
@@ -40,6 +40,21 @@ def add_blob(pipe: Any, name: str, payload: bytes | Iterable[bytes]) -> None:
     for chunk in chunks:
         pipe.rpush(key, chunk)
     pipe.expire(key, BLOB_TTL_S)
+
+
+def put_signed_blob(redis: BlobRedis, secret: bytes, name: str, payload: bytes) -> None:
+    """Like `put_blob`, with the fleet's signature."""
+    put_blob(redis, name, sign(secret, _purpose(name), payload))
+
+
+def add_signed_blob(pipe: Any, secret: bytes, name: str, payload: bytes) -> None:
+    """Like `put_signed_blob`, but as a part of the transaction `pipe`."""
+    add_blob(pipe, name, sign(secret, _purpose(name), payload))
+
+
+def get_signed_blob(redis: BlobRedis, secret: bytes, name: str) -> bytes:
+    """The whole blob, its signature checked. Raises NotFound or Unsigned."""
+    return open_signed(secret, _purpose(name), get_blob(redis, name))
 
 
 def read_blob(redis: BlobRedis, name: str) -> Iterator[bytes]:
@@ -72,21 +87,5 @@ def _split(payload: bytes) -> Iterator[bytes]:
         yield payload[start : start + CHUNK_BYTES]
 
 
-_DIGEST_BYTES = 32
-
-
-class Unsigned(FractuneError):
-    """The bytes were not signed with this fleet's secret."""
-
-
-def sign(secret: bytes, payload: bytes) -> bytes:
-    """`payload` with its HMAC-SHA256 in front."""
-    return hmac.digest(secret, payload, hashlib.sha256) + payload
-
-
-def open_signed(secret: bytes, signed: bytes) -> bytes:
-    """The payload inside `signed`. Raises Unsigned when the signature is not this fleet's."""
-    digest, payload = signed[:_DIGEST_BYTES], signed[_DIGEST_BYTES:]
-    if not hmac.compare_digest(digest, hmac.digest(secret, payload, hashlib.sha256)):
-        raise Unsigned("an artifact does not carry this fleet's signature; give every worker the same secret")
-    return payload
+def _purpose(name: str) -> str:
+    return f"blob {name}"

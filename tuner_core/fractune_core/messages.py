@@ -2,7 +2,8 @@
 
 Work goes out as JSON through RQ, to the queue of a role. Events come back over Redis streams: one stream for each
 tuner instance (its trials' results) and one for the server (everything else). The recorder reads all of them
-through the consumer group RECORDER; a tuner instance reads its own through the group TUNER.
+through the consumer group RECORDER; a tuner instance reads its own through the group TUNER. All of it is signed:
+`fractune_core.signed_messages`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any, Literal, NotRequired, TypedDict
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 
-PROTOCOL = 2
+PROTOCOL = 3
 """of these messages: counts up when a side of before would not understand the other. It is part of the name of every
 queue, so that no work comes to a worker that cannot do it."""
 
 PREFIX = "fractune:"
 PROTOCOL_KEY = PREFIX + "protocol"
 """the server's, for workers that start"""
+GREETING_KEY = PREFIX + "greeting"
+"""something that the server has sealed: a worker that cannot open it has another secret, and does not start"""
 UNREADABLE = PREFIX + "unreadable"
 """a stream: results that the recorder could not read, whole, each with the stream that it came from and the reason"""
 SERVER_STREAM = PREFIX + "results:server"
@@ -28,12 +31,18 @@ STREAMS = PREFIX + "streams"
 RECORDER = "recorder"
 TUNER = "tuner"
 EVENT_FIELD = "event"
-"""the one field of a stream entry; its value is an Event as JSON"""
+"""the one field of a stream entry; its value is an Event, sealed"""
 
 HANDLER = "fractune_workers.entry.handle"
-"""the function that RQ calls in a worker, with one Work as its argument"""
+"""what RQ's jobs name, with one Work, sealed, as the argument; a worker calls nothing else, whatever a job names"""
 
 BLOB_TTL_S = 24 * 3600
+WORK_MAX_AGE_S = BLOB_TTL_S
+"""older work is refused: the files that it needs are gone by then"""
+CLOCK_TOLERANCE_S = 3600
+"""how far the clocks of two hosts may differ; a message from further in the future is refused"""
+DONE_TTL_S = WORK_MAX_AGE_S + 2 * CLOCK_TOLERANCE_S
+"""what marks work as done outlives every copy of it, by whatever clock"""
 WORKER_TTL_S = 6
 """a worker that has not renewed its entry for this long counts as dead"""
 
@@ -51,7 +60,7 @@ def cancel_key(job: str) -> str:
 
 
 def done_key(work_id: str) -> str:
-    """A set: what a piece of work has already delivered, so that a second worker does not do it again."""
+    """There when a piece of work has been delivered or taken back: it is not done again."""
     return f"{PREFIX}done:{work_id}"
 
 
@@ -95,7 +104,7 @@ def is_of_protocol(queue: str) -> bool:
 
 
 class WorkerInfo(TypedDict):
-    """The entry of a live worker, under `worker_key(name)`, renewed every second."""
+    """The entry of a live worker, sealed, under `worker_key(name)`, renewed every second."""
 
     protocol: int
     name: str

@@ -20,9 +20,10 @@ from redis.retry import Retry
 
 from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.jobs import JobState
-from fractune_core.messages import PROTOCOL, PROTOCOL_KEY
+from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.signed_messages import seal_greeting
 from fractune_server.engine.engine import Engine
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.bundles import BundleService
@@ -113,8 +114,8 @@ def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc
 
 def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str]) -> None:
     """Until `ends` says why it is over."""
-    context.redis.set(PROTOCOL_KEY, PROTOCOL)
-    WorkQueues(context.redis).drop_foreign()
+    context.redis.mset({PROTOCOL_KEY: PROTOCOL, GREETING_KEY: seal_greeting(context.secret)})
+    WorkQueues(context.redis, context.secret).drop_foreign()
     if not options.resume:
         _cancel_open_jobs(context)
     stopping = threading.Event()
@@ -163,7 +164,7 @@ def _open(options: ServerOptions, folder: Path) -> ServerContext:
 
 def _cancel_open_jobs(context: ServerContext) -> None:
     """What an earlier server left open ends, and the work that it left waiting goes."""
-    WorkQueues(context.redis).clear()
+    WorkQueues(context.redis, context.secret).clear()
     for job in context.store.jobs.open_ids():
         context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)
         mark_cancelled(context.redis, job)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import add_blob, get_blob, open_signed, sign
+from fractune_core.blobs import add_signed_blob, get_signed_blob
 from fractune_core.errors import FractuneError
 from fractune_core.messages import (
     BLOB_TTL_S,
+    DONE_TTL_S,
     EVENT_FIELD,
     HANDLER,
     Event,
@@ -27,11 +28,11 @@ from fractune_core.messages import (
     done_key,
     handed_back_key,
 )
+from fractune_core.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
 
-_QUEUE_TIMEOUT_S = 24 * 3600
-"""RQ's own limit: far out, because the supervisor holds the real deadlines"""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,12 @@ class WorkerContext:
 
     def is_moot(self, work: Work) -> bool:
         """True when the work was delivered already by a worker that died after it, or its job was cancelled."""
-        return bool(self.redis.exists(done_key(work["work_id"]), cancel_key(work["job"])))
+        done, cancelled = cast(
+            "list[bytes | None]", self.redis.mget(done_key(work["work_id"]), cancel_key(work["job"]))
+        )
+        if done is not None:
+            _log.warning("%s %s is refused: it was delivered before, or taken back", work["do"], work["work_id"])
+        return done is not None or cancelled is not None
 
     def hand_back(self, work: Work) -> None:
         """Say that this worker ends without having done it, and not because of it."""
@@ -58,7 +64,7 @@ class WorkerContext:
 
     def signed_blob(self, name: str) -> bytes:
         """The blob, its signature checked. Raises NotFound or Unsigned."""
-        return open_signed(self.secret, get_blob(self.redis, name))
+        return get_signed_blob(self.redis, self.secret, name)
 
     @contextlib.contextmanager
     def computing(self, child: Child) -> Iterator[None]:
@@ -86,7 +92,7 @@ class ResultTransaction:
         self._pipe = context.redis.pipeline(transaction=True)
 
     def event(self, stream: str, event: Event) -> None:
-        self._pipe.xadd(stream, {EVENT_FIELD: json.dumps(event)})
+        self._pipe.xadd(stream, {EVENT_FIELD: seal_event(self._context.secret, event)})
 
     def events(self, stream: str, events: Iterable[Event]) -> None:
         for event in events:
@@ -94,19 +100,20 @@ class ResultTransaction:
 
     def blob(self, name: str, payload: bytes) -> None:
         """Put `payload`, signed, where the next worker finds it."""
-        add_blob(self._pipe, name, sign(self._context.secret, payload))
+        add_signed_blob(self._pipe, self._context.secret, name, payload)
 
     def enqueue(self, queue: str, work: Work) -> None:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
         # The one call of RQ that leaves a transaction open for the other results.
-        data = Queue.prepare_data(HANDLER, args=(work,), timeout=_QUEUE_TIMEOUT_S, result_ttl=0, failure_ttl=3600)
+        message = seal_work(self._context.secret, queue, work)
+        data = Queue.prepare_data(HANDLER, args=(message,), job_id=work["work_id"], description=work["do"])
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 
     def send(self) -> None:
         busy_s = time.perf_counter() - self._context.core_locks.waited_s - self._began
         self._pipe.hincrbyfloat(busy_key(self._work["job"]), self._work["do"], busy_s)
         self._pipe.expire(busy_key(self._work["job"]), BLOB_TTL_S)
-        self._pipe.set(done_key(self._work["work_id"]), 1, ex=BLOB_TTL_S)
+        self._pipe.set(done_key(self._work["work_id"]), 1, ex=DONE_TTL_S)
         self._pipe.execute()
 
 

@@ -1,4 +1,4 @@
-"""Where RQ calls in: the function named on the queue, and the role of this process."""
+"""Where RQ calls in: a message is opened, and the role of this process does the work inside."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import redis
 
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
 from fractune_core.messages import SERVER_STREAM, Work, WorkFailed
+from fractune_core.signed_messages import Refused, open_work
 from fractune_workers.context import WorkerContext
 from fractune_workers.roles import Role
 
@@ -26,9 +27,19 @@ def install(context: WorkerContext, role: Role) -> None:
     _installed[:] = [(context, role)]
 
 
-def handle(work: Work) -> None:
-    """Do one piece of work. A worker that has lost its share or its Redis ends here, and the work is queued again."""
+def handle(queue: str, job_id: str, message: str) -> None:
+    """Do the work of a message that came over `queue`; what this fleet did not sign is refused, and forgotten."""
     context, role = _installed[0]
+    try:
+        work = open_work(context.secret, queue, job_id, message)
+    except Refused as error:
+        _log.warning("job %s on the queue %s is refused, and nothing of it was done: %s", job_id, queue, error)
+        return
+    _do(context, role, work)
+
+
+def _do(context: WorkerContext, role: Role, work: Work) -> None:
+    """A worker that has lost its share or its Redis ends here, and the work is queued again."""
     start, waited_before_s = time.perf_counter(), context.core_locks.waited_s
     try:
         role.handle(work)

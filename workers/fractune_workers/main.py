@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -18,15 +17,15 @@ from typing import cast
 import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
-from rq import Queue, SimpleWorker
-from rq.serializers import JSONSerializer
 
 from fractune_core import __version__
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.messages import PROTOCOL, PROTOCOL_KEY, WORKER_TTL_S, WorkerInfo, worker_key
+from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY, WORKER_TTL_S, WorkerInfo, worker_key
 from fractune_core.records import WARM
 from fractune_core.shares import Share
+from fractune_core.signed_messages import check_greeting, seal_worker
+from fractune_core.signing import Unsigned
 from fractune_workers import entry
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.context import WorkerContext
@@ -37,6 +36,7 @@ from fractune_workers.roles.compile import Compiler
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
 from fractune_workers.scratch_dir import open_scratch_dir
+from fractune_workers.work_loop import WorkLoop
 
 ROLES = ("compile", "tune", "build", "measure")
 _RENEW_S = 1.0
@@ -117,6 +117,7 @@ def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
     except redis.RedisError as error:
         raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
     _check_protocol(connection)
+    _check_secret(connection, options.secret)
     cores = options.cores or sorted(os.sched_getaffinity(0))
     if options.share is not None and not options.cores:
         share = Share.parse(options.share)
@@ -142,6 +143,18 @@ def _check_protocol(connection: redis.Redis) -> None:
         )
 
 
+def _check_secret(connection: redis.Redis, secret: bytes) -> None:
+    """Raises BadRequest for another secret than the server's: this worker would refuse all work, and lose it."""
+    greeting = cast("bytes | None", connection.get(GREETING_KEY))
+    try:
+        if greeting is not None:
+            check_greeting(secret, greeting)
+    except Unsigned as error:
+        raise BadRequest(
+            "this worker's secret is not its server's; give both the same, by --secret-file or FRACTUNE_SECRET"
+        ) from error
+
+
 def _role(options: WorkerOptions, context: WorkerContext) -> Role:
     if options.share is not None:
         return Measurer(context, Share.parse(options.share), options.margin or DEFAULT_MARGIN, options.cache)
@@ -157,13 +170,13 @@ def _registered(context: WorkerContext, role: Role, role_name: str) -> Iterator[
     """Say every second that this worker lives; take the entry back at the end."""
     info = _info(context, role_name)
     role.describe(info)
-    text = json.dumps(info)
+    entry_text = seal_worker(context.secret, info)
     ended = threading.Event()
 
     def renew() -> None:
         while True:
             with contextlib.suppress(redis.RedisError):
-                context.redis.set(worker_key(context.name), text, ex=WORKER_TTL_S)
+                context.redis.set(worker_key(context.name), entry_text, ex=WORKER_TTL_S)
             if ended.wait(_RENEW_S):
                 return
 
@@ -196,8 +209,6 @@ def _info(context: WorkerContext, role_name: str) -> WorkerInfo:
 
 
 def _serve(context: WorkerContext, role: Role) -> None:
-    """RQ's loop, without a fork for each piece of work: the role's child is the process that may crash."""
-    queues = [Queue(name, connection=context.redis, serializer=JSONSerializer) for name in role.queues()]
-    worker = SimpleWorker(queues, name=context.name, connection=context.redis, serializer=JSONSerializer)
+    worker = WorkLoop(context.name, context.redis, role.queues())
     worker.log.setLevel(logging.WARNING)
     worker.work(logging_level="WARNING")

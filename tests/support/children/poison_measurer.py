@@ -14,8 +14,8 @@ from fractune_workers.faults import guard
 from fractune_workers.main import WorkerOptions, run_worker
 from fractune_workers.measuring import session
 from tests.support.children.poison import PoisonConfinement
+from tests.support.secret import SECRET
 
-SECRET = b"a secret for tests"
 SHARE = "mps:25"
 DIES = "dies"
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from fractune_core import messages
-from fractune_core.blobs import get_blob, open_signed
+from fractune_core.blobs import get_signed_blob
 from fractune_core.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
@@ -21,8 +21,8 @@ from fractune_core.shares import Device, GrantedShare
 from fractune_workers.children.tvm_api.artifacts import unpack
 from tests.support.hardware.cubins import cubin_arch, cubins_in
 from tests.support.processes.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record
+from tests.support.secret import SECRET
 
-SECRET = b"a secret for tests"
 DEVICE = Device("cuda", "sm_90", 132, 140, 51_200, "a simulated H200")
 SMS = {"mps:25": 33, "mps:50": 66, "green:32": 32, "full": 132}
 
@@ -40,7 +40,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
             self._send(work["reply"], {**event, "record": self._record(work, item).to_json()})
 
     def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = Bundle(open_signed(SECRET, get_blob(self.redis, work["bundle"])))
+        bundle = Bundle(get_signed_blob(self.redis, SECRET, work["bundle"]))
         names = [variant["name"] for variant in bundle.variants]
         for name in names:
             _check_cubins(*bundle.objects(name))
@@ -68,7 +68,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
 
     def _secs(self, work: dict[str, Any], item: dict[str, Any]) -> float:
         """Seconds that follow from the machine code and the share; the untuned default is slow."""
-        archive = open_signed(SECRET, get_blob(self.redis, messages.artifact_blob(work["round_id"], item["candidate"])))
+        archive = get_signed_blob(self.redis, SECRET, messages.artifact_blob(work["round_id"], item["candidate"]))
         code = unpack(archive)["device.o"]
         _check_cubins(code)
         draw = hashlib.sha256(code + self.share.encode()).digest()[0] / 255

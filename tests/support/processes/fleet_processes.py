@@ -11,13 +11,11 @@ from fractune.rpc import RpcClient
 from fractune_core.errors import ServerUnreachable
 from tests.support.processes.cli_process import start_fractune, stopped_at_end
 from tests.support.processes.redis_process import wait_until
-from tests.support.processes.worker_processes import SECRET
+from tests.support.secret import SECRET
 
 
 @contextlib.contextmanager
-def fleet_of_processes(
-    redis_url: str, folder: Path, *workers: tuple[str, ...], secret: str = SECRET.decode(), others: int = 0
-) -> Iterator[str]:
+def fleet_of_processes(redis_url: str, folder: Path, *workers: tuple[str, ...], others: int = 0) -> Iterator[str]:
     """The server's address, once all workers are there: these, by their options, and `others` that were started
     elsewhere.
     """
@@ -27,7 +25,9 @@ def fleet_of_processes(
     ]
     commands += [("worker", *options, "--gate", str(folder / "gate")) for options in workers]
     with contextlib.ExitStack() as running:
-        processes = [start_fractune(*each, "--redis", redis_url, env={"FRACTUNE_SECRET": secret}) for each in commands]
+        processes = [
+            start_fractune(*each, "--redis", redis_url, env={"FRACTUNE_SECRET": SECRET.decode()}) for each in commands
+        ]
         for process in processes:
             running.enter_context(stopped_at_end(process))
         running.callback(_terminate, processes)

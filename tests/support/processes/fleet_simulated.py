@@ -24,18 +24,19 @@ from dataclasses import replace
 from typing import Any, cast
 
 import redis
-from rq import Queue, SimpleWorker
-from rq.job import Job
+from rq import Queue
 from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 
 from fractune_core import messages
-from fractune_core.blobs import get_blob, open_signed, put_blob, sign
+from fractune_core.blobs import get_blob, get_signed_blob, put_blob, put_signed_blob
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.signed_messages import open_work, seal_event, seal_work, seal_worker
+from fractune_workers.work_loop import WorkJob, WorkLoop
+from tests.support.secret import SECRET
 
-SECRET = b"a secret of tests"
 DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")
 TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'
 TARGET_KEY = '{"kind":"llvm","mcpu":"simulated"}'
@@ -73,19 +74,11 @@ def outcome(trace: str) -> Status:
     return Status.BUILD_FAILED if trace and draw % 10 == 0 else Status.OK
 
 
-class SimulatedJob(Job):
-    def perform(self) -> Any:
-        return _local.handle(self.args[0])
+class SimulatedJob(WorkJob):
+    """A worker's job, done by the simulated worker of this thread."""
 
-
-class DeafWorker(SimpleWorker):
-    """Takes work and no commands: RQ's thread that waits for them dies of a Redis that goes away."""
-
-    def subscribe(self) -> None:
-        pass
-
-    def unsubscribe(self) -> None:
-        pass
+    def perform(self) -> None:
+        _local.handle(open_work(SECRET, self.origin, self.id, self.args[0]))
 
 
 class SimulatedWorker:
@@ -159,7 +152,7 @@ class SimulatedWorker:
             "target": self.target if measuring else "",
             "versions": VERSIONS,
         }
-        self.redis.set(messages.worker_key(self.name), json.dumps(info), ex=messages.WORKER_TTL_S)
+        self.redis.set(messages.worker_key(self.name), seal_worker(SECRET, info), ex=messages.WORKER_TTL_S)
 
     def granted(self) -> GrantedShare:
         return granted(self.share)
@@ -185,18 +178,12 @@ class SimulatedWorker:
                 if not self.redis.llen(queue.key):
                     self.stopped.wait(0.01)
                     continue
-                self._worker(queue).work(burst=True, max_jobs=1, logging_level="ERROR")
+                self._worker().work(burst=True, max_jobs=1, logging_level="ERROR")
             except redis.RedisError:
                 self.stopped.wait(0.1)
 
-    def _worker(self, queue: Queue) -> DeafWorker:
-        worker = DeafWorker(
-            [queue],
-            name=self.name,
-            connection=self.redis,
-            serializer=JSONSerializer,
-            job_class=SimulatedJob,
-        )
+    def _worker(self) -> WorkLoop:
+        worker = WorkLoop(self.name, self.redis, [self._queue()], SimulatedJob)
         worker.death_penalty_class = TimerDeathPenalty  # signals are for main threads
         worker._install_signal_handlers = lambda: None  # type: ignore[method-assign]
         self.redis.delete(worker.key)  # an earlier burst of this very worker
@@ -217,13 +204,13 @@ class SimulatedWorker:
             self.started_at = time.time()  # a real worker ends here, and its successor is another one
             raise
 
-    def _send(self, stream: str, event: dict[str, Any]) -> None:
+    def _send(self, stream: str, event: Any) -> None:
         for _ in range(2 if self.twice else 1):
-            self.redis.xadd(stream, {messages.EVENT_FIELD: json.dumps(event)})
+            self.redis.xadd(stream, {messages.EVENT_FIELD: seal_event(SECRET, event)})
 
-    def _enqueue(self, queue: str, work: dict[str, Any]) -> None:
+    def _enqueue(self, queue: str, work: Any) -> None:
         Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(
-            messages.HANDLER, args=(work,), timeout=600, result_ttl=0
+            messages.HANDLER, args=(seal_work(SECRET, queue, work),), job_id=work["work_id"]
         )
 
     def _ingest(self, work: dict[str, Any]) -> None:
@@ -249,7 +236,7 @@ class SimulatedWorker:
 
     def _search(self, work: dict[str, Any]) -> None:
         name = work["operator"]["workload_hash"]
-        operator = json.loads(get_blob(self.redis, messages.workload_blob(name)))
+        operator = json.loads(get_signed_blob(self.redis, SECRET, messages.workload_blob(name)))
         space = operator.get("space", 1_000_000)
         self._tried[name].update(past["trace"] for past in work["history"])
         items: list[dict[str, str]] = []
@@ -295,11 +282,11 @@ class SimulatedWorker:
 
     def _compile(self, work: dict[str, Any]) -> None:
         payload = json.dumps({"manifest": work["manifest"], "variants": work["variants"]}).encode()
-        put_blob(self.redis, work["bundle"], sign(SECRET, payload))
+        put_signed_blob(self.redis, SECRET, work["bundle"], payload)
         self._send(messages.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
 
     def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = json.loads(open_signed(SECRET, get_blob(self.redis, work["bundle"])))
+        bundle = json.loads(get_signed_blob(self.redis, SECRET, work["bundle"]))
         variants = [variant["name"] for variant in bundle["variants"]]
         event = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event["granted"] = granted(work["share"]).to_json()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import redis
 
 from fractune_core.messages import EVENT_FIELD
+from fractune_core.signed_messages import open_event
+from tests.support.secret import SECRET
 
 
 def wait_until(holds: object, timeout_s: float = 30.0, every_s: float = 0.02) -> None:
@@ -30,7 +31,7 @@ def wait_until(holds: object, timeout_s: float = 30.0, every_s: float = 0.02) ->
 def events_of(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:
     """All that was ever sent on the stream and was not trimmed."""
     entries: Any = connection.xrange(stream)
-    return [json.loads(fields[EVENT_FIELD.encode()]) for _, fields in entries]
+    return [cast(dict[str, Any], open_event(SECRET, fields[EVENT_FIELD.encode()])) for _, fields in entries]
 
 
 @contextlib.contextmanager

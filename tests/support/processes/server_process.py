@@ -23,8 +23,8 @@ from fractune_core.errors import FractuneError
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.main import ServerOptions, run_server
-from tests.support.processes.fleet_simulated import SECRET
 from tests.support.processes.redis_process import wait_until
+from tests.support.secret import SECRET
 
 
 class Client:

@@ -16,18 +16,19 @@ from typing import Any
 import redis
 
 from fractune_core.messages import WorkerInfo, worker_key
+from fractune_core.signed_messages import open_worker
 from tests.support.processes.redis_process import wait_until
-
-SECRET = b"a secret for tests"
+from tests.support.secret import SECRET
 
 _MAIN = """
 import sys
 from pathlib import Path
 from fractune_core.errors import FractuneError
 from fractune_workers.main import WorkerOptions, run_worker
+from tests.support.secret import SECRET
 name, role, url, gate, share, cores = sys.argv[1:]
 try:
-    run_worker(WorkerOptions(role, url, b"a secret for tests", share or None,
+    run_worker(WorkerOptions(role, url, SECRET, share or None,
         [int(c) for c in cores.split(",")] if cores else None, Path(gate), name))
 except FractuneError as error:
     sys.stderr.write(f"fractune: {error}\\n")
@@ -40,6 +41,8 @@ class WorkerProcess:
 
     def __init__(self, name: str, role: str, url: str, gate: Path, share: str = "", cores: str = "") -> None:
         self.name = name
+        self.log = ""
+        """what it wrote to its error output, once it is stopped"""
         self.process = subprocess.Popen(
             [sys.executable, "-c", _MAIN, name, role, url, str(gate), share, cores],
             stderr=subprocess.PIPE,
@@ -49,8 +52,9 @@ class WorkerProcess:
     def info(self, connection: redis.Redis) -> WorkerInfo:
         """What the worker says of itself, once it is ready."""
         wait_until(lambda: connection.exists(worker_key(self.name)) or self.process.poll() is not None, 60)
-        info: WorkerInfo = json.loads(connection.get(worker_key(self.name)) or "{}")
-        return info
+        entry: Any = connection.get(worker_key(self.name))
+        assert entry is not None, f"worker {self.name} ended with exit code {self.process.returncode}"
+        return open_worker(SECRET, self.name, entry)
 
     def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
@@ -66,7 +70,8 @@ class WorkerProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
         self.process.kill()
-        self.process.communicate()
+        if not self.log:
+            self.log = self.process.communicate()[1]
 
 
 @contextlib.contextmanager

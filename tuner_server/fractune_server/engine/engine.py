@@ -54,8 +54,8 @@ class Engine:
         self.failure: FractuneError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine")
-        self._queues = WorkQueues(context.redis)
-        self._recorder = Recorder(context.redis, context.store.log)
+        self._queues = WorkQueues(context.redis, context.secret)
+        self._recorder = Recorder(context.redis, context.store.log, context.secret)
         self._requeuer = Requeuer(context.redis, self._queues, self._give_up)
         self._rounds = Rounds(context, self._queues)
         self._jobs = OpenJobs(context, self._rounds)
@@ -209,7 +209,7 @@ class Engine:
     def _sweep(self) -> None:
         """Once a second: find new and dead workers, orphaned and lost work, and streams that can be cut."""
         self._swept_at = time.monotonic()
-        fleet, jobs = live_workers(self._context.redis), self._jobs.all()
+        fleet, jobs = live_workers(self._context.redis, self._context.secret), self._jobs.all()
         if self._caught_up:
             # Before the requeuer: what a dead tuner instance was to search goes to another, not back to its queue.
             self._tune.update_instances(fleet, jobs)
@@ -236,7 +236,7 @@ class Engine:
     def _give_up(self, work: Work) -> None:
         if work["do"] == "ingest":
             self._context.model_ingests.fail(_ingest_given_up(work))
-        write_dead_letters(self._context.redis, work, self._jobs.stored)
+        write_dead_letters(self._context.redis, self._context.secret, work, self._jobs.stored)
 
 
 def _ingest_given_up(work: Work) -> WorkFailed:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fractune_core import __version__, bundles
 from fractune_core.analysis.match import Match
-from fractune_core.blobs import get_blob, has_blob, open_signed, put_blob, sign
+from fractune_core.blobs import get_signed_blob, has_blob, put_signed_blob
 from fractune_core.implementations import DIRECT
 from fractune_core.jobs import JobState
 from fractune_core.messages import (
@@ -61,7 +61,7 @@ class PublishPhase:
     def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
         """Keep the bundle, its signature checked. Raises Unsigned or NotFound."""
         bundle = event["bundle"]
-        payload = open_signed(self._context.secret, get_blob(self._context.redis, bundle))
+        payload = get_signed_blob(self._context.redis, self._context.secret, bundle)
         self._context.files.add_bundle(bundle, payload)
         self._take_bundle(job, bundle)
 
@@ -105,7 +105,7 @@ class PublishPhase:
         """Put the bundle where the measuring workers find it, signed."""
         if not has_blob(self._context.redis, bundle):
             payload = b"".join(self._context.files.bundle(bundle))
-            put_blob(self._context.redis, bundle, sign(self._context.secret, payload))
+            put_signed_blob(self._context.redis, self._context.secret, bundle, payload)
 
     def _deployment(self, job: ActiveJob) -> Deployment:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)

@@ -90,7 +90,7 @@ class Matcher:
         Raises NotFound when nothing is known of the share or the model, ShareUnavailable when the model has to be
         read and no worker can, ServerUnreachable when the time is over before it was read.
         """
-        fleet = live_workers(self._context.redis)
+        fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._device_share(fleet, Share.parse(share))
         found = self._ingested(fleet, query, device_share)
         validated = self._validated(found.operators)
@@ -111,7 +111,7 @@ class Matcher:
 
         Raises what `match` raises, and BadRequest when the shares are of several devices.
         """
-        fleet = live_workers(self._context.redis)
+        fleet = live_workers(self._context.redis, self._context.secret)
         device_shares = {share: self._device_share(fleet, Share.parse(share)) for share in shares}
         if len({device_share.device.key for device_share in device_shares.values()}) != 1:
             raise BadRequest(f"shares {', '.join(shares)}: name shares of one device")
@@ -157,7 +157,7 @@ class Matcher:
             )
         job = f"match-{uuid.uuid4().hex[:12]}"
         self._context.model_ingests.expect(job, key)
-        request_ingest(self._context, WorkQueues(self._context.redis), key, device.isa, job, job)
+        request_ingest(self._context, WorkQueues(self._context.redis, self._context.secret), key, device.isa, job, job)
         deadline = time.monotonic() + min(time_left_s or _LONGEST_S, _LONGEST_S)
         while time.monotonic() < deadline:
             changes = self._context.notifier.count

@@ -21,11 +21,11 @@ class FleetService(rpc.FleetServiceServicer):
         self._context = context
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: grpc.ServicerContext) -> pb.ListWorkersResponse:
-        workers = live_workers(self._context.redis).workers
+        workers = live_workers(self._context.redis, self._context.secret).workers
         return pb.ListWorkersResponse(workers=[_encode(workers[name]) for name in sorted(workers)])
 
     def ListShares(self, request: pb.ListSharesRequest, context: grpc.ServicerContext) -> pb.ListSharesResponse:
-        offers = live_workers(self._context.redis).offers()
+        offers = live_workers(self._context.redis, self._context.secret).offers()
         counts = Counter((offer.device, offer.granted) for offer in offers)
         return pb.ListSharesResponse(
             shares=[

@@ -39,7 +39,7 @@ class JobService(rpc.JobServiceServicer):
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
         spec = spec_from_proto(request.spec, model.display_name)
         spec.check()
-        offers = live_workers(self._context.redis).offer(spec.shares)
+        offers = live_workers(self._context.redis, self._context.secret).offer(spec.shares)
         first = next(iter(offers.values()))
         job = StoredJob(
             id=uuid.uuid4().hex[:12],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
 from redis import Redis
 
 from fractune_core.messages import (
+    DONE_TTL_S,
     EVENT_FIELD,
     SERVER_STREAM,
     BuildWork,
@@ -19,13 +19,12 @@ from fractune_core.messages import (
     work_record,
 )
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
+from fractune_core.signed_messages import seal_event
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.requeue import ATTEMPTS
 
-_DONE_TTL_S = 24 * 3600
 
-
-def write_dead_letters(redis: Redis, work: Work, find_job: Callable[[str], StoredJob | None]) -> None:
+def write_dead_letters(redis: Redis, secret: bytes, work: Work, find_job: Callable[[str], StoredJob | None]) -> None:
     """Send the results that a lost piece of work owes; they take the way of all results."""
     job = find_job(work["job"])
     if job is None:
@@ -33,10 +32,10 @@ def write_dead_letters(redis: Redis, work: Work, find_job: Callable[[str], Store
     with redis.pipeline() as pipe:
         if work["do"] == "build" or work["do"] == "measure":
             for event in _crashes(work, job):
-                pipe.xadd(work["reply"], {EVENT_FIELD: json.dumps(event)})
+                pipe.xadd(work["reply"], {EVENT_FIELD: seal_event(secret, event)})
         else:
-            pipe.xadd(SERVER_STREAM, {EVENT_FIELD: json.dumps(_failure(work))})
-        pipe.set(done_key(work["work_id"]), 1, ex=_DONE_TTL_S)
+            pipe.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(secret, _failure(work))})
+        pipe.set(done_key(work["work_id"]), 1, ex=DONE_TTL_S)
         pipe.execute()
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -14,6 +13,8 @@ from redis import Redis
 from fractune_core.errors import ShareUnavailable
 from fractune_core.messages import PROTOCOL, WorkerInfo, worker_key
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.signed_messages import open_worker
+from fractune_core.signing import Unsigned
 
 MEASURE = "measure"
 TUNE = "tune"
@@ -72,25 +73,35 @@ def _refusal(shares: Sequence[str], by_device: dict[str, dict[str, HeldShare]]) 
     return f"no single device offers all of {', '.join(shares)}; offered: {offered}"
 
 
-def live_workers(redis: Redis) -> Fleet:
-    """Read the entries that workers keep renewing; without those of workers that would not understand the server."""
-    keys = list(redis.scan_iter(match=worker_key("*"), count=1000))
-    entries = redis.mget(keys) if keys else []
-    return Fleet(filter(_is_understood, (cast(WorkerInfo, json.loads(entry)) for entry in entries if entry)))
+def live_workers(redis: Redis, secret: bytes) -> Fleet:
+    """Read the entries that workers keep renewing; without those of workers that would not understand the server, or
+    have another secret.
+    """
+    keys = cast("list[bytes]", list(redis.scan_iter(match=worker_key("*"), count=1000)))
+    entries = cast("list[bytes | None]", redis.mget(keys) if keys else [])
+    return Fleet(filter(_is_understood, _opened(secret, dict(zip(keys, entries, strict=True)))))
+
+
+def _opened(secret: bytes, entries: Mapping[bytes, bytes | None]) -> Iterator[WorkerInfo]:
+    for key, entry in entries.items():
+        name = key.decode(errors="replace").removeprefix(worker_key(""))
+        try:
+            if entry is not None:
+                yield open_worker(secret, name, entry)
+        except Unsigned as error:
+            _warn_once(name, str(error))
 
 
 def _is_understood(worker: WorkerInfo) -> bool:
     protocol = worker.get("protocol")
     if protocol != PROTOCOL:
-        _warn_once(worker["name"], str(protocol))
+        _warn_once(
+            worker["name"],
+            f"it speaks protocol {protocol}, this server {PROTOCOL}; install the same version of fractune for both",
+        )
     return protocol == PROTOCOL
 
 
 @lru_cache(maxsize=1024)
-def _warn_once(worker: str, protocol: str) -> None:
-    _log.warning(
-        "worker %s gets no work: it speaks protocol %s, this server %d; install the same version of fractune for both",
-        worker,
-        protocol,
-        PROTOCOL,
-    )
+def _warn_once(worker: str, reason: str) -> None:
+    _log.warning("worker %s gets no work: %s", worker, reason)

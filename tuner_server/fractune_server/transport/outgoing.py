@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from fractune_core.blobs import has_blob, put_blob
+from fractune_core.blobs import has_blob, put_blob, put_signed_blob
 from fractune_core.messages import BLOB_TTL_S, COMPILE_QUEUE, IngestWork, cancel_key, workload_blob
 from fractune_server.store.models import IngestKey
 from fractune_server.transport.context import ServerContext
@@ -40,7 +40,7 @@ def send_workload(context: ServerContext, workload_hash: str) -> None:
     """Put a workload where workers find it."""
     name = workload_blob(workload_hash)
     if not has_blob(context.redis, name):
-        put_blob(context.redis, name, context.store.log.workload(workload_hash).encode())
+        put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
 
 
 def mark_cancelled(connection: redis.Redis, job: str) -> None:

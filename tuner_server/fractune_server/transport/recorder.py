@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from redis.exceptions import ResponseError
 
 from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event, WorkFailed
 from fractune_core.records import TuningRecord
+from fractune_core.signed_messages import open_event
+from fractune_core.signing import Unsigned
 from fractune_server.store.log import TuningLog
 from fractune_server.transport.unreadable import set_aside
 
 _BATCH = 1000
 _CONSUMER = "server"
-_ROUND_BEFORE = "lease"
-"""the id of a round in events of before migration 0004, which may have waited in a stream during an upgrade"""
 
 _log = logging.getLogger(__name__)
 
@@ -48,9 +47,10 @@ class Recorder:
     twice changes nothing, and what takes the events must bear seeing them twice too.
     """
 
-    def __init__(self, redis: Redis, log: TuningLog) -> None:
+    def __init__(self, redis: Redis, log: TuningLog, secret: bytes) -> None:
         self._redis = redis
         self._log = log
+        self._secret = secret
         self._joined: set[str] = set()
         self._expected: set[str] = set()
         self._recovering = True
@@ -136,44 +136,47 @@ class Recorder:
         for stream, found in reply.items():
             for entry, fields in _flat(found):
                 entries.setdefault(stream, []).append(entry)
-                try:
-                    arrivals.append(_decode(fields))
-                except (KeyError, TypeError, ValueError) as error:
-                    self._set_aside(f"{stream} {entry.decode()}", fields, error)
-                    arrivals += _lost(fields, error)
+                message = fields.get(EVENT_FIELD.encode())
+                if message is not None:  # else it was trimmed while it was pending
+                    arrivals += self._open(f"{stream} {entry.decode()}", message)
         return ArrivalBatch(arrivals, entries)
 
-    def _set_aside(self, place: str, fields: Mapping[bytes, bytes], error: Exception) -> None:
+    def _open(self, place: str, message: bytes) -> list[Arrival]:
+        """What an entry holds. One that cannot be read is set aside, and says nothing unless the fleet signed it."""
+        try:
+            event = open_event(self._secret, message)
+        except Unsigned as error:
+            self._set_aside(place, message, str(error))
+            return []
+        try:
+            return [_arrival(event)]
+        except (KeyError, TypeError, ValueError) as error:
+            self._set_aside(place, message, repr(error))
+            return _lost(event, error)
+
+    def _set_aside(self, place: str, message: bytes, reason: str) -> None:
         """Keep what cannot be read: it will not read better the next time, and may to another version."""
-        event = fields.get(EVENT_FIELD.encode())
-        if event is None:  # it was trimmed while it was pending
-            return
-        set_aside(self._redis, place, event, repr(error))
-        _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %r", place, error)
+        set_aside(self._redis, place, message, reason)
+        _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %s", place, reason)
 
 
-def _lost(fields: Mapping[bytes, bytes], error: Exception) -> list[Arrival]:
+def _lost(event: Any, error: Exception) -> list[Arrival]:
     """What an unreadable result means for the round that waits for it, where it says which."""
     try:
-        entry = json.loads(fields[EVENT_FIELD.encode()])
         failed: WorkFailed = {
             "event": "work_failed",
-            "job": str(entry["job"]),
+            "job": str(event["job"]),
             "do": "measure",
-            "round_id": str(entry["round_id"]),
+            "round_id": str(event["round_id"]),
             "error": "FractuneError",
             "message": f"a result of it cannot be read ({error!r}); is a worker of another version?",
         }
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError):
         return []
     return [Arrival(failed)]
 
 
-def _decode(fields: Mapping[bytes, bytes]) -> Arrival:
-    entry = json.loads(fields[EVENT_FIELD.encode()])
-    if _ROUND_BEFORE in entry:
-        entry["round_id"] = entry.pop(_ROUND_BEFORE)
-    event = cast(Event, entry)
+def _arrival(event: Event) -> Arrival:
     if event["event"] == "measured":
         return Arrival(event, TuningRecord.from_json(event["record"]))
     return Arrival(event)

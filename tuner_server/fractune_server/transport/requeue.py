@@ -14,7 +14,7 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from fractune_core.messages import Work, cancel_key, handed_back_key
 from fractune_server.transport.live_workers import Fleet
-from fractune_server.transport.work_queues import WorkQueues, fetch, is_foreign, work_of
+from fractune_server.transport.work_queues import WorkQueues, fetch
 
 ATTEMPTS = 3
 _STUCK_S = 10.0
@@ -96,10 +96,9 @@ class Requeuer:
 
     def _again(self, queue: Queue, job: Job, reason: str) -> None:
         queue.intermediate_queue.remove(job.id)
-        if is_foreign(job):
-            job.delete()
+        work = self._queues.open_or_drop(queue, job)
+        if work is None:
             return
-        work = work_of(job)
         if self._redis.exists(cancel_key(work["job"])):
             job.delete()
             return

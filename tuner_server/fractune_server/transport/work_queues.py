@@ -1,24 +1,19 @@
-"""Work on its way out: RQ queues, JSON only."""
+"""Work on its way out: RQ queues, JSON only, signed."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Collection
-from typing import cast
 
 from redis import Redis
 from rq import Queue
-from rq.exceptions import NoSuchJobError
+from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from fractune_core.messages import BLOB_TTL_S, HANDLER, Work, done_key, is_of_protocol, tune_queue
-
-_JOB_TIMEOUT_S = 3 * 3600
-"""a last resort: the worker's parent process holds the real deadlines"""
-_FAILURE_TTL_S = 3600
-"""long enough for the requeuer to see it"""
+from fractune_core.messages import DONE_TTL_S, HANDLER, Work, done_key, is_of_protocol, tune_queue
+from fractune_core.signed_messages import Refused, open_work, seal_work
 
 _log = logging.getLogger(__name__)
 
@@ -26,19 +21,17 @@ _log = logging.getLogger(__name__)
 class WorkQueues:
     """The queues of all roles. Not for use by several threads at once."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, secret: bytes) -> None:
         self._redis = redis
+        self._secret = secret
 
     def enqueue(self, queue: str, work: Work, *, at_front: bool = False) -> None:
         """Hand out work; RQ's job has the work's own id."""
         self._queue(queue).enqueue_call(
             HANDLER,
-            args=(work,),
+            args=(seal_work(self._secret, queue, work),),
             job_id=work["work_id"],
             at_front=at_front,
-            timeout=_JOB_TIMEOUT_S,
-            result_ttl=0,
-            failure_ttl=_FAILURE_TTL_S,
             description=f"{work['do']} {work['job']}",
         )
 
@@ -48,14 +41,26 @@ class WorkQueues:
             queue.delete(delete_jobs=True)
 
     def drop_foreign(self) -> None:
-        """Drop work that another version has queued, which no worker of this one can do; it is asked for again."""
+        """Drop what no worker of this version and this secret would do; if it was ours, it is asked for again."""
         for queue in self.all():
             for job_id in _held(queue):
                 job = fetch(self._redis, job_id)
-                if job is not None and (is_foreign(job) or not is_of_protocol(queue.name)):
+                if job is None:
+                    continue
+                if not is_of_protocol(queue.name):
                     _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
-                    queue.intermediate_queue.remove(job_id)
-                    job.delete()
+                    _drop(queue, job)
+                else:
+                    self.open_or_drop(queue, job)
+
+    def open_or_drop(self, queue: Queue, job: Job) -> Work | None:
+        """The work of a job of this queue; None when every worker would refuse it: then it is dropped, and logged."""
+        try:
+            return open_work(self._secret, queue.name, job.id, message_of(job))
+        except Refused as error:
+            _log.warning("%s on the queue %s is dropped: %s", job.id, queue.name, error)
+            _drop(queue, job)
+            return None
 
     def drop_tuners_but(self, alive: Collection[str]) -> None:
         """Drop the queues of tuner instances that are gone: no worker will ever serve them."""
@@ -70,7 +75,7 @@ class WorkQueues:
 
     def withdraw(self, work_id: str) -> None:
         """Take work back, wherever it is; a worker that has begun it delivers for nothing."""
-        self._redis.set(done_key(work_id), 1, ex=BLOB_TTL_S)
+        self._redis.set(done_key(work_id), 1, ex=DONE_TTL_S)
         job = fetch(self._redis, work_id)
         if job is not None:
             with contextlib.suppress(ValueError):  # it has just ended, and its worker deletes it
@@ -103,18 +108,30 @@ def _held(queue: Queue) -> set[str]:
     }
 
 
+def _drop(queue: Queue, job: Job) -> None:
+    queue.intermediate_queue.remove(job.id)
+    try:
+        job.delete()
+    except (InvalidJobOperation, ValueError):  # of no status, or of none that RQ knows: it was not RQ that wrote it
+        queue.connection.delete(job.key)
+
+
 def fetch(redis: Redis, job_id: str) -> Job | None:
-    """RQ's job; None when it is gone."""
+    """RQ's job; None when it is gone. One that RQ cannot read is removed."""
     try:
         return Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
     except NoSuchJobError:
         return None
+    except (KeyError, TypeError, ValueError) as error:
+        _log.warning("job %s is dropped: it is none of ours, and cannot be read (%r)", job_id, error)
+        redis.delete(Job.key_for(job_id))
+        return None
 
 
-def is_foreign(job: Job) -> bool:
-    """True for work that another version of fractune has queued: its words may be other than ours."""
-    return bool(job.func_name != HANDLER)
-
-
-def work_of(job: Job) -> Work:
-    return cast(Work, job.args[0])
+def message_of(job: Job) -> str:
+    """What the job carries; empty when it is none of ours."""
+    try:
+        message = job.args[0]
+    except (DeserializationError, IndexError, KeyError, TypeError):
+        return ""
+    return message if isinstance(message, str) else ""

@@ -9,7 +9,6 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 from typing import Any
 
-from fractune_core.blobs import get_blob
 from fractune_core.messages import (
     BUILD_QUEUE,
     ArtifactItem,
@@ -126,7 +125,7 @@ class Builder:
     def _learn(self, workload_hash: str) -> list[Any]:
         """The workload's argument descriptions, once the present child knows it."""
         name = workload_blob(workload_hash)
-        return self._process.learn(workload_hash, lambda: get_blob(self._context.redis, name).decode())
+        return self._process.learn(workload_hash, lambda: self._context.signed_blob(name).decode())
 
 
 def _artifact(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
-from fractune_core.blobs import put_blob, read_blob, sign
+from fractune_core.blobs import put_signed_blob, read_blob
 from fractune_core.errors import FractuneError
 from fractune_core.messages import (
     COMPILE_QUEUE,
@@ -17,6 +18,7 @@ from fractune_core.messages import (
     WorkerInfo,
     WorkFailed,
 )
+from fractune_core.signing import Unsigned
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.context import WorkerContext
 
@@ -79,7 +81,7 @@ class Compiler:
                 records=work["records"],
                 out=str(out),
             )
-            put_blob(self._context.redis, work["bundle"], sign(self._context.secret, out.read_bytes()))
+            put_signed_blob(self._context.redis, self._context.secret, work["bundle"], out.read_bytes())
         finally:
             out.unlink(missing_ok=True)
         return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
@@ -96,9 +98,21 @@ class Compiler:
         path = self._context.scratch_dir / digest / Path(name).name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            with path.open("wb") as file:
-                file.writelines(read_blob(self._context.redis, digest))
+            self._fetch_model(digest, path)
         return path
+
+    def _fetch_model(self, digest: str, path: Path) -> None:
+        """Raises NotFound, and Unsigned for another file than the one that was uploaded."""
+        partial = path.with_name(f"{path.name}.partial")
+        found = hashlib.sha256()
+        with partial.open("wb") as file:
+            for chunk in read_blob(self._context.redis, digest):
+                found.update(chunk)
+                file.write(chunk)
+        if found.hexdigest() != digest:
+            partial.unlink()
+            raise Unsigned(f"the model file in Redis is not the one that was uploaded ({digest}); upload it again")
+        partial.rename(path)
 
 
 def _failed(work: IngestWork | CompileWork, error: FractuneError) -> WorkFailed:

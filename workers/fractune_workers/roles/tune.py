@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import uuid
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import redis
 
-from fractune_core.blobs import get_blob
 from fractune_core.errors import FractuneError
 from fractune_core.messages import (
     BUILD_QUEUE,
@@ -18,6 +18,7 @@ from fractune_core.messages import (
     STREAMS,
     TUNER,
     BuildWork,
+    Event,
     Proposed,
     SearchWork,
     WorkerInfo,
@@ -27,6 +28,8 @@ from fractune_core.messages import (
     workload_blob,
 )
 from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.signed_messages import open_event
+from fractune_core.signing import Unsigned
 from fractune_workers.child import Child
 from fractune_workers.context import WorkerContext, chunks
 
@@ -36,6 +39,8 @@ BATCH = 8
 """candidates in one piece of build work: several builders share a round, and the anchor is timed once for each"""
 _READ = 1000
 _THREADS_AT_MOST = 8
+
+_log = logging.getLogger(__name__)
 
 
 class Tuner:
@@ -97,7 +102,7 @@ class Tuner:
                     "open",
                     _SEARCH_TIMEOUT_S,
                     **operator,
-                    workload=get_blob(self._context.redis, workload_blob(searched["workload_hash"])).decode(),
+                    workload=self._context.signed_blob(workload_blob(searched["workload_hash"])).decode(),
                     target=searched["target"],
                     seed=work["seed"],
                     history=work["history"],
@@ -118,11 +123,18 @@ class Tuner:
             entries = answer[0][1] if answer else []
             if not entries:
                 return
-            for _, fields in entries:
-                self._note(json.loads(fields[EVENT_FIELD.encode()]))
+            for entry, fields in entries:
+                self._take(entry, fields)
             self._context.redis.xack(self._stream, TUNER, *(entry for entry, _ in entries))
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _take(self, entry: bytes, fields: Mapping[bytes, bytes]) -> None:
+        """Learn from a result that the fleet signed; the recorder keeps the others."""
+        try:
+            self._note(open_event(self._context.secret, fields.get(EVENT_FIELD.encode(), b"")))
+        except Unsigned as error:
+            _log.warning("nothing is learned from %s of %s: %s", entry.decode(), self._stream, error)
+
+    def _note(self, event: Event) -> None:
         if event["event"] != "measured":
             return
         record = TuningRecord.from_json(event["record"])

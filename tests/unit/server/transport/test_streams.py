@@ -17,6 +17,8 @@ from fractune_core import messages
 from fractune_core.jobs import JobSpec
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
+from fractune_core.signed_messages import seal_event, seal_work, seal_worker
+from fractune_core.signing import sign_json
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
@@ -28,6 +30,7 @@ from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import DEVICE, made_up_record
 from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.secret import SECRET
 
 STREAM = messages.tuner_stream("tune-1")
 BUILD: messages.BuildWork = {
@@ -71,8 +74,8 @@ def record(candidate: str, share: str = "cpu:1") -> TuningRecord:
 
 def send(connection: redis.Redis, *records: TuningRecord, stream: str = STREAM) -> None:
     for each in records:
-        event = {"event": "measured", "job": "job1", "round_id": "round1", "record": each.to_json()}
-        connection.xadd(stream, {messages.EVENT_FIELD: json.dumps(event)})
+        event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": each.to_json()}
+        connection.xadd(stream, {messages.EVENT_FIELD: seal_event(SECRET, event)})
 
 
 def count(store: Store) -> int:
@@ -85,7 +88,7 @@ def count(store: Store) -> int:
 def test_results_are_committed_before_they_are_acknowledged(connection: redis.Redis, store: Store) -> None:
     send(connection, record("a"), record("b"))
     send(connection, record("c"), stream=messages.SERVER_STREAM)
-    recorder = Recorder(connection, store.log)
+    recorder = Recorder(connection, store.log, SECRET)
     batches = [recorder.poll(10) for _ in range(2)]  # first what was left over, then what is new
     assert [len(batch.arrivals) for batch in batches] == [0, 3]
     assert count(store) == 3
@@ -96,10 +99,10 @@ def test_results_are_committed_before_they_are_acknowledged(connection: redis.Re
 
 def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: redis.Redis, store: Store) -> None:
     send(connection, record("a"))
-    first = Recorder(connection, store.log)
+    first = Recorder(connection, store.log, SECRET)
     first.poll(10)
     assert len(first.poll(10).arrivals) == 1
-    second = Recorder(connection, store.log)
+    second = Recorder(connection, store.log, SECRET)
     batch = second.poll(10)
     assert [arrival.record for arrival in batch.arrivals] == [record_of(store)]
     second.acknowledge(batch)
@@ -111,7 +114,7 @@ def test_a_poll_of_no_length_brings_what_is_there_and_does_not_wait(
     redis_url: str, connection: redis.Redis, store: Store
 ) -> None:
     with redis.Redis.from_url(redis_url, socket_timeout=5.0, retry=None) as impatient:
-        recorder = Recorder(impatient, store.log)
+        recorder = Recorder(impatient, store.log, SECRET)
         recorder.poll(0)
         assert recorder.poll(0).arrivals == []
         send(connection, record("a"))
@@ -125,12 +128,13 @@ def record_of(store: Store) -> TuningRecord:
 def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     connection: redis.Redis, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    torn = {"event": "measured", "job": "job1", "round_id": "round1", "record": {"record_id": "x"}}
-    unreadable = ["no JSON", json.dumps({"event": "measured", "record": {"record_id": "x"}}), json.dumps(torn)]
+    nameless: Any = {"event": "measured", "record": {"record_id": "x"}}
+    torn: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": {"record_id": "x"}}
+    unreadable = ["no message", seal_event(SECRET, nameless), seal_event(SECRET, torn)]
     for text in unreadable:
         connection.xadd(STREAM, {messages.EVENT_FIELD: text})
     send(connection, record("a"))
-    recorder = Recorder(connection, store.log)
+    recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     batch = recorder.poll(10)
     recorder.acknowledge(batch)
@@ -139,7 +143,7 @@ def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     kept = [fields for _, fields in entries]
     assert [fields[messages.EVENT_FIELD.encode()].decode() for fields in kept] == unreadable
     assert all(fields[b"place"].decode().startswith(f"{STREAM} ") for fields in kept)
-    assert [fields[b"reason"].split(b"(")[0] for fields in kept] == [b"JSONDecodeError", b"KeyError", b"KeyError"]
+    assert [fields[b"reason"][:8] for fields in kept] == [b"a result", b"KeyError", b"KeyError"]
     assert caplog.text.count("cannot read a result, and keep it") == 3
     assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
     # Nobody waits for what will not come.
@@ -155,18 +159,46 @@ def test_a_part_of_a_result_that_is_no_object_is_set_aside(
     whole: dict[str, Any] = record("a").to_json()
     if part in whole:
         whole[part] = torn
-    event = {"event": "measured", "job": "job1", "round_id": "round1", "record": torn if part == "record" else whole}
-    connection.xadd(STREAM, {messages.EVENT_FIELD: json.dumps(torn if part == "event" else event)})
-    recorder = Recorder(connection, store.log)
+    event: Any = {
+        "event": "measured",
+        "job": "job1",
+        "round_id": "round1",
+        "record": torn if part == "record" else whole,
+    }
+    connection.xadd(STREAM, {messages.EVENT_FIELD: sign_json(SECRET, "a result", torn if part == "event" else event)})
+    recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     assert connection.xlen(messages.UNREADABLE) == 1
     assert count(store) == 0
 
 
+@pytest.mark.parametrize("forged", ["unsigned", "altered", "of another fleet"])
+def test_a_result_that_the_fleet_did_not_sign_changes_nothing_and_is_set_aside(
+    connection: redis.Redis, store: Store, forged: str
+) -> None:
+    event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": record("a").to_json()}
+    text = {
+        "unsigned": json.dumps(event),
+        "altered": seal_event(SECRET, event).replace('"job1"', '"job2"'),
+        "of another fleet": seal_event(b"another secret", event),
+    }[forged]
+    connection.xadd(STREAM, {messages.EVENT_FIELD: text})
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    batch = recorder.poll(10)
+    recorder.acknowledge(batch)
+    assert batch.arrivals == []  # not even a lost round: nobody knows whether the round is the writer's
+    assert count(store) == 0
+    entries: Any = connection.xrange(messages.UNREADABLE)
+    ((_, kept),) = entries
+    assert kept[messages.EVENT_FIELD.encode()].decode() == text
+    assert b"a result does not carry this fleet's signature" in kept[b"reason"]
+
+
 def test_an_entry_without_an_event_is_nothing_to_keep(connection: redis.Redis, store: Store) -> None:
     connection.xadd(STREAM, {"other": "field"})
-    recorder = Recorder(connection, store.log)
+    recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     assert connection.xlen(messages.UNREADABLE) == 0
@@ -178,9 +210,9 @@ def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection
     later = plain.to_json()
     for part in (later, later["device"], later["granted"], later["policy"]):
         part["new_in_a_later_version"] = 1
-    event = {"event": "measured", "job": "job1", "round_id": "round1", "record": later}
-    connection.xadd(STREAM, {messages.EVENT_FIELD: json.dumps(event)})
-    recorder = Recorder(connection, store.log)
+    event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": later}
+    connection.xadd(STREAM, {messages.EVENT_FIELD: seal_event(SECRET, event)})
+    recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     assert record_of(store) == plain
@@ -192,19 +224,32 @@ def test_a_worker_that_would_not_understand_gets_no_work(
     connection: redis.Redis, caplog: pytest.LogCaptureFixture, protocol: int | None
 ) -> None:
     (ours,) = alive("ours", 1.0).workers.values()
-    other = {**ours, "name": f"other-{protocol}", "protocol": protocol}
+    other: Any = {**ours, "name": f"other-{protocol}", "protocol": protocol}
     if protocol is None:  # as workers were before they told
         del other["protocol"]
     for each in (ours, other):
-        connection.set(messages.worker_key(str(each["name"])), json.dumps(each))
+        connection.set(messages.worker_key(each["name"]), seal_worker(SECRET, each))
     for _ in range(3):
-        assert list(live_workers(connection).workers) == ["ours"]
+        assert list(live_workers(connection, SECRET).workers) == ["ours"]
     assert caplog.text.count(f"worker other-{protocol} gets no work: it speaks protocol {protocol}") == 1
+
+
+def test_a_worker_whose_entry_the_fleet_did_not_sign_is_not_there(
+    connection: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    (ours,) = alive("ours", 1.0).workers.values()
+    entry = seal_worker(SECRET, ours)
+    forged: Any = {**ours, "name": "forged"}
+    for name, text in (("ours", entry), ("forged", json.dumps(forged)), ("copied", entry)):
+        connection.set(messages.worker_key(name), text)
+    assert list(live_workers(connection, SECRET).workers) == ["ours"]
+    for name in ("forged", "copied"):
+        assert f"worker {name} gets no work: the entry of worker {name} does not carry" in caplog.text
 
 
 def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis, store: Store) -> None:
     send(connection, *(record(f"c{index}") for index in range(2500)))
-    recorder = Recorder(connection, store.log)
+    recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     while count(store) < 2500:
         recorder.acknowledge(recorder.poll(10))
@@ -218,7 +263,7 @@ def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis
 def test_a_stream_is_cut_to_what_some_group_still_needs(connection: redis.Redis, store: Store) -> None:
     connection.xgroup_create(STREAM, messages.TUNER, id="0", mkstream=True)
     send(connection, *(record(f"c{index}") for index in range(10)))
-    recorder = Recorder(connection, store.log)
+    recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     trim(connection, recorder, alive=["tune-1"], needed=[])
@@ -235,7 +280,7 @@ def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
     connection: redis.Redis, store: Store
 ) -> None:
     send(connection, record("a"))
-    recorder = Recorder(connection, store.log)
+    recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     trim(connection, recorder, alive=[], needed=[])
     assert connection.exists(STREAM)
@@ -285,7 +330,7 @@ def waiting(connection: redis.Redis) -> int:
 
 
 def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection: redis.Redis) -> None:
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     given_up: list[messages.Work] = []
     requeuer = Requeuer(connection, queues, given_up.append)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
@@ -304,7 +349,7 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
 
 
 def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Redis) -> None:
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     given_up: list[messages.Work] = []
     requeuer = Requeuer(connection, queues, given_up.append)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
@@ -321,7 +366,7 @@ def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Red
 
 
 def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: redis.Redis) -> None:
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     Requeuer(connection, queues, lambda _: None).sweep(alive("w1", started_at=time.time() + 1))
@@ -330,7 +375,7 @@ def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: red
 
 def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) -> None:
     """Redis went away while the worker began: it waits for work again, and the work counts as started."""
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     requeuer = Requeuer(connection, queues, lambda _: None)
@@ -343,7 +388,7 @@ def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) 
 
 def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fractune_server.transport.requeue._STUCK_S", 0.2)
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1", start=False)
     requeuer = Requeuer(connection, queues, lambda _: None)
@@ -362,8 +407,8 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
     spec = JobSpec(model="a" * 64, model_name="m", shares=("cpu:1", "cpu:2"))
     granted = {share: GrantedShare(share, int(share[-1]), 2, "core", 1, reserved=False) for share in spec.shares}
     job = StoredJob("job1", spec, 1.0, DEVICE, granted, "llvm")
-    write_dead_letters(connection, BUILD, lambda _: job)
-    recorder = Recorder(connection, store.log)
+    write_dead_letters(connection, SECRET, BUILD, lambda _: job)
+    recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     found = list(store.log.all(RecordFilter()))
@@ -375,7 +420,7 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
 
 
 def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     queues.withdraw("work1")
@@ -385,7 +430,7 @@ def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
 
 
 def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> None:
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
     connection.set(messages.cancel_key("job1"), 1)
@@ -395,7 +440,7 @@ def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> 
 
 
 def test_work_of_another_version_is_neither_given_again_nor_given_up(connection: redis.Redis) -> None:
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     given_up: list[messages.Work] = []
     old = {"do": "build", "work_id": "old", "job": "job1", "lease": "l"}
     Queue(messages.BUILD_QUEUE, connection=connection, serializer=JSONSerializer).enqueue_call(
@@ -408,8 +453,44 @@ def test_work_of_another_version_is_neither_given_again_nor_given_up(connection:
     assert given_up == []
 
 
+@pytest.mark.parametrize("forged", ["unsigned", "altered", "of another fleet", "of another queue"])
+def test_work_that_the_fleet_did_not_sign_is_neither_given_again_nor_given_up(
+    connection: redis.Redis, forged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = {
+        "unsigned": json.dumps(BUILD),
+        "altered": seal_work(SECRET, messages.BUILD_QUEUE, BUILD).replace("[1]", "[3]"),
+        "of another fleet": seal_work(b"another secret", messages.BUILD_QUEUE, BUILD),
+        "of another queue": seal_work(SECRET, messages.COMPILE_QUEUE, BUILD),
+    }[forged]
+    queue = Queue(messages.BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
+    queue.enqueue_call(messages.HANDLER, args=(message,), job_id="work1")
+    take(connection, "w1")
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    Requeuer(connection, queues, given_up.append).sweep(Fleet(()))
+    assert queues.idle()
+    assert not queues.has("work1")
+    assert given_up == []
+    assert "work1 on the queue build.3 is dropped: work on the queue build.3 does not carry" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "torn", [{"data": b"\x80"}, {"data": b"[]"}, {"other": b"1"}, {"data": b"1", "status": b"odd"}]
+)
+def test_a_job_that_cannot_be_read_is_dropped(connection: redis.Redis, torn: Any) -> None:
+    queues = WorkQueues(connection, SECRET)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    connection.hset("rq:job:torn", mapping=torn)
+    failed = Queue(messages.BUILD_QUEUE, connection=connection).failed_job_registry
+    connection.zadd(failed.key, {"torn": time.time() + 600})
+    queues.drop_foreign()
+    Requeuer(connection, queues, lambda _: None).sweep(Fleet(()))
+    assert connection.zcard(failed.key) == 0
+    assert queues.has("work1")
+
+
 def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.Redis) -> None:
-    queues = WorkQueues(connection)
+    queues = WorkQueues(connection, SECRET)
     for name in ("tune-1", "tune-2"):
         queues.enqueue(messages.tune_queue(name), {**BUILD, "work_id": name})
     queues.enqueue(messages.BUILD_QUEUE, BUILD)

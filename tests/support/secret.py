@@ -1,0 +1,3 @@
+"""The secret of every fleet in tests."""
+
+SECRET = b"a secret for tests"

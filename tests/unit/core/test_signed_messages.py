@@ -1,0 +1,77 @@
+"""Work is good for one queue, one job of RQ's and a time; entries of workers for one name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fractune_core.messages import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, DONE_TTL_S, WORK_MAX_AGE_S
+from fractune_core.signed_messages import (
+    Refused,
+    open_event,
+    open_work,
+    open_worker,
+    seal_event,
+    seal_work,
+    seal_worker,
+)
+from fractune_core.signing import Unsigned
+
+WORK: Any = {"do": "time_model", "work_id": "w1", "job": "j1", "share": "cpu:1", "bundle": "b"}
+NOW_S = 1_000_000_000.0
+
+
+def seal_at(time_s: float, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("time.time", lambda: time_s)
+    message = seal_work(b"ours", COMPILE_QUEUE, WORK)
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    return message
+
+
+def test_work_comes_out_as_it_went_in() -> None:
+    assert open_work(b"ours", COMPILE_QUEUE, "w1", seal_work(b"ours", COMPILE_QUEUE, WORK)) == WORK
+
+
+def test_work_of_another_secret_queue_or_job_is_refused() -> None:
+    message = seal_work(b"ours", COMPILE_QUEUE, WORK)
+    with pytest.raises(Refused, match="does not carry this fleet's signature"):
+        open_work(b"theirs", COMPILE_QUEUE, "w1", message)
+    with pytest.raises(Refused, match=f"work on the queue {BUILD_QUEUE} does not carry"):
+        open_work(b"ours", BUILD_QUEUE, "w1", message)
+    with pytest.raises(Refused, match="of work w1 and came in another job"):
+        open_work(b"ours", COMPILE_QUEUE, "w2", message)
+
+
+@pytest.mark.parametrize("age_s", [WORK_MAX_AGE_S - 1, 0, -CLOCK_TOLERANCE_S + 1])
+def test_work_may_wait_for_hours_and_clocks_may_differ(age_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_work(b"ours", COMPILE_QUEUE, "w1", seal_at(NOW_S - age_s, monkeypatch)) == WORK
+
+
+@pytest.mark.parametrize(
+    ("age_s", "reason"),
+    [
+        (WORK_MAX_AGE_S + 1, "queued 24.0 h ago, and work is good for 24 h"),
+        (-CLOCK_TOLERANCE_S - 1, "1.0 h in the future"),
+    ],
+)
+def test_old_work_and_work_of_the_future_is_refused(age_s: float, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused, match=reason):
+        open_work(b"ours", COMPILE_QUEUE, "w1", seal_at(NOW_S - age_s, monkeypatch))
+
+
+def test_a_mark_of_done_work_outlives_every_copy_of_the_work() -> None:
+    """Sent by a clock that is ahead by what is allowed, opened by one that is as far behind."""
+    assert WORK_MAX_AGE_S + 2 * CLOCK_TOLERANCE_S <= DONE_TTL_S
+
+
+def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None:
+    failed: Any = {"event": "work_failed", "job": "j", "do": "build", "error": "E", "message": "m"}
+    assert open_event(b"ours", seal_event(b"ours", failed)) == failed
+    with pytest.raises(Unsigned):
+        open_event(b"ours", seal_work(b"ours", COMPILE_QUEUE, WORK))
+    info: Any = {"name": "builder-1", "role": "build"}
+    entry = seal_worker(b"ours", info)
+    assert open_worker(b"ours", "builder-1", entry) == info
+    with pytest.raises(Unsigned, match="the entry of worker builder-2 does not carry"):
+        open_worker(b"ours", "builder-2", entry)

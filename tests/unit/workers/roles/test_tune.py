@@ -1,0 +1,49 @@
+"""What a tuner instance learns from: a real Redis, and no child."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fractune_core.messages import EVENT_FIELD, tuner_stream
+from fractune_core.signed_messages import seal_event
+from fractune_workers.context import WorkerContext
+from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.roles.tune import Tuner
+from tests.support.processes.fleet_simulated import made_up_record, target_operator
+from tests.support.processes.redis_process import running_redis
+from tests.support.secret import SECRET
+
+
+@pytest.fixture
+def connection() -> Iterator[redis.Redis]:
+    with running_redis() as url, redis.Redis.from_url(url) as connection:
+        yield connection
+
+
+def measured(candidate: str) -> Any:
+    work = {"kind": "trial", "share": "cpu:1", "round_id": "r", "job": "j", "operator": target_operator("conv2d")}
+    record = made_up_record(work, candidate, f'["{candidate}"]')
+    return {"event": "measured", "job": "j", "round_id": "r", "record": record.to_json()}
+
+
+def test_a_tuner_learns_from_results_that_the_fleet_signed(
+    connection: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = WorkerContext("tune-1", connection, SECRET, CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
+    tuner = Tuner(context)
+    tuner.start()
+    forged = (json.dumps(measured("unsigned")), seal_event(b"another secret", measured("of another fleet")))
+    for text in (*forged, seal_event(SECRET, measured("ours"))):
+        connection.xadd(tuner_stream("tune-1"), {EVENT_FIELD: text})
+    with caplog.at_level(logging.WARNING):
+        tuner._read_results()
+    (learned,) = tuner._results.values()
+    assert [candidate for candidate, _, _ in learned] == ["ours"]
+    assert caplog.text.count("does not carry this fleet's signature") == len(forged)

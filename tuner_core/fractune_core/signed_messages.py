@@ -1,0 +1,86 @@
+"""The messages that server and workers send each other through Redis, signed: work, results, and who is there.
+
+Whoever can write to Redis may drop, delay and repeat them, and can neither invent nor alter one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+from fractune_core.errors import FractuneError
+from fractune_core.messages import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S, Event, Work, WorkerInfo
+from fractune_core.signing import Unsigned, open_signed_json, sign_json
+
+_EVENT = "a result"
+_GREETING = "the greeting of the server"
+
+
+class Refused(FractuneError):
+    """Work that no worker may do; the message says why."""
+
+
+def seal_work(secret: bytes, queue: str, work: Work) -> str:
+    """The work as a message of now, for this queue alone."""
+    return sign_json(secret, _work_on(queue), {"work": work, "issued_at": time.time()})
+
+
+def open_work(secret: bytes, queue: str, job_id: str, message: str | bytes) -> Work:
+    """The work inside a message that came over `queue` in RQ's job `job_id`.
+
+    Raises Refused for what was not signed by this fleet for this queue, came in another job, or is too old.
+    """
+    try:
+        opened = open_signed_json(secret, _work_on(queue), message)
+    except Unsigned as error:
+        raise Refused(str(error)) from error
+    work = cast(Work, opened["work"])
+    if work["work_id"] != job_id:
+        raise Refused(f"the message is of work {work['work_id']} and came in another job; it was copied")
+    _check_age(time.time() - opened["issued_at"])
+    return work
+
+
+def _check_age(age_s: float) -> None:
+    if age_s > WORK_MAX_AGE_S:
+        raise Refused(f"it was queued {age_s / 3600:.1f} h ago, and work is good for {WORK_MAX_AGE_S / 3600:g} h")
+    if age_s < -CLOCK_TOLERANCE_S:
+        raise Refused(
+            f"it was queued {-age_s / 3600:.1f} h in the future; set the clocks of all hosts, which may differ by "
+            f"{CLOCK_TOLERANCE_S / 3600:g} h"
+        )
+
+
+def seal_event(secret: bytes, event: Event) -> str:
+    return sign_json(secret, _EVENT, event)
+
+
+def open_event(secret: bytes, message: str | bytes) -> Event:
+    """Raises Unsigned. What is inside was sent by this fleet; a part of another version may have sent it."""
+    return cast(Event, open_signed_json(secret, _EVENT, message))
+
+
+def seal_worker(secret: bytes, info: WorkerInfo) -> str:
+    return sign_json(secret, _entry_of(info["name"]), info)
+
+
+def open_worker(secret: bytes, name: str, message: str | bytes) -> WorkerInfo:
+    """The entry under `worker_key(name)`. Raises Unsigned."""
+    return cast(WorkerInfo, open_signed_json(secret, _entry_of(name), message))
+
+
+def seal_greeting(secret: bytes) -> str:
+    return sign_json(secret, _GREETING, {})
+
+
+def check_greeting(secret: bytes, message: str | bytes) -> None:
+    """Raises Unsigned when it was sealed with another secret."""
+    open_signed_json(secret, _GREETING, message)
+
+
+def _work_on(queue: str) -> str:
+    return f"work on the queue {queue}"
+
+
+def _entry_of(worker: str) -> str:
+    return f"the entry of worker {worker}"

@@ -1,0 +1,92 @@
+"""RQ's loop and RQ's job, cut down to what a worker may be made to do through Redis: one piece of signed work."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import ResponseError
+from rq import Queue, SimpleWorker
+from rq.exceptions import NoSuchJobError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.utils import now
+from rq.worker_registration import clean_worker_registry
+
+from fractune_core.messages import HANDLER
+from fractune_workers import entry
+
+_DATA = b"data"
+_TIMEOUT_S = 24 * 3600
+"""RQ's own limit: far out, because the supervisor holds the real deadlines"""
+_FAILURE_TTL_S = 3600
+"""long enough for the server to see it"""
+
+_log = logging.getLogger(__name__)
+
+
+class WorkJob(Job):
+    """A job of RQ's that can call one function, `entry.handle`.
+
+    Of what Redis says about it, only its data is read, and of that only the message inside. Whatever else is there
+    (another function, callbacks, webhooks, dependencies, retries, limits) is not.
+    """
+
+    @classmethod
+    def fetch(cls, id: str, connection: Redis | None = None, serializer: Any = None) -> Job:  # noqa: A002
+        """Raises NoSuchJobError for what cannot be read, too: RQ's loop passes over it."""
+        try:
+            return super().fetch(id, connection, serializer)
+        except NoSuchJobError:
+            raise
+        except (KeyError, TypeError, ValueError, ResponseError) as error:
+            _log.warning("job %r is refused: it is none of ours, and cannot be read (%r)", id, error)
+            raise NoSuchJobError(f"job {id} cannot be read") from error
+
+    def restore(self, raw_data: Any) -> None:
+        super().restore({field: value for field, value in raw_data.items() if field == _DATA})
+        message = _message(self.data)
+        self.func_name, self.instance, self.args, self.kwargs = HANDLER, None, (message,), {}
+        self.timeout, self.result_ttl, self.failure_ttl = _TIMEOUT_S, 0, _FAILURE_TTL_S
+
+    def perform(self) -> None:
+        entry.handle(self.origin, self.id, self.args[0])
+
+
+class WorkLoop(SimpleWorker):
+    """RQ's worker without a fork for each piece of work: the role's child is the process that may crash.
+
+    It takes no commands over Redis, and leaves the registries of jobs to the server.
+    """
+
+    def __init__(self, name: str, connection: Redis, queues: Sequence[str], job_class: type[WorkJob] = WorkJob) -> None:
+        how: dict[str, Any] = {"connection": connection, "serializer": JSONSerializer, "job_class": job_class}
+        super().__init__([Queue(each, **how) for each in queues], name=name, **how)
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        job.origin = queue.name  # whatever the job says
+        super().execute_job(job, queue)
+
+    def subscribe(self) -> None:
+        pass
+
+    def unsubscribe(self) -> None:
+        pass
+
+    def run_maintenance_tasks(self) -> None:
+        """Forget workers that are gone. RQ's own tasks also look at jobs, and call what a job names for a failure."""
+        for queue in self.queues:
+            clean_worker_registry(queue)
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ takes it for its first value, None
+
+
+def _message(data: bytes) -> str:
+    """What a job carries: the one argument of RQ's call; empty for anything else."""
+    try:
+        message = json.loads(data)[2][0]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return ""
+    return message if isinstance(message, str) else ""
