@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,7 +14,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
     Version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`) are read, whichever is mounted.
     """
-    quotas = [quota for folder in _cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
+    quotas = [quota for folder in cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
     return min(quotas, default=None)
 
 
@@ -28,12 +28,12 @@ class Throttling:
     """of all cores together"""
 
 
-def throttlings(root: Path = ROOT) -> list[Throttling]:
-    """Of this process's cgroup and all ancestors that count it, always in the same order.
+def throttlings(folders: Iterable[Path]) -> list[Throttling]:
+    """Of those cgroups (`cgroup_folders`) that count it, in their order.
 
     Version 2 counts in microseconds (`throttled_usec`) and version 1 in nanoseconds (`throttled_time`).
     """
-    return [found for folder in _cgroup_folders(root) if (found := _throttling_of(folder)) is not None]
+    return [found for folder in folders if (found := _throttling_of(folder)) is not None]
 
 
 def _throttling_of(folder: Path) -> Throttling | None:
@@ -62,7 +62,7 @@ def _quota_of(folder: Path) -> float | None:
     return None
 
 
-def _cgroup_folders(root: Path) -> Iterator[Path]:
+def cgroup_folders(root: Path = ROOT) -> Iterator[Path]:
     """The folders of this process's cgroup and its ancestors, as far as they are mounted here."""
     try:
         cgroups = (root / "proc/self/cgroup").read_text().splitlines()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cgroups import Throttling, cpu_quota, throttlings
+from fractune_core.cgroups import Throttling, cgroup_folders, cpu_quota, throttlings
 from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
 
@@ -78,7 +78,7 @@ def test_what_each_cgroup_above_was_throttled_for(tmp_path: Path) -> None:
     (mount / "kube/pod/cpu.stat").write_text("usage_usec 9\nnr_periods 8\nnr_throttled 3\nthrottled_usec 1500000\n")
     (mount / "kube/cpu.stat").write_text("rubbish\n")
     (mount / "cpu.stat").write_text("usage_usec 99\n")  # the root has no quota, so it counts none
-    assert throttlings(root) == [Throttling(3, 1.5)]
+    assert throttlings(cgroup_folders(root)) == [Throttling(3, 1.5)]
 
 
 def test_version_1_counts_in_nanoseconds(tmp_path: Path) -> None:
@@ -87,16 +87,17 @@ def test_version_1_counts_in_nanoseconds(tmp_path: Path) -> None:
         stat = root / "sys/fs/cgroup/cpu,cpuacct" / folder / "cpu.stat"
         stat.parent.mkdir(parents=True, exist_ok=True)
         stat.write_text("nr_periods 5\nnr_throttled {}\nthrottled_time {}\n".format(*counts))
-    assert throttlings(root) == [Throttling(2, 0.25), Throttling(0, 0.0)]
+    assert throttlings(cgroup_folders(root)) == [Throttling(2, 0.25), Throttling(0, 0.0)]
 
 
 _USE_UP_THE_QUOTA = """
 import time
-from fractune_core.cgroups import throttlings
-before, deadline = throttlings(), time.monotonic() + 30
+from fractune_core.cgroups import cgroup_folders, throttlings
+folders = list(cgroup_folders())
+before, deadline = throttlings(folders), time.monotonic() + 30
 while time.monotonic() < deadline:
-    rises = [(now.count - then.count, now.throttled_s - then.throttled_s) for now, then in zip(throttlings(), before)]
-    if any(count > 0 and secs > 0 for count, secs in rises):
+    rises = zip(throttlings(folders), before)
+    if any(now.count > then.count and now.throttled_s > then.throttled_s for now, then in rises):
         print("throttled")
         break
 """

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.cgroups import ROOT, Throttling, throttlings
+from fractune_core.cgroups import ROOT, Throttling, cgroup_folders, throttlings
 from fractune_core.disturbances import Disturbance
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -20,12 +20,24 @@ _KHZ_PER_MHZ = 1000
 
 
 @dataclass(frozen=True)
-class Counters:
-    """One reading. All of it counts up, but for the clock."""
-
+class _Moment:
     at_s: float
     thread_cpu_s: float
     """on a core, of the thread that reads"""
+
+    @classmethod
+    def now(cls) -> _Moment:
+        return cls(time.perf_counter(), time.thread_time())
+
+
+@dataclass(frozen=True)
+class Counters:
+    """One reading. All of it counts up, but for the clock."""
+
+    began: _Moment
+    ended: _Moment
+    """A reading takes time, in which it may be disturbed itself: what lies between two is counted from where the first
+    began to where the second ended"""
     process_cpu_s: float
     preemptions: int
     waited_s: float
@@ -39,11 +51,11 @@ class Counters:
 
     def since(self, before: Counters) -> Disturbance:
         """What was counted from `before` until this reading, of the same cores by the same thread."""
-        wall_s, process_cpu_s = self.at_s - before.at_s, self.process_cpu_s - before.process_cpu_s
+        wall_s, process_cpu_s = self.ended.at_s - before.began.at_s, self.process_cpu_s - before.process_cpu_s
         throttled = list(zip(self.throttlings, before.throttlings, strict=False))
         return Disturbance(
             wall_s=wall_s,
-            off_core_s=_rise(wall_s, self.thread_cpu_s - before.thread_cpu_s),
+            off_core_s=_rise(wall_s, self.ended.thread_cpu_s - before.began.thread_cpu_s),
             steal_s=_rise(self.steal_s, before.steal_s),
             others_s=_rise(self.busy_s - before.busy_s, process_cpu_s),
             waited_s=_rise(self.waited_s, before.waited_s),
@@ -54,21 +66,32 @@ class Counters:
         )
 
 
-def read_counters(cores: Sequence[int], root: Path = ROOT) -> Counters:
-    """The counters now. `root` is the folder below which `/proc` and `/sys` lie; what is not told there is 0."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    busy_ticks, steal_ticks = _ticks(cores, root)
-    return Counters(
-        preemptions=used.ru_nivcsw,
-        waited_s=sum(_waits_s(root)),
-        busy_s=busy_ticks / _TICKS_PER_S,
-        steal_s=steal_ticks / _TICKS_PER_S,
-        throttlings=tuple(throttlings(root)),
-        clock_mhz=min((_clock_mhz(core, root) for core in cores), default=0),
-        process_cpu_s=used.ru_utime + used.ru_stime,
-        thread_cpu_s=time.thread_time(),
-        at_s=time.perf_counter(),
-    )
+class KernelCounters:
+    """Reads the counters of some cores and of this process.
+
+    `root` is the folder below which `/proc` and `/sys` lie; what is not told there is 0.
+    """
+
+    def __init__(self, cores: Sequence[int], root: Path = ROOT) -> None:
+        self._cores = cores
+        self._root = root
+        self._cgroups = list(cgroup_folders(root))  # found once: most of what a reading would take
+
+    def read(self) -> Counters:
+        began = _Moment.now()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        busy_ticks, steal_ticks = _ticks(self._cores, self._root)
+        return Counters(
+            process_cpu_s=used.ru_utime + used.ru_stime,
+            preemptions=used.ru_nivcsw,
+            waited_s=sum(_waits_s(self._root)),
+            busy_s=busy_ticks / _TICKS_PER_S,
+            steal_s=steal_ticks / _TICKS_PER_S,
+            throttlings=tuple(throttlings(self._cgroups)),
+            clock_mhz=min((_clock_mhz(core, self._root) for core in self._cores), default=0),
+            began=began,
+            ended=_Moment.now(),  # the last that is read
+        )
 
 
 def _ticks(cores: Sequence[int], root: Path) -> tuple[int, int]:

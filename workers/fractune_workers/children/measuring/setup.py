@@ -18,7 +18,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.anchor import Anchor, matmul_anchor
-from fractune_workers.children.measuring.counters import Counters, read_counters
+from fractune_workers.children.measuring.counters import Counters, KernelCounters
 from fractune_workers.children.measuring.roof import cpu_roof
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
@@ -62,7 +62,7 @@ def cpu_setup() -> MeasuringSetup:
         versions=_versions(),
         get_ready=_start_every_thread,
         roof=partial(cpu_roof, target, processor),
-        counters=partial(read_counters, sorted(os.sched_getaffinity(0))),
+        counters=KernelCounters(sorted(os.sched_getaffinity(0))).read,
     )
 
 

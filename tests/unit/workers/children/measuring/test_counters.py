@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.disturbances import Disturbance
-from fractune_workers.children.measuring.counters import Counters, read_counters
+from fractune_workers.children.measuring.counters import Counters, KernelCounters
 from fractune_workers.measuring.session import LOSS_ALLOWED
 from tests.support.hardware.cgroup_tree import a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
@@ -40,9 +41,10 @@ def tell(
 def test_what_was_stolen_of_its_own_cores_is_seen(tmp_path: Path) -> None:
     root = a_host(tmp_path, **QUOTA)
     tell(root, steal=100)
-    before = read_counters([1], root)
+    counters = KernelCounters([1], root)
+    before = counters.read()
     tell(root, steal=112, user=1000, waited_ns=40_000_000, throttled=2, khz=2_200_000)
-    seen = read_counters([1], root).since(before)
+    seen = counters.read().since(before)
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     assert seen.steal_s == pytest.approx(12 / ticks_per_s)
     assert seen.others_s == pytest.approx(1000 / ticks_per_s, abs=1.0)  # less what this process used meanwhile
@@ -53,11 +55,23 @@ def test_what_was_stolen_of_its_own_cores_is_seen(tmp_path: Path) -> None:
 
 
 def test_a_system_that_shows_nothing_counts_nothing(tmp_path: Path) -> None:
-    before = read_counters([0], tmp_path)
-    seen = read_counters([0], tmp_path).since(before)
+    counters = KernelCounters([0], tmp_path)
+    before = counters.read()
+    seen = counters.read().since(before)
     assert (seen.steal_s, seen.others_s, seen.waited_s) == (0.0, 0.0, 0.0)
     assert (seen.throttles, seen.throttled_s, seen.clock_mhz) == (0, 0.0, 0)
     assert seen.wall_s > 0
+
+
+def test_what_disturbs_a_reading_lies_within_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One made-up second passes with each look at the clock: the readings themselves take time too."""
+    root = a_host(tmp_path, **QUOTA)
+    tell(root, steal=0)
+    seconds = itertools.count()
+    monkeypatch.setattr("fractune_workers.children.measuring.counters.time.perf_counter", lambda: next(seconds))
+    counters = KernelCounters([1], root)
+    before = counters.read()  # from 0 to 1
+    assert counters.read().since(before).wall_s == 3  # to 3
 
 
 @pytest.fixture
@@ -69,21 +83,22 @@ def core() -> Iterator[int]:
     os.sched_setaffinity(0, allowed)
 
 
-def seen_while(before: Counters, core: int, wanted: str) -> Disturbance:
+def seen_while(counters: KernelCounters, before: Counters, wanted: str) -> Disturbance:
     """What is seen by a thread that computes without a pause, once `wanted` is above 0, or after DEADLINE_S."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
-        seen = read_counters([core]).since(before)
+        seen = counters.read().since(before)
         if (getattr(seen, wanted) > 0 and seen.lost > LOSS_ALLOWED) or time.monotonic() > deadline:
             return seen
 
 
 @pytest.mark.parametrize("wanted", ["preemptions", "waited_s", "others_s", "off_core_s"])
 def test_a_busy_process_on_the_same_core_is_seen(core: int, wanted: str) -> None:
-    before = read_counters([core])
+    counters = KernelCounters([core])
+    before = counters.read()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:  # it inherits the core
         try:
-            seen = seen_while(before, core, wanted)
+            seen = seen_while(counters, before, wanted)
         finally:
             busy.kill()
     assert getattr(seen, wanted) > 0
@@ -92,19 +107,21 @@ def test_a_busy_process_on_the_same_core_is_seen(core: int, wanted: str) -> None
 
 def test_time_asleep_on_an_idle_core_is_no_wait(core: int) -> None:
     """What the process does not do by itself is seen as lost; but only where it could have run did it wait."""
-    before = read_counters([core])
+    counters = KernelCounters([core])
+    before = counters.read()
     subprocess.run([sys.executable, "-c", "import time; time.sleep(0.3)"], check=True)
-    seen = read_counters([core]).since(before)
+    seen = counters.read().since(before)
     assert seen.off_core_s >= 0.3
     assert seen.waited_s < seen.off_core_s - 0.2
 
 
 _USE_UP_THE_QUOTA = """
 import time
-from fractune_workers.children.measuring.counters import read_counters
-before, deadline = read_counters([]), time.monotonic() + 30
+from fractune_workers.children.measuring.counters import KernelCounters
+counters = KernelCounters([])
+before, deadline = counters.read(), time.monotonic() + 30
 while time.monotonic() < deadline:
-    seen = read_counters([]).since(before)
+    seen = counters.read().since(before)
     if seen.throttles > 0 and seen.throttled_s > 0 and seen.lost > 0.1:
         print("throttled")
         break
