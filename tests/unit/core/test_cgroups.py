@@ -96,13 +96,8 @@ from fractune_core.cgroups import cgroup_folders, throttlings
 folders = list(cgroup_folders())
 before, deadline = throttlings(folders), time.monotonic() + 30
 while time.monotonic() < deadline:
-<<<<<<< HEAD
-    pairs = zip(throttlings(folders), before)
-    if any(now.count > then.count and now.throttled_s > then.throttled_s for now, then in pairs):
-=======
     rises = zip(throttlings(folders), before)
     if any(now.count > then.count and now.throttled_s > then.throttled_s for now, then in rises):
->>>>>>> w-disturbance
         print("throttled")
         break
 """
