@@ -211,11 +211,11 @@ def test_work_of_a_cancelled_job_is_skipped(fleet: Fleet) -> None:
     assert not fleet.records(SERVER_STREAM, round_id)
 
 
-def test_a_child_that_is_killed_is_replaced_and_the_candidate_blamed(fleet: Fleet) -> None:
+def test_a_child_that_is_killed_is_replaced_and_the_candidate_measured_again(fleet: Fleet) -> None:
     measurer = fleet.workers["measurer"]
     (child,) = measurer.children()
     small, round_id = fleet.workload, uuid.uuid4().hex
-    fleet.workload = matmul_workload(2048)  # many seconds of untuned work on any machine: there is time to kill it in
+    fleet.workload = matmul_workload(768)  # seconds of untuned work on any machine: there is time to kill it in
     try:
         put_signed_blob(fleet.redis, SECRET, workload_blob(fleet.workload["hash"]), fleet.workload["json"].encode())
         before = _ticks(child)
@@ -225,9 +225,8 @@ def test_a_child_that_is_killed_is_replaced_and_the_candidate_blamed(fleet: Flee
         wait_until(lambda: len(fleet.records(SERVER_STREAM, round_id)) == 1, 60)
     finally:
         fleet.workload = small
-    (blamed,) = fleet.records(SERVER_STREAM, round_id)
-    assert blamed.status == "crashed"
-    assert "SIGKILL" in blamed.cause
+    (record,) = fleet.records(SERVER_STREAM, round_id)
+    assert (record.status, record.cause) == ("ok", "")
     after = uuid.uuid4().hex
     fleet.build(after, [UNTUNED])
     wait_until(lambda: len(fleet.records(SERVER_STREAM, after)) == 1, 60)

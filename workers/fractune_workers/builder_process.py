@@ -13,8 +13,8 @@ from fractune_workers.child import Child
 LIMIT_CPU_S = 10
 """CPU time of a build, unless the caller says otherwise"""
 _LEARN_TIMEOUT_S = 30.0
-_STUCK_S = 120.0
-"""for a child that does not answer, by the clock: far beyond what the limit on CPU time allows"""
+_STUCK_S = 300.0
+"""for a child that does not answer, by the clock: far beyond what the limit on CPU time allows, all tries together"""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fractune_core.errors import FractuneError, ShareNotReady, error_from_name
 
@@ -26,7 +26,11 @@ _STOP_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.01
 _NOT_READY_TIMEOUT_S = 15.0
 _NOT_READY_EVERY_S = 0.5
+TRIES = 3
+"""how often a process is killed from outside before that counts against what it did"""
+_KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +39,10 @@ class ChildDied(FractuneError):
 
     Raised in a child it means that the process has lost what it works with, and ends after this answer.
     """
+
+
+class ChildKilled(ChildDied):
+    """The child process was ended from outside: by somebody, or by a kernel that was out of memory."""
 
 
 class ChildTimeout(FractuneError):
@@ -48,6 +56,26 @@ class ChildTimeout(FractuneError):
 
 class CallFailed(FractuneError):
     """The call raised inside the child, which goes on living; the message is the exception's first line."""
+
+
+def is_kill(number: int) -> bool:
+    """Whether a process that signal `number` has ended was ended from outside; 0 = by no signal."""
+    return number in _KILLS
+
+
+def unless_killed(run: Callable[[], _T]) -> _T:
+    """What `run` gives, which calls a child; again when that is killed from outside, which is nobody's fault as long as
+    it does not happen every time. Raises what `run` raises.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return run()
+        except ChildKilled as error:
+            _log.warning("%s, which is held against nobody: what it did is done again", error)
+    try:
+        return run()
+    except ChildKilled as error:
+        raise ChildKilled(f"{error}, {TRIES} times in a row; is this machine out of memory?") from error
 
 
 class Preemption(Protocol):
@@ -121,7 +149,7 @@ class Child:
                 raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
             answer = json.loads(self._link.recv_bytes())
         except (EOFError, OSError) as error:
-            raise ChildDied(self._how_it_died()) from error
+            raise self._death() from error
         if "error" in answer:
             failure = _error_of(answer)
             if isinstance(failure, ChildDied):
@@ -237,23 +265,25 @@ class Child:
         try:
             ready = json.loads(self._link.recv_bytes())
         except (EOFError, OSError) as error:
-            raise ChildDied(self._how_it_died()) from error
+            raise self._death() from error
         if "error" in ready:
             self.kill()
             raise _error_of(ready)
 
-    def _how_it_died(self) -> str:
+    def _death(self) -> ChildDied:
+        """How the process ended."""
         self._drop_link()
         if self._process is None:
-            return "the child was never started"
+            return ChildDied("the child was never started")
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-            return "the child closed its connection and had to be killed"
+            return ChildDied("the child closed its connection and had to be killed")
         if code < 0:
-            return f"the child was killed by {signal.Signals(-code).name}"
-        return f"the child ended with exit code {code}"
+            kind = ChildKilled if is_kill(-code) else ChildDied
+            return kind(f"the child was killed by {signal.Signals(-code).name}")
+        return ChildDied(f"the child ended with exit code {code}")
 
     def _drop_link(self) -> None:
         if self._link is not None:

@@ -7,11 +7,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.building import child as building
+
+
+def _wait_for(file: Path) -> None:
+    """Say in a file beside it that this fork waits; go on when it is there."""
+    if not file.exists():
+        Path(f"{file}.{os.getpid()}").touch()
+        signal.pause()
 
 
 def _obey(trace: str, _target: Any) -> bytes:
@@ -20,6 +28,8 @@ def _obey(trace: str, _target: Any) -> bytes:
             pass
     if trace == "program":
         subprocess.run([sys.executable, "-c", "while True: pass"], check=True)
+    if trace.startswith("wait for "):
+        _wait_for(Path(trace.removeprefix("wait for ")))
     if trace == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if trace == "leave":
@@ -34,4 +44,4 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     building.build_object = _obey  # type: ignore[attr-defined, assignment]
     child = building.BuilderChild()
     child._workloads["w"] = {DIRECT: None}
-    return {"build": child.build, "pid": os.getpid}
+    return {"build": child.build, "pid": os.getpid, "learn_workload": lambda **_workload: []}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fractune_core.errors import ShareNotReady, ShareUnavailable
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.child import TRIES, CallFailed, Child, ChildDied, ChildKilled, ChildTimeout, unless_killed
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 
@@ -144,6 +145,71 @@ def test_a_crash_names_its_signal_and_is_survived(child: Child) -> None:
     with pytest.raises(ChildDied, match="exit code 3"):
         child.call("leave", 20)
     assert child.call("echo", 20, value=3) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_killed_child_did_is_done_again(child: Child, tmp_path: Path, number: signal.Signals) -> None:
+    calls = 0
+
+    def run() -> int:
+        nonlocal calls
+        calls += 1
+        if calls < TRIES:
+            child.ensure()
+            pid = child.pid or 0
+            note = tmp_path / f"note{calls}"
+            with killed_once(note.exists, pid, number):
+                child.call("hang", 20, note=str(note))
+        return int(child.call("echo", 20, value=calls))
+
+    assert unless_killed(run) == TRIES
+    assert child.generation == TRIES
+
+
+def test_a_child_that_is_killed_every_time_is_no_accident(child: Child, tmp_path: Path) -> None:
+    notes = [tmp_path / f"note{number}" for number in range(TRIES)]
+    left = iter(notes)
+
+    def run() -> None:
+        child.ensure()
+        note = next(left)
+        with killed_once(note.exists, child.pid or 0, signal.SIGKILL):
+            child.call("hang", 20, note=str(note))
+
+    with pytest.raises(
+        ChildKilled, match=r"^the child was killed by SIGKILL, 3 times in a row; is this machine out of"
+    ):
+        unless_killed(run)
+    assert all(note.exists() for note in notes)
+
+
+def test_a_crash_is_not_done_again(child: Child) -> None:
+    calls = 0
+
+    def run() -> None:
+        nonlocal calls
+        calls += 1
+        child.call("crash", 20)
+
+    with pytest.raises(ChildDied, match="SIGSEGV"):
+        unless_killed(run)
+    assert calls == 1
+
+
+@contextlib.contextmanager
+def killed_once(when: Callable[[], bool], pid: int, number: signal.Signals) -> Iterator[None]:
+    """Within the block, `pid` is killed from another thread once `when` is true."""
+
+    def kill() -> None:
+        wait_until(when)
+        os.kill(pid, number)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def test_a_child_killed_between_calls_is_replaced(child: Child) -> None:

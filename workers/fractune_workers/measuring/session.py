@@ -27,7 +27,7 @@ from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.roofs import Roof
 from fractune_core.shares import Share
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout, unless_killed
 from fractune_workers.confinement import confinement_for
 from fractune_workers.faults.guard import Preparation, Quarantined, guard_for
 from fractune_workers.gpu.nvml import Clocks
@@ -77,8 +77,9 @@ class Outcome:
         """What one of CHILD_ERRORS means for the artifact that ran."""
         if isinstance(error, Quarantined):
             return cls(error.status, str(error))
-        status = {ChildTimeout: Status.RUN_TIMEOUT, ChildDied: Status.CRASHED}.get(type(error), Status.RUN_FAILED)
-        return cls(status, str(error))
+        if isinstance(error, ChildDied):
+            return cls(Status.CRASHED, str(error))
+        return cls(Status.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Status.RUN_FAILED, str(error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,8 +213,12 @@ class MeasurementSession:
         if self._guard is not None:
             names = [artifact_name(code) for code in codes]
             return self._guard.run(names, self._preparation(batch), run, alone=alone)
-        self._prepare(batch)
-        return run()
+
+        def prepared() -> _T:
+            self._prepare(batch)
+            return run()
+
+        return unless_killed(prepared)
 
     def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         """Call the child, within `run`."""

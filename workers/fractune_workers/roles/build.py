@@ -21,8 +21,8 @@ from fractune_core.messages import (
     workload_blob,
 )
 from fractune_core.records import Kind, Status
-from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess
-from fractune_workers.child import CallFailed, ChildDied, ChildTimeout
+from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate
+from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, unless_killed
 from fractune_workers.context import WorkerContext
 
 _LONGEST_S, _LONGEST_VALIDATED_S = LIMIT_CPU_S, 60
@@ -90,7 +90,7 @@ class Builder:
             artifacts.append(artifact)
             if code:
                 transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
-        args_info = self._learn(work["operator"]["workload_hash"])
+        args_info = unless_killed(lambda: self._learn(work["operator"]["workload_hash"]))
         for share in work["shares"]:
             transaction.enqueue(
                 measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts)
@@ -100,11 +100,7 @@ class Builder:
     def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
         """One candidate; how it failed, when it does, is part of the item."""
         try:
-            operator = work["operator"]
-            self._learn(operator["workload_hash"])
-            built = self._process.build(
-                operator["workload_hash"], operator["target"], item["trace"], self._limit_cpu_s(work)
-            )
+            built = unless_killed(lambda: self._build_once(work, item["trace"]))
         except CallFailed as error:
             return _artifact(item, Status.BUILD_FAILED, str(error)), b""
         except ChildTimeout as error:
@@ -112,8 +108,13 @@ class Builder:
         except ChildDied as error:
             return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
         if built.status is Status.OK:
-            self._deadline.note(operator["workload_hash"], built.build_secs)
+            self._deadline.note(work["operator"]["workload_hash"], built.build_secs)
         return _artifact(item, built.status, built.cause, built.build_secs, built.versions), built.code
+
+    def _build_once(self, work: BuildWork, trace: str) -> BuiltCandidate:
+        operator = work["operator"]
+        self._learn(operator["workload_hash"])
+        return self._process.build(operator["workload_hash"], operator["target"], trace, self._limit_cpu_s(work))
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
         # A finalist was built in time before: what is usual by now must not cost a winner its place. The untuned

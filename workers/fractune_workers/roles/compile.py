@@ -19,7 +19,7 @@ from fractune_core.messages import (
     WorkFailed,
 )
 from fractune_core.signing import Unsigned
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout, unless_killed
 from fractune_workers.context import WorkerContext
 
 _INGEST_TIMEOUT_S = 600.0
@@ -60,7 +60,8 @@ class Compiler:
         transaction.send()
 
     def _ingest(self, work: IngestWork) -> Ingested:
-        answer = self._child.call("ingest", _INGEST_TIMEOUT_S, **self._model_args(work), isa=work["isa"])
+        model = self._model_args(work)
+        answer = unless_killed(lambda: self._child.call("ingest", _INGEST_TIMEOUT_S, **model, isa=work["isa"]))
         return {
             "event": "ingested",
             "job": work["job"],
@@ -71,16 +72,10 @@ class Compiler:
 
     def _compile(self, work: CompileWork) -> Compiled:
         out = self._context.scratch_dir / "compiled.fractune"
+        wanted: dict[str, Any] = {name: work[name] for name in ("variants", "manifest", "records")}
+        wanted |= {**self._model_args(work), "out": str(out)}
         try:
-            self._child.call(
-                "compile_bundle",
-                _COMPILE_TIMEOUT_S,
-                **self._model_args(work),
-                variants=work["variants"],
-                manifest=work["manifest"],
-                records=work["records"],
-                out=str(out),
-            )
+            unless_killed(lambda: self._child.call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted))
             put_signed_blob(self._context.redis, self._context.secret, work["bundle"], out.read_bytes())
         finally:
             out.unlink(missing_ok=True)

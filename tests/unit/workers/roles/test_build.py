@@ -1,8 +1,28 @@
-"""How long a build may take."""
+"""How long a build may take, and what becomes of candidates when a builder's child is killed."""
 
 from __future__ import annotations
 
-from fractune_workers.roles.build import Deadline
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from fractune_core.blobs import put_signed_blob
+from fractune_core.messages import measure_queue, workload_blob
+from fractune_core.signed_messages import open_work
+from fractune_workers.child import TRIES, Child
+from fractune_workers.context import WorkerContext
+from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.roles.build import Builder, Deadline
+from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.secret import SECRET
 
 
 def noted(deadline: Deadline, workload: str, build_secs: float, count: int) -> int:
@@ -29,3 +49,63 @@ def test_four_times_what_its_own_took_for_an_operator_with_some() -> None:
     assert noted(deadline, "large", 0.8, 4) == 4
     assert noted(deadline, "larger", 6.0, 4) == 10
     assert deadline.limit_cpu_s("small") == 1
+
+
+# ---- a child that is killed, for real; what compiles in it does what the trace says ----
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Iterator[Builder]:
+    with running_redis() as url, redis.Redis.from_url(url) as connection:
+        context = WorkerContext("builder", connection, SECRET, CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
+        put_signed_blob(connection, SECRET, workload_blob("w"), b"{}")
+        builder = Builder(context)
+        builder._process.child = Child("tests.support.children.building_module")
+        yield builder
+        builder.stop()
+
+
+def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:
+    """Status and cause of each candidate, as a measurer is told."""
+    operator: Any = {"workload_hash": "w", "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
+    work: Any = {"do": "build", "work_id": "b", "round_id": "r", "job": "j", "kind": "trial", "operator": operator}
+    work |= {"device_key": "d", "shares": ["cpu:1"], "reply": "s"}
+    work["candidates"] = [{"candidate": trace, "trace": trace} for trace in traces]
+    builder.handle(work)
+    name = measure_queue("d", "cpu:1")
+    (job,) = Queue(name, connection=builder._context.redis, serializer=JSONSerializer).jobs
+    measured: Any = open_work(SECRET, name, job.id, job.args[0])
+    return [(item["status"], item["cause"]) for item in measured["artifacts"]]
+
+
+def killing(builder: Builder, folder: Path, times: int) -> threading.Thread:
+    """Kills the builder's child `times` times, each while a fork of it waits; what comes after that need not wait."""
+
+    def kill() -> None:
+        for number in range(times):
+            wait_until(lambda: list(folder.glob("go-on.*")))
+            (waiting,) = folder.glob("go-on.*")
+            waiting.unlink()
+            if number == times - 1:
+                (folder / "go-on").touch()
+            os.kill(builder._process.child.pid or 0, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
+
+
+def test_a_builder_whose_child_is_killed_blames_no_candidate(builder: Builder, tmp_path: Path) -> None:
+    thread = killing(builder, tmp_path, TRIES - 1)
+    found = built(builder, "first", f"wait for {tmp_path / 'go-on'}", "last")
+    thread.join()
+    assert found == [("ok", "")] * 3
+    assert builder._process.child.generation == TRIES
+
+
+def test_a_candidate_whose_builder_is_killed_every_time_is_blamed_alone(builder: Builder, tmp_path: Path) -> None:
+    thread = killing(builder, tmp_path, TRIES)
+    found = built(builder, "first", f"wait for {tmp_path / 'go-on'}", "last")
+    thread.join()
+    cause = "while it was built: the child was killed by SIGKILL, 3 times in a row; is this machine out of memory?"
+    assert found == [("ok", ""), ("crashed", cause), ("ok", "")]

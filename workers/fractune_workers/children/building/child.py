@@ -22,6 +22,7 @@ import tvm
 from fractune_core.errors import FractuneError
 from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.records import UNTUNED, Status
+from fractune_workers.child import TRIES, is_kill
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
 from fractune_workers.children.building.fork import Fork, ForkDied
 from fractune_workers.children.tvm_api.artifacts import build_object
@@ -60,12 +61,7 @@ class BuilderChild:
         if implementation not in workloads:
             raise FractuneError(f"workload {workload_hash} has no implementation '{implementation}'")
         recipe = _recipe(workloads[implementation], tvm.target.Target(json.loads(target)), trace_of(trace))
-        fork = Fork(partial(_attempt, recipe, limit_cpu_s))
-        try:
-            found: dict[str, Any] = fork.result()
-        except ForkDied as end:
-            return _ended(end, limit_cpu_s)
-        return found
+        return _in_forks(partial(_attempt, recipe, limit_cpu_s), limit_cpu_s)
 
 
 @dataclass(frozen=True)
@@ -92,6 +88,22 @@ def _recipe(workload: Any, target: tvm.target.Target, trace: str) -> _Recipe:
     return _Recipe(build, {"compiler": compiler.name})
 
 
+def _in_forks(attempt: Callable[[], dict[str, Any]], limit_cpu_s: int) -> dict[str, Any]:
+    """What `attempt` answers in a fork; in another when that is killed, and not by its limit: nobody's fault, as long
+    as it does not happen every time.
+    """
+    for _ in range(TRIES):
+        try:
+            answer: dict[str, Any] = Fork(attempt).result()
+        except ForkDied as end:
+            died = end
+            if _timed_out(end, limit_cpu_s) or not is_kill(end.number):
+                break
+        else:
+            return answer
+    return _ended(died, limit_cpu_s)
+
+
 def _attempt(recipe: _Recipe, limit_cpu_s: int) -> dict[str, Any]:
     try:
         # What the parent has used counts in no fork: CPU time begins at 0 in each.
@@ -116,10 +128,13 @@ def _spent_s() -> float:
 
 
 def _ended(end: ForkDied, limit_cpu_s: int) -> dict[str, Any]:
-    timed_out = end.number == signal.SIGXCPU or (end.number == signal.SIGKILL and end.spent_s >= limit_cpu_s)
-    if timed_out:
+    if _timed_out(end, limit_cpu_s):
         return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), end.spent_s)
     return _answer(Status.CRASHED, f"while it was built: {end}", end.spent_s)
+
+
+def _timed_out(end: ForkDied, limit_cpu_s: int) -> bool:
+    return end.number == signal.SIGXCPU or (end.number == signal.SIGKILL and end.spent_s >= limit_cpu_s)
 
 
 def _too_long(limit_cpu_s: int) -> str:

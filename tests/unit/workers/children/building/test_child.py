@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fractune_workers.child import Child, ChildDied
+from fractune_workers.child import TRIES, Child, ChildDied
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 
@@ -64,6 +64,35 @@ def test_a_compiler_that_ends_takes_nothing_along(child: Child, trace: str, how:
     assert how in answer["cause"]
     assert child.call("pid", 20) == pid
     assert build(child, "good")["status"] == "ok"
+
+
+def test_a_compiler_that_is_killed_once_or_twice_builds_all_the_same(child: Child, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(build, child, f"wait for {go_on}")
+        _kill_the_next(tmp_path, signal.SIGKILL)
+        _kill_the_next(tmp_path, signal.SIGTERM, and_then=go_on)
+        answer = call.result(20)
+    assert (answer["status"], answer["cause"]) == ("ok", "")
+
+
+def test_a_compiler_that_is_always_killed_is_the_candidates(child: Child, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(build, child, f"wait for {tmp_path / 'never'}")
+        for _ in range(TRIES):
+            _kill_the_next(tmp_path, signal.SIGKILL)
+        answer = call.result(20)
+    assert (answer["status"], answer["cause"]) == ("crashed", "while it was built: the compiler was ended by SIGKILL")
+
+
+def _kill_the_next(folder: Path, number: signal.Signals, and_then: Path | None = None) -> None:
+    """Kill the fork that waits next; `and_then` is what the one after it waits for."""
+    wait_until(lambda: list(folder.glob("*.*")))
+    (waiting,) = folder.glob("*.*")
+    waiting.unlink()
+    if and_then is not None:
+        and_then.touch()
+    os.kill(int(waiting.suffix[1:]), number)
 
 
 def test_no_build_outlives_its_parent(child: Child) -> None:
