@@ -72,10 +72,11 @@ def _machine_text(found: Explanation) -> str:
     """What the anchor says of the machine's speed."""
     if found.anchor_spread is None:
         return "the anchor could not be timed"
-    apart = f"{percent_text(found.anchor_spread)} apart (median; tau {score_text(found.anchor_tau)})"
+    left = f"{percent_text(found.anchored_spread)} in place of {percent_text(found.spread)}"
     if found.anchor_explains:
-        return f"the speed of the machine changes with it: the anchor beside lies {apart}"
-    return f"the anchor beside, which lies {apart}, does not show it"
+        moved = f"the speed of the machine itself changes by {percent_text(found.anchor_spread)} (the anchor, median)"
+        return f"{moved}: divided by the anchor the pairs lie {left} apart"
+    return f"the speed of the machine itself does not: divided by the anchor the pairs lie {left} apart"
 
 
 def advice_lines(report: Mapping[str, Any]) -> list[str]:
