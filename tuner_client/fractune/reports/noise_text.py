@@ -69,13 +69,15 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _machine_text(found: Explanation) -> str:
-    """What the anchor says of the machine's speed."""
+    """What the anchor says: it suffers from the causes too, and without one it tells of the machine itself."""
     if found.anchor_spread is None:
         return "the anchor could not be timed"
-    apart = f"{percent_text(found.anchor_spread)} apart (median; tau {score_text(found.anchor_tau)})"
-    if found.anchor_explains:
-        return f"the speed of the machine changes with it: the anchor beside lies {apart}"
-    return f"the anchor beside, which lies {apart}, does not show it"
+    left = f"{percent_text(found.anchored_spread)} in place of {percent_text(found.spread)}"
+    divided = f"divided by the anchor beside, the pairs lie {left} apart"
+    if not found.anchor_explains:
+        return f"nor does the speed of the machine: {divided}" if not found.causes else divided
+    moved = f"by {percent_text(found.anchor_spread)} (the anchor, median)"
+    return f"{divided}; it changes {moved}" if found.causes else f"the machine changes its speed {moved}: {divided}"
 
 
 def advice_lines(report: Mapping[str, Any]) -> list[str]:

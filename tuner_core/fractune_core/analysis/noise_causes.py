@@ -6,6 +6,9 @@ time. What lies within the chance of so many pairs explains nothing.
 
 Settings are kept apart, and their taus averaged: a short timing and a long one do not suffer alike from the same cause,
 and the pairs of both in one order would hide what each of them shows.
+
+The anchor is no cause that is counted but a measure of the machine's speed, and timed once for a whole batch. So it is
+judged by what is left of the spread when each time is divided by the anchor beside it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from fractune_core.disturbances import Disturbance
 
 LEAST_TAU = 0.2
 """A weaker relation explains little, however many pairs show it"""
+STEADIER = 0.8
+"""The anchor explains a spread of which at most this part is left without it"""
 _SIGMAS = 3.0
 """standard deviations of tau between things that have nothing to do with each other"""
 
@@ -65,11 +70,18 @@ class Explanation:
     """median of |a - b| / mean of the half of the pairs with less of the strongest cause; None without one"""
     disturbed_spread: float | None
     """of the other half"""
-    anchor_tau: float | None
-    """of the anchor's time: the speed of the machine itself"""
-    anchor_explains: bool
+    spread: float | None
+    """median of |a - b| / mean of all pairs beside which the anchor was timed; None without any, as what follows"""
+    anchored_spread: float | None
+    """the same, of times over the anchor's"""
     anchor_spread: float | None
-    """median of |a - b| / mean of the anchor; None = not timed"""
+    """the same, of the anchor itself"""
+
+    @property
+    def anchor_explains(self) -> bool:
+        """Whether the speed of the machine itself has changed, and the times with it."""
+        known = self.spread is not None and self.anchored_spread is not None
+        return known and (self.anchored_spread or 0.0) <= STEADIER * (self.spread or 0.0)
 
 
 def mean_of_causes(seen: Sequence[Disturbance]) -> dict[str, float]:
@@ -91,17 +103,16 @@ def explain(settings: Sequence[Pairs]) -> Explanation | None:
     found = {cause: _Tau.mean(told, [each[cause] for each in by_setting]) for cause in CAUSES}
     causes = sorted((cause for cause in CAUSES if found[cause].explains), key=lambda cause: -(found[cause].value or 0))
     halves = _halves(told, CAUSES[causes[0]]) if causes else (None, None)
-    anchored = [{name: pair for name, pair in pairs.items() if _has_anchor(pair)} for pairs in told]
-    anchor = _Tau.mean(anchored, [_tau(pairs, lambda timing: timing.anchor_ratio) for pairs in anchored])
+    anchored = [pair for pairs in told for pair in pairs.values() if all(each.anchor_ratio > 0 for each in pair)]
     return Explanation(
         pairs=sum(map(len, told)),
         taus={cause: tau.value for cause, tau in found.items()},
         causes=causes,
         calm_spread=halves[0],
         disturbed_spread=halves[1],
-        anchor_tau=anchor.value,
-        anchor_explains=anchor.explains,
-        anchor_spread=_spread([pair for pairs in anchored for pair in pairs.values()], lambda each: each.anchor_ratio),
+        spread=_spread(anchored, lambda each: each.secs),
+        anchored_spread=_spread(anchored, lambda each: each.secs / each.anchor_ratio),
+        anchor_spread=_spread(anchored, lambda each: each.anchor_ratio),
     )
 
 
@@ -142,10 +153,6 @@ def _tau(pairs: Pairs, part: Callable[[Timing], float]) -> float | None:
 
 def _beside(part: Callable[[Disturbance], float]) -> Callable[[Timing], float]:
     return lambda timing: part(timing.disturbance)
-
-
-def _has_anchor(pair: Pair) -> bool:
-    return all(each.anchor_ratio > 0 for each in pair)
 
 
 def _halves(settings: Sequence[Pairs], part: Callable[[Disturbance], float]) -> tuple[float | None, float | None]:

@@ -12,9 +12,9 @@ FOUND: dict[str, Any] = {
     "causes": ["steal", "waiting"],
     "calm_spread": 0.02,
     "disturbed_spread": 0.145,
-    "anchor_tau": 0.03,
-    "anchor_explains": False,
-    "anchor_spread": 0.011,
+    "spread": 0.1,
+    "anchored_spread": 0.11,
+    "anchor_spread": 0.162,
 }
 
 
@@ -28,19 +28,30 @@ def test_the_causes_are_named_with_what_the_spread_is_without_the_strongest() ->
     causes, halves = said.split(": ")
     assert causes == "the spread is explained by steal (tau 0.51), waiting (tau 0.44)"
     assert halves == "of 96 pairs the half with less steal lies 2.0 % apart (median), the other half 14.5 %"
-    assert machine == "the anchor beside, which lies 1.1 % apart (median; tau 0.03), does not show it"
+    assert machine == "divided by the anchor beside, the pairs lie 11.0 % in place of 10.0 % apart"
 
 
-def test_a_machine_that_changes_its_speed_by_itself() -> None:
-    said, machine = line(causes=[], anchor_explains=True, anchor_tau=0.6).split("; ", 1)
-    assert said == "none of what the kernel counts explains the spread (96 pairs)"
-    assert machine == (
-        "the speed of the machine changes with it: the anchor beside lies 1.1 % apart (median; tau 0.60)"
+def test_an_anchor_that_suffers_too() -> None:
+    assert line(anchored_spread=0.03).endswith(
+        "the pairs lie 3.0 % in place of 10.0 % apart; it changes by 16.2 % (the anchor, median)"
     )
 
 
+def test_a_machine_that_changes_its_speed_by_itself() -> None:
+    said, machine = line(causes=[], anchored_spread=0.03).split("; ", 1)
+    assert said == "none of what the kernel counts explains the spread (96 pairs)"
+    assert machine == (
+        "the machine changes its speed by 16.2 % (the anchor, median): divided by the anchor beside, the pairs lie "
+        "3.0 % in place of 10.0 % apart"
+    )
+
+
+def test_a_spread_that_nothing_explains() -> None:
+    assert "; nor does the speed of the machine: divided" in line(causes=[])
+
+
 def test_an_anchor_that_could_not_be_timed() -> None:
-    assert line(anchor_tau=None, anchor_spread=None).endswith("; the anchor could not be timed")
+    assert line(spread=None, anchored_spread=None, anchor_spread=None).endswith("; the anchor could not be timed")
 
 
 def test_where_nothing_was_counted_nothing_is_said() -> None:

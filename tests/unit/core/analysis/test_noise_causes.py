@@ -74,18 +74,33 @@ def test_what_has_nothing_to_do_with_the_time_explains_nothing() -> None:
 
 
 def test_the_anchor_shows_a_machine_that_changes_its_speed() -> None:
-    found = explain_one(pairs(48, lambda _, unseen: Timing(TRUE_S * (1 + unseen), QUIET, 1 + unseen)))
+    """In a step between the passes, which no order within a setting would show."""
+
+    def timing(speed: float, unseen: float) -> Timing:
+        return Timing(TRUE_S * speed * (1 + unseen / 100), QUIET, speed)
+
+    draw = random.Random(0)
+    stepped = {f"c{number}": (timing(1.0, draw.random()), timing(1.2, draw.random())) for number in range(48)}
+    found = explain_one(stepped)
     assert found is not None
     assert found.causes == []
     assert found.anchor_explains
-    assert found.anchor_spread is not None
-    assert 0.05 < found.anchor_spread < 0.5
+    assert found.anchor_spread == pytest.approx(0.2 / 1.1)
+    assert found.spread == pytest.approx(found.anchor_spread, abs=0.01)
+    assert found.anchored_spread == pytest.approx(0.003, abs=0.002)
+
+
+def test_an_anchor_that_moves_by_itself_explains_nothing() -> None:
+    found = explain_one(pairs(48, lambda anchor, unseen: Timing(TRUE_S * (1 + unseen), QUIET, 1 + anchor)))
+    assert found is not None
+    assert not found.anchor_explains
 
 
 def test_an_anchor_that_was_not_timed_says_nothing() -> None:
     found = explain_one(pairs(48, lambda _, unseen: Timing(TRUE_S * (1 + unseen), QUIET, 0.0)))
     assert found is not None
-    assert (found.anchor_tau, found.anchor_spread, found.anchor_explains) == (None, None, False)
+    assert (found.spread, found.anchored_spread, found.anchor_spread) == (None, None, None)
+    assert not found.anchor_explains
 
 
 def test_settings_that_suffer_differently_do_not_hide_each_others_cause() -> None:

@@ -142,7 +142,7 @@ def test_what_explains_the_spread_is_told_of_all_that_was_timed_alone() -> None:
     assert told["explanation"]["causes"] == ["steal"]
     assert told["explanation"]["pairs"] == 4 * len(TRUE)  # validation, first, race, trial
     assert told["explanation"]["anchor_spread"] == pytest.approx(0.095, abs=0.001)
-    assert not told["explanation"]["anchor_explains"]
+    assert told["explanation"]["spread"] < told["explanation"]["anchored_spread"]
     for setting in told["settings"]:
         assert setting["cause_taus"]["steal"] == pytest.approx(1.0)
         assert setting["causes"]["steal"] == pytest.approx(0.0225)
