@@ -87,6 +87,7 @@ def test_what_a_failed_part_logged_is_kept_beside_the_results(run: Callable[...,
         raise PartFailed("it broke")
 
     assert run(part("broken", logging), part("good", good)) == 1
+    assert not (tmp_path / "out" / "logs" / "good").exists(), "logs of other parts"
     kept = tmp_path / "out" / "logs" / "broken"
     assert {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()} == {
         "said/000.log",
