@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="write the JSON here")
     parser.add_argument("--share", default="full")
     args = parser.parse_args()
-    code = _built(f"cuda:{visible_gpu(open_nvml().gpus()).arch}")
+    code = built(f"cuda:{visible_gpu(open_nvml().gpus()).arch}")
     write_json(args.out, {"share": args.share, "launch_floor_s": launch_floor_s(Share.parse(args.share), code)})
 
 
@@ -50,7 +50,8 @@ def launch_floor_s(share: Share, code: bytes) -> float:
     return outcome.median_s
 
 
-def _built(target: str) -> bytes:
+def built(target: str) -> bytes:
+    """The kernel for `target` (`cuda:sm_90`)."""
     child = Child("benchmarks.gpu.launch_floor")
     try:
         return base64.b64decode(child.call("build", _BUILD_TIMEOUT_S, target=target))

@@ -39,7 +39,7 @@ def run(given: Slice) -> Finding:
             faults.append(f"{share}: {error}")
     crowds = reports.get(quarter.share)
     lines = [line_of(crowds) + quarter.note] if crowds else []
-    if crowds and CROWD not in [each["measurers"] for each in crowds["settings"]]:
+    if crowds and not quarter.refusal and CROWD not in [each["measurers"] for each in crowds["settings"]]:
         faults.append(f"{CROWD} measurers were not timed")
     lines += [f"full, alone: {_spread(reports['full'])}"] if "full" in reports else []
     bars = {"rate": RATE_BAR, "tau": TAU_WANTED, "regret": REGRET_ALLOWED}

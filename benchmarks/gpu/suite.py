@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.part import Finding, Part, PartFailed, Slice
-from benchmarks.gpu.tidy import keep_logs
+from benchmarks.gpu.tidy import keep_logs, mark_time
 from benchmarks.support.machine import facts, write_json
 from fractune_workers.gpu.nvml import Gpu
 
@@ -87,7 +87,7 @@ def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str
     """Run one part and write what it found; why it failed, empty when it did not."""
     less = "" if budget_s >= part.full_s else f" of the {part.full_s:.0f} s for all of its work: it does less"
     print(f"\n== {part.name}: {part.question} ({budget_s:.0f} s{less})", flush=True)
-    began = time.monotonic()
+    began, since = time.monotonic(), mark_time(private)
     given = Slice(budget_s, began + budget_s, gpu, out, private, _pieces(out, part))
     try:
         found = part.run(given)
@@ -97,7 +97,7 @@ def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str
         traceback.print_exc()
         found = Finding("", {}, (f"{type(error).__name__}: {error}",))
     finally:  # also of a part that is stopped: what it said is all that is left of it
-        keep_logs(private, out / "logs" / part.name)
+        keep_logs(private, out / "logs" / part.name, since)
     fault = "; ".join(found.faults)
     data = {
         "part": part.name,

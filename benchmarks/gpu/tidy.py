@@ -42,14 +42,31 @@ def private_folder() -> Iterator[Path]:
                 signal.signal(number, handler)
 
 
-def keep_logs(private: Path, out: Path) -> None:
-    """Copy the logs and reports below `private` to the folder `out`, the end of each where one is long."""
-    found = {each for pattern in _LOGS for each in private.rglob(pattern) if each.is_file()}
+def mark_time(private: Path) -> int:
+    """Now, for `keep_logs`: by the clock of the file system, which is behind that of the system."""
+    mark = private / "mark"
+    mark.touch()
+    return mark.stat().st_mtime_ns
+
+
+def keep_logs(private: Path, out: Path, since: int) -> None:
+    """Copy the logs and reports below `private` that were written after `since` to the folder `out`, the end of each
+    where one is long.
+    """
+    found = {each for pattern in _LOGS for each in private.rglob(pattern) if _written(each) > since}
     for path in sorted(each for each in found if not each.is_relative_to(out.parent)):
         kept = out / path.relative_to(private)
         with contextlib.suppress(OSError):  # it has just gone, or may not be read
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_bytes(path.read_bytes()[-_MOST_LOG_BYTES:])
+
+
+def _written(path: Path) -> int:
+    """When; 0 for what is no file, or is gone."""
+    try:
+        return path.stat().st_mtime_ns if path.is_file() else 0
+    except OSError:
+        return 0
 
 
 def end_daemons(folder: Path) -> list[str]:

@@ -80,13 +80,14 @@ def test_every_part_fits_in_ten_minutes_and_has_a_name_of_its_own() -> None:
 
 def test_what_a_failed_part_logged_is_kept_beside_the_results(run: Callable[..., int], tmp_path: Path) -> None:
     def logging(given: Slice) -> Finding:
+        command.python(given, "-c", "import sys; print('said'); sys.exit('Traceback: why')")
         (given.private / "stack" / "logs").mkdir(parents=True)
         (given.private / "stack" / "logs" / "server.log").write_text("x" * (1 << 20) + "the end")
         (given.private / "stack" / "records.db").write_text("not a log")
-        command.python(given, "-c", "import sys; print('said'); sys.exit('Traceback: why')")
         raise PartFailed("it broke")
 
     assert run(part("broken", logging), part("good", good)) == 1
+    assert not (tmp_path / "out" / "logs" / "good").exists(), "logs of other parts"
     kept = tmp_path / "out" / "logs" / "broken"
     assert {str(path.relative_to(kept)) for path in kept.rglob("*") if path.is_file()} == {
         "said/000.log",

@@ -119,8 +119,9 @@ def _gpu_shares(gpu: Gpu, *, prove: bool) -> DeviceShares:
 def _green_sizes(gpu: Gpu, *, prove: bool) -> list[int]:
     """Sizes that CUDA leaves as they are. The largest is what it splits off; unless proved, what is documented."""
     step, least = green_steps(gpu)
-    most = largest_green_share(gpu) if prove else gpu.sms // step * step
-    return _doubling(least, max(least, most))  # none is known where NVML does not tell how many SMs there are
+    # NVML may not tell how many SMs there are.
+    most = largest_green_share(gpu) if prove else max(least, gpu.sms // step * step)
+    return _doubling(least, most)
 
 
 def green_steps(gpu: Gpu) -> tuple[int, int]:
@@ -138,7 +139,7 @@ def largest_green_share(gpu: Gpu) -> int:
         environment = confinement_for(share).environment()
         return int(_ask_within(share, environment, "largest_green")[0]) or least
     except FractuneError:
-        return gpu.sms // step * step
+        return max(least, gpu.sms // step * step)
 
 
 def _mig_shares(gpu: Gpu, blank: ShareInfo) -> Iterator[tuple[Share, ShareInfo]]:
