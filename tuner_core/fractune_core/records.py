@@ -129,7 +129,7 @@ class TuningRecord:
     cause: str
     """one line; empty when OK"""
     run_secs: tuple[float, ...]
-    """all repeats that were kept; empty unless OK"""
+    """all repeats that were kept; empty unless OK. At one core of a CPU what the thread spent there"""
     policy: TimingPolicy
     anchor_ratio: float
     """time of the anchor kernel beside this measurement, over its first time in that worker; 0 = not timed"""

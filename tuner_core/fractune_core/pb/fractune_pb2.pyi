@@ -1180,7 +1180,7 @@ class Record(_message.Message):
     def granted(self) -> Global___GrantedShare: ...
     @_builtins.property
     def run_secs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """All repeats kept, in seconds."""
+        """All repeats kept, in seconds; at one core of a CPU those that the thread spent there."""
 
     @_builtins.property
     def policy(self) -> Global___TimingPolicy: ...

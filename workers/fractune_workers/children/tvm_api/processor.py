@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
@@ -13,6 +15,7 @@ import tvm_ffi
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import COLD, TimingPolicy
 from fractune_workers.child import ChildDied
+from fractune_workers.children.tvm_api.core_time import core_times
 from fractune_workers.children.tvm_api.error_line import first_line
 
 
@@ -30,6 +33,8 @@ class Processor:
     """the only one that is confined (an address); 0 = the default stream"""
     flush_bytes: int = 0
     """how much to copy so that nothing of before is left in its cache; 0 = not known"""
+    is_one_core: bool = False
+    """a CPU of which this process has a single core: nothing runs beside its thread"""
     check: Callable[[], None] = _nothing
     """raises FractuneError when the process has lost the device for good"""
 
@@ -62,8 +67,12 @@ class Processor:
         as many as `calls`.
 
         Where the cache is to be cold, a repeat is one call, for TVM empties it before each repeat and not before each
-        call. On a GPU the time is what passes between two events on the stream.
+        call. On a GPU the time is what passes between two events on the stream, on a single core what this thread
+        spends there (docs/decisions/0034-disturbance.md).
         """
+        if self.is_one_core:
+            evaluate = partial(_wall_s, kernel, args, self.device)
+            return core_times(evaluate, policy.repeats, policy.min_repeat_ms * 1e-3, calls, policy.warmups)
         cold = policy.cache == COLD
         # TVM's evaluator calls the kernel once before it begins, and does not wait for it when it first empties the
         # cache.
@@ -104,8 +113,12 @@ class Processor:
             raise ChildDied(f"{first_line(error)}; after it, {loss}") from error
 
 
+def _wall_s(kernel: Any, args: list[Any], device: Any, calls: int) -> float:
+    return float(kernel.time_evaluator("main", device, number=calls, repeat=1)(*args).results[0])
+
+
 def cpu_processor() -> Processor:
-    return Processor(tvm.cpu())
+    return Processor(tvm.cpu(), is_one_core=len(os.sched_getaffinity(0)) == 1)
 
 
 @contextlib.contextmanager

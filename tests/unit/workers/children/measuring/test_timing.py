@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fractune_core.records import COLD, FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, TimingPolicy, with_cache
 from fractune_workers.children.measuring.anchor import Anchor
-from fractune_workers.children.tvm_api.processor import Processor
+from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 
 GPU = Processor(tvm.cuda(0), 0x2000, flush_bytes=120 << 20)
 """Nothing is run on it."""
@@ -67,6 +68,32 @@ def test_a_cold_policy_says_what_it_does() -> None:
     policy = with_cache(TRIAL_POLICY, COLD)
     assert len(GPU.time(kernel, [], policy)) == policy.repeats
     assert kernel.asked["min_repeat_ms"] == policy.min_repeat_ms == 0
+
+
+def test_a_single_core_is_timed_by_what_the_thread_spends_there_and_several_are_not() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Timed:
+        def time_evaluator(self, _name: str, _device: Any, **how: Any) -> Any:
+            asked.append(how)
+            return lambda *_args: SimpleNamespace(results=[1.0] * how["repeat"])
+
+    one, several = Processor(tvm.cpu(), is_one_core=True), Processor(tvm.cpu())
+    kept = one.time(Timed(), [], replace(TRIAL_POLICY, min_repeat_ms=0.0), calls=2)
+    assert len(kept) == TRIAL_POLICY.repeats
+    assert max(kept) < 0.5  # no call took a second of a core
+    assert asked == [{"number": 2, "repeat": 1}] * (TRIAL_POLICY.warmups + TRIAL_POLICY.repeats)
+    assert several.time(Timed(), [], TRIAL_POLICY) == [1.0] * TRIAL_POLICY.repeats
+
+
+def test_the_cores_of_this_process_decide_how_it_is_timed() -> None:
+    allowed = os.sched_getaffinity(0)
+    assert cpu_processor().is_one_core == (len(allowed) == 1)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert cpu_processor().is_one_core
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def test_an_anchor_is_compared_with_its_own_first_time() -> None:
