@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -102,6 +103,7 @@ def main(args: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="fgpu-") as folder:
         trip = Trip((given.work or Path(folder)).absolute(), Path(sys.executable))
         trip.work.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(trip.work / "host", ignore_errors=True)  # what was packed stays: it takes minutes to compress
         carry_project(trip)
         put_torch(trip)
         if not given.quick:
@@ -121,7 +123,9 @@ def _parse(args: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--host-folder", type=Path, help="has pack.sh and unpack.sh (GPU_HOST_FOLDER)")
     parser.add_argument("--python", help="Python 3.12 (python3.12)")
-    parser.add_argument("--work", type=Path, help="folder for everything; kept (a temporary one)")
+    parser.add_argument(
+        "--work", type=Path, help="folder for everything, kept; what is packed there is not compressed again"
+    )
     parser.add_argument("--quick", action="store_true", help="without the packages")
     return parser.parse_args(args)
 
