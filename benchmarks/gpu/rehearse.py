@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,8 +37,17 @@ _PART_LIMIT_S, _PART_MINUTES = 500, "7"
 _NO_GPU = 4
 _THERE = ("grpcio", "protobuf", "onnx", "numpy", "pytest")
 """packages that a host with PyTorch is taken to have (the README beside pack.sh)"""
-_ALSO = ("cuda-bindings", "cuda-pathfinder")
-"""packages that pack.sh does not fetch unless told"""
+_WITH_PART_2 = ("cuda-bindings", "cuda-pathfinder", "pillow")
+"""packages that pack.sh fetches when told; all of the rest would be more than one part"""
+_ALSO = (
+    *("psutil", "packaging", "annotated-doc", "click", "shellingham", "pygments"),
+    *("markdown-it-py", "mdurl", "markupsafe", "python-dateutil", "pydantic", "pydantic-core"),
+    *("annotated-types", "typing-extensions", "typing-inspection", "pytest-timeout", "iniconfig", "pluggy"),
+    *("hypothesis", "sortedcontainers", "cloudpickle", "scipy", "ml-dtypes"),
+    *("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing"),
+)
+"""packages that pack.sh does not fetch: a part of their own, in the versions of locks/dev.lock"""
+_PLATFORMS = ("manylinux_2_34", "manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 _PRODUCT_SIZE = 256
 _TORCH = """
 from pathlib import Path
@@ -76,6 +87,7 @@ class Trip:
         began = time.monotonic()
         do()
         took_s = time.monotonic() - began
+        print(f"   {took_s:.1f} s", flush=True)
         self.rows.append((name, took_s, sum(map(_bytes_of, made)) / _MIB if made else None))
 
     def run(self, command: Sequence[str], cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
@@ -91,6 +103,7 @@ def main(args: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="fgpu-") as folder:
         trip = Trip((given.work or Path(folder)).absolute(), Path(sys.executable))
         trip.work.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(trip.work / "host", ignore_errors=True)  # what was packed stays: it takes minutes to compress
         carry_project(trip)
         put_torch(trip)
         if not given.quick:
@@ -110,7 +123,9 @@ def _parse(args: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--host-folder", type=Path, help="has pack.sh and unpack.sh (GPU_HOST_FOLDER)")
     parser.add_argument("--python", help="Python 3.12 (python3.12)")
-    parser.add_argument("--work", type=Path, help="folder for everything; kept (a temporary one)")
+    parser.add_argument(
+        "--work", type=Path, help="folder for everything, kept; what is packed there is not compressed again"
+    )
     parser.add_argument("--quick", action="store_true", help="without the packages")
     return parser.parse_args(args)
 
@@ -173,8 +188,14 @@ def carry_packages(trip: Trip, folder: Path, python: str) -> None:
     """By the two programs in `folder`; a part at a time, as each must fit into one trip."""
     packed = trip.work / "carried" / "packages"
     parts = [packed / "part1", packed / "part2"]
-    trip.step("pack the packages", lambda: trip.run(["bash", str(folder / "pack.sh"), str(packed), *_ALSO]), parts)
-    for part in parts:
+    trip.step(
+        "pack parts 1 and 2 (pack.sh)",
+        lambda: trip.run(["bash", str(folder / "pack.sh"), str(packed), *_WITH_PART_2]),
+        parts,
+    )
+    rest = packed / "part3"
+    trip.step("pack part 3, what pack.sh does not fetch", lambda: trip.run(_download(rest)), [rest])
+    for part in [*parts, rest]:
         check_size(part, CARRIED_MIB)
         print(f"{part.name}: {_bytes_of(part) / _MIB:.1f} MiB", flush=True)
     venv = trip.work / "host" / "python"
@@ -182,7 +203,24 @@ def carry_packages(trip: Trip, folder: Path, python: str) -> None:
     trip.step("a Python 3.12 with what a host has", lambda: _make_host_python(trip, python, venv))
     path = {"PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
     unpack = ["bash", str(folder / "unpack.sh"), str(packed), str(trip.packages)]
-    trip.step("unpack the packages", lambda: trip.run(unpack, env=path))
+    trip.step("unpack parts 1 and 2 (unpack.sh)", lambda: trip.run(unpack, env=path))
+    trip.step("unpack part 3", lambda: trip.run(_install(trip, rest)))
+
+
+def _download(part: Path) -> list[str]:
+    """The command that fetches the wheels of part 3 for the host's Python."""
+    text = (REPOSITORY / "locks" / "dev.lock").read_text(encoding="utf-8")
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", text, re.MULTILINE))
+    platforms = [option for name in _PLATFORMS for option in ("--platform", f"{name}_x86_64")]
+    options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp", *platforms]
+    wanted = [f"{name}=={locked[name]}" for name in _ALSO]
+    return [sys.executable, "-m", "pip", "download", "-q", *options, "-d", str(part), *wanted]
+
+
+def _install(trip: Trip, part: Path) -> list[str]:
+    wheels = [str(path) for path in sorted(part.glob("*.whl"))]
+    options = ["-q", "--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(trip.packages / "site")]
+    return [str(trip.python), "-m", "pip", "install", *options, *wheels]
 
 
 def _make_host_python(trip: Trip, python: str, venv: Path) -> None:
