@@ -41,6 +41,8 @@ DRIFT_ALLOWED = 0.15
 """fraction by which the anchor after a batch may differ from the anchor before it"""
 LOSS_ALLOWED = 0.1
 """part of a batch's time in which its threads may be kept from their cores (`Disturbance.lost`)"""
+ONE_CORE_LOSS_ALLOWED = 0.5
+"""the same at a share of one core, whose time does not contain what was lost: only colder caches show in it"""
 VOIDING = frozenset({"sw_thermal", "hw_thermal", "hw_power_brake"})
 """Reasons to slow down that come and go. The cap on power is no such reason: a kernel that draws more than a GPU may
 have runs into it every time, here and where it will run."""
@@ -138,6 +140,8 @@ class MeasurementSession:
         self._prepared: tuple[int, ArtifactBatch | None] = (0, None)
         self.preparation = 0
         """how often a child was given a batch's arguments: kernels that it held before are gone"""
+        self.loss_allowed = ONE_CORE_LOSS_ALLOWED if share.host_cores == 1 else LOSS_ALLOWED
+        """part of a batch's time in which its threads may be kept from their cores"""
         self.device_info: dict[str, Any] = {}
         """what the child said of its device, granted share, target and versions (`MeasurerChild.device_info`)"""
 
@@ -274,6 +278,8 @@ def artifact_name(code: bytes) -> str:
 class AnchoredSession(Protocol):
     """A session, as far as it tells whether the machine is still what it was."""
 
+    loss_allowed: float
+
     @property
     def generation(self) -> int: ...
 
@@ -315,12 +321,12 @@ def measure_stable(
         # Each ratio is over the first time in its own child: those of two children say nothing of a drift.
         comparable = before and after and session.generation == child
         drifted = bool(comparable) and abs(after / before - 1.0) > DRIFT_ALLOWED
-        if not drifted and not VOIDING & conditions.throttled_ns.keys() and not _is_disturbed(outcomes):
+        if not drifted and not VOIDING & conditions.throttled_ns.keys() and _lost(outcomes) <= session.loss_allowed:
             break
     return outcomes, conditions
 
 
-def _is_disturbed(outcomes: Mapping[str, Outcome]) -> bool:
+def _lost(outcomes: Mapping[str, Outcome]) -> float:
     # Those that were timed in turn all tell of the same time: counted together, it is the same part of it.
     disturbance = total(outcome.disturbance for outcome in outcomes.values())
-    return disturbance is not None and disturbance.lost > LOSS_ALLOWED
+    return 0.0 if disturbance is None else disturbance.lost

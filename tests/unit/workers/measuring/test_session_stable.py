@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,14 +13,17 @@ from hypothesis import strategies as st
 
 from fractune_core.disturbances import Disturbance
 from fractune_core.records import Status
+from fractune_core.shares import Share
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.gpu.nvml import Clocks, NvidiaMl
 from fractune_workers.measuring.session import (
     ATTEMPTS,
     DRIFT_ALLOWED,
     LOSS_ALLOWED,
+    ONE_CORE_LOSS_ALLOWED,
     VOIDING,
     Conditions,
+    MeasurementSession,
     Outcome,
     measure_stable,
 )
@@ -52,6 +57,7 @@ class Session:
     """Goes through the attempts; its runs are numbered from 1."""
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
+        self.loss_allowed = LOSS_ALLOWED
         self.attempts = attempts
         self.runs = 0
         self.generation = 1
@@ -117,6 +123,23 @@ def test_heat_and_a_power_brake_void_a_batch(reason: str) -> None:
 def test_threads_that_were_kept_from_their_cores_void_a_batch() -> None:
     attempts = [Attempt(lost=1.2 * LOSS_ALLOWED), Attempt(lost=0.8 * LOSS_ALLOWED)]
     assert Session(attempts).measured() == (2, Conditions(1.0, 1980, attempts=2))
+
+
+def test_at_one_core_more_may_be_lost() -> None:
+    """There it is no part of the time."""
+    session = Session([Attempt(lost=2 * LOSS_ALLOWED)])
+    session.loss_allowed = ONE_CORE_LOSS_ALLOWED
+    assert session.measured() == (1, Conditions(1.0, 1980))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_share_decides_how_much_may_be_lost(cores: int, tmp_path: Path) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < cores:
+        pytest.skip(f"needs {cores} cores")
+    session = MeasurementSession(Share.parse(f"cpu:{cores}"), allowed[:cores], lock_dir=tmp_path)
+    assert session.loss_allowed == {1: ONE_CORE_LOSS_ALLOWED, 2: LOSS_ALLOWED}[cores]
+    session.stop()
 
 
 def test_a_machine_that_is_always_disturbed_is_measured_a_few_times_at_most() -> None:

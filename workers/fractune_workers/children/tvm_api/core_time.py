@@ -18,8 +18,8 @@ Evaluate = Callable[[int], float]
 
 
 def core_times(evaluate: Evaluate, repeats: int, min_repeat_s: float, calls: int = 1, warmups: int = 0) -> list[float]:
-    """Seconds on a core of one call, `repeats` times after `warmups`; each repeat spends `min_repeat_s` there, beginning
-    with as many calls as `calls`.
+    """Seconds on a core of one call, `repeats` times after `warmups`; each repeat spends `min_repeat_s` there,
+    beginning with as many calls as `calls`.
     """
     run_secs: list[float] = []
     while len(run_secs) < warmups + repeats:
