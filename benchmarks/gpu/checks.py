@@ -47,19 +47,24 @@ def _cases(given: Slice, path: Path) -> dict[str, tuple[str, str]]:
         return cases
 
     try:
-        return {case: (outcome, why) for case, (outcome, why) in given.once(path.stem, good).items()}
+        return {case: (outcome, why) for case, (outcome, why) in given.once(_own_name(path), good).items()}
     except _SomeFailed as error:
         return error.cases
 
 
 def _run_file(given: Slice, path: Path) -> dict[str, tuple[str, str]]:
     """Outcomes of the file's tests by name. Raises PartFailed when there are none."""
-    report = given.private / f"{path.stem}.xml"
+    report = given.private / f"{_own_name(path)}.xml"
     options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", f"--timeout={_LONGEST_TEST_S}"]
     ended = python(given, "-m", "pytest", *options, str(path))
     if not report.exists():
         raise PartFailed(f"pytest ended with code {ended.code}: {' | '.join(ended.lines[-8:])} {ended.last_words}")
     return read_report(report)
+
+
+def _own_name(path: Path) -> str:
+    """Of a test file: two may be called the same in different folders."""
+    return "-".join(path.relative_to(REPOSITORY).with_suffix("").parts)
 
 
 def marked_files(tests: Path) -> list[Path]:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fractune_workers.children.no_torch import keep_torch_out
+
 _WEIGHTS = "weights"
 TOLERANCE = 1e-4
 """float32, summed in another order"""
@@ -40,6 +42,7 @@ def error_of(bundle: Path, variant: str, weights: np.ndarray) -> float:
     """Largest difference of the variant's output to NumPy's, relative to the largest output."""
     import fractune
 
+    keep_torch_out()  # TVM's FFI would import it, which takes seconds and starts CUDA
     model = fractune.load(bundle)
     given = model.random_inputs()
     (output,) = model.run(given, variant)

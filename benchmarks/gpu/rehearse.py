@@ -35,8 +35,8 @@ CARRIED_MIB, GIVEN_BACK_MIB = 64, 16
 """what a lent host takes in one trip, and gives back in one file"""
 _PART_LIMIT_S, _PART_MINUTES = 500, "7"
 _NO_GPU = 4
-_THERE = ("grpcio", "protobuf", "onnx", "numpy", "pytest")
-"""packages that a host with PyTorch is taken to have (the README beside pack.sh)"""
+_THERE = ("grpcio", "protobuf", "onnx", "numpy", "pytest", "sympy")
+"""packages that a host with PyTorch is taken to have (the README beside pack.sh); sympy is one that PyTorch needs"""
 _WITH_PART_2 = ("cuda-bindings", "cuda-pathfinder", "pillow")
 """packages that pack.sh fetches when told; all of the rest would be more than one part"""
 _ALSO = (
