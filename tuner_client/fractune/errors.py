@@ -11,6 +11,7 @@ from fractune_core.errors import (
     QuotaExceeded,
     RedisGone,
     ServerUnreachable,
+    ShareNotReady,
     ShareUnavailable,
     StateUnusable,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "QuotaExceeded",
     "RedisGone",
     "ServerUnreachable",
+    "ShareNotReady",
     "ShareUnavailable",
     "StateUnusable",
 ]
