@@ -28,9 +28,10 @@ $(STAMP): locks/dev.lock pyproject.toml scripts/setup
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# Most tests share the cores, the slowest files first. Those that measure for real come after them: two files at a
-# time, one of which measures while the other waits for its turn, or for something else.
-SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# Most tests share the cores, the slowest files first, one more file at a time than there are cores: many tests wait for
+# processes. Those that measure for real come after them: two files at a time, one of which measures while the other
+# waits for its turn, or for something else.
+SIDE_BY_SIDE := -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 MEASURING := -n 2 --dist loadfile --no-loadscope-reorder
 SLOWEST_FIRST := tests/integration tests/processes tests/unit tests
 

@@ -27,6 +27,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
+from rq.worker import WorkerStatus
 
 from fractune_core import messages
 from fractune_core.blobs import get_blob, get_signed_blob, put_blob, put_signed_blob
@@ -173,11 +174,17 @@ class SimulatedWorker:
     def _work(self) -> None:
         _local.handle = self._handle
         queue = Queue(self._queue(), connection=self.redis, serializer=JSONSerializer)
+        idle = False
         while not self.stopped.is_set():
             try:
+                if not idle:
+                    # As a real worker says that waits; a burst that Redis cut off has left word that it is busy.
+                    self.redis.hset(f"{WorkLoop.redis_worker_namespace_prefix}{self.name}", "state", WorkerStatus.IDLE)
+                    idle = True
                 if not self.redis.llen(queue.key):
                     self.stopped.wait(0.01)
                     continue
+                idle = False
                 self._worker().work(burst=True, max_jobs=1, logging_level="ERROR")
             except redis.RedisError:
                 self.stopped.wait(0.1)
