@@ -119,11 +119,9 @@ def dead(
             return
         found, total = client.log.unreadable(limit=limit)
     for each in found:
-        told = {
-            "set_aside_at": each.set_aside_at.isoformat(),
-            **{name: getattr(each, name) for name in ("place", "reason", "event")},
-        }
-        print(json.dumps(told) if as_json else f"{told['set_aside_at']}  {each.place}  {each.reason}\n  {each.event}")
+        at = each.set_aside_at.isoformat()
+        told = {"set_aside_at": at, "place": each.place, "reason": each.reason, "event": each.event}
+        print(json.dumps(told) if as_json else f"{at}  {each.place}  {each.reason}\n  {each.event}")
     if not as_json:
         print(f"{len(found)} of {total} unreadable results")
 

@@ -55,7 +55,7 @@ def _load(name: str) -> None:
 @contextlib.contextmanager
 def _stacks_without_source() -> Iterator[None]:
     """For each of 360 functions TVM's parser asks for the whole stack, of which it takes the variables; to find the
-    source of every frame on it, which it does not need here, is nine tenths of the time.
+    source of every frame on it, which it does not need here, is three quarters of the time.
     """
     whole = inspect.stack
     inspect.stack = _frames
