@@ -24,6 +24,8 @@ from fractune_core.errors import FractuneError, ShareNotReady, error_from_name
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.01
+_STANDSTILL_TIMEOUT_S = 0.2
+_LOOK_FOR_STANDSTILL_EVERY_S = 0.0005
 _NOT_READY_TIMEOUT_S = 15.0
 _NOT_READY_EVERY_S = 0.5
 TRIES = 3
@@ -186,8 +188,7 @@ class Child:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGSTOP)
-                # Until it has stopped or ended: what waits must not be disturbed by its last cycles.
-                os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+                _await_standstill(self._process.pid)
             hold.yield_cores()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGCONT)
@@ -289,6 +290,20 @@ class Child:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def _await_standstill(pid: int) -> None:
+    """Wait until a process that was sent SIGSTOP has stopped or ended: what needs its cores must not be disturbed by
+    its last cycles.
+
+    Not for longer than `_STANDSTILL_TIMEOUT_S`: a process that is starting another one (vfork) sleeps in the kernel
+    until that has begun, which is stopped itself. It computes nothing meanwhile, and stops as soon as it wakes.
+    """
+    deadline = time.monotonic() + _STANDSTILL_TIMEOUT_S
+    while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(_LOOK_FOR_STANDSTILL_EVERY_S)
 
 
 @contextlib.contextmanager

@@ -50,6 +50,13 @@ def tick(note: str, ticks: int) -> int:
     return ticks
 
 
+def start_another(fifo: str) -> int:
+    """Start a process that cannot begin before somebody writes to `fifo`; this one sleeps in the kernel until then."""
+    until_written = (os.POSIX_SPAWN_OPEN, 0, fifo, os.O_RDONLY, 0)
+    other = os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[until_written])
+    return os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])
+
+
 def leave() -> None:
     os._exit(3)
 
@@ -68,5 +75,6 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         "crash": crash,
         "leave": leave,
         "tick": tick,
+        "start_another": start_another,
         "pid": os.getpid,
     }
