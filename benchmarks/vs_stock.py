@@ -42,7 +42,8 @@ from benchmarks.support import ours, stock
 from benchmarks.support.again import measured_again, reached
 from benchmarks.support.cases import Case, Summary, moments_of, summary
 from benchmarks.support.machine import arguments, write_result
-from benchmarks.support.models import Model, Operator, find_model, heavy, operators_of, plain_operators_of
+from benchmarks.support.models import Operator, find_model
+from benchmarks.support.places import Places, places_of
 from benchmarks.support.runs import Run, finite
 from benchmarks.support.trajectory import Trial, best
 from fractune.local.noise_file import NOISE_FILE
@@ -85,26 +86,6 @@ QUICK = Settings(models=("squeezenet",), trials=8, round_size=8, tasks=1, pairs=
 
 
 @dataclass(frozen=True)
-class Places:
-    """The operators of a model that both sides tune."""
-
-    model: Model
-    matches: list[dict[str, Operator]]
-    """by side, what it tunes in the same places of the model; the names are ours"""
-    left_out: dict[str, str]
-    """by name of our operator, why it has no counterpart"""
-
-    def names(self, side: str) -> str:
-        """As `--only` takes them."""
-        return ",".join(match[side].name for match in self.matches)
-
-    @property
-    def operators(self) -> list[Operator]:
-        """Ours."""
-        return [match["ours"] for match in self.matches]
-
-
-@dataclass(frozen=True)
 class Ratios:
     """Ours over stock's, but for `rate`; infinite where a side never got there."""
 
@@ -136,7 +117,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     cases: list[Case] = []
     rates: list[tuple[float, float]] = []
-    for places in [_places(find_model(name), settings) for name in settings.models]:
+    for places in _all_places(settings):
         name = places.model.name
         pairs: list[Pair] = []
         for number in range(settings.pairs):
@@ -180,29 +161,23 @@ def _parse() -> tuple[Settings, argparse.Namespace]:
     return settings, args
 
 
+def _all_places(settings: Settings) -> list[Places]:
+    """Of every model, before any is tuned. Tells what is left out."""
+    is_plain, found = settings.peer == PLAIN, []
+    for model in [find_model(name) for name in settings.models]:
+        places = places_of(model, settings.target, settings.tasks, is_plain=is_plain)
+        for name, reason in places.left_out.items():
+            print(f"{model.name}: {name} is left out, it has no plain counterpart: {reason}")
+        found.append(places)
+    return found
+
+
 def _target_of_gpu() -> str:
     """Raises SystemExit where there is none."""
     try:
         return f"cuda:{visible_gpu(open_nvml().gpus()).arch}"
     except ShareUnavailable as error:
         raise SystemExit(f"vs_stock: {error}") from error
-
-
-def _places(model: Model, settings: Settings) -> Places:
-    """The heavy operators, less those that the peer has no counterpart of, which it tells. Raises SystemExit where none
-    is left.
-    """
-    operators = heavy(operators_of(model, settings.target), model.kinds, settings.tasks)
-    if settings.peer == OUR_LAYOUTS:
-        return Places(model, [{"stock": operator, "ours": operator} for operator in operators], {})
-    plain, why_not = plain_operators_of(model, settings.target)
-    matches = [{"stock": plain[op.workload_hash], "ours": op} for op in operators if op.workload_hash in plain]
-    left_out = {op.name: why_not[op.workload_hash] for op in operators if op.workload_hash not in plain}
-    for name, reason in left_out.items():
-        print(f"{model.name}: {name} is left out, it has no plain counterpart: {reason}")
-    if not matches:
-        raise SystemExit(f"vs_stock: no operator of {model.name} has a plain counterpart; take another model")
-    return Places(model, matches, left_out)
 
 
 class _Ours:
@@ -251,7 +226,7 @@ def _pair(places: Places, settings: Settings, number: int) -> Pair:
             _check_same(name, run, operators)
         peers = _since(peer.process.started, peer.trials)
         final = {"stock": _traces(best(peers)), "ours": ours.winners(side.records, settings.share)}
-        sides = {"stock": peers, "ours": side.trials}
+        sides = {"stock": peers, "ours": side.trials}  # of ours, a list that grows with each command
         target = side.records[0].target
         again = measured_again(places.matches, final, sides, target, settings.share)
         times = {

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 _LEAST_FLOPS, _MOST_FLOPS = 0.5, 2.0
 """of ours over the plain one's: a block filled up adds some, a normalisation in the weights saves some"""
-_SCALES = frozenset({"add", "subtract", "multiply", "divide"})
+_NO_STEPS = frozenset({"fused", "add", "subtract", "multiply", "divide"})
+"""words in an operator's name"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _difference(call: Call, other: Call) -> str:
     same_steps = _steps(call.name) == _steps(other.name) and call.computed == other.computed
     if same_steps and _LEAST_FLOPS * other.flops < call.flops < _MOST_FLOPS * other.flops:
         return ""
-    return f"{other.name} in its place does something else ({other.flops:.3g} operations, ours {call.flops:.3g})"
+    return f"the plain one in its place is {other.name} ({other.flops:.3g} operations, ours {call.flops:.3g})"
 
 
 def _elsewhere(call: Call, other: Call, own: Sequence[Call], theirs: Sequence[Call]) -> str:
@@ -77,6 +78,5 @@ def _places(call: Call, calls: Sequence[Call]) -> list[int]:
 
 
 def _steps(name: str) -> list[str]:
-    """What a fused operator does, by its name, but for `_SCALES`."""
-    words = [word.rstrip("0123456789") for word in name.removeprefix("fused_").split("_")]
-    return [word for word in words if word not in _SCALES]
+    """What a fused operator does, by its name, but for scaling and shifting."""
+    return [word for part in name.split("_") if (word := part.rstrip("0123456789")) not in _NO_STEPS]

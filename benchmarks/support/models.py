@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.processes import import_path
 from fractune_workers.child import Child
 
-_INGEST_TIMEOUT_S = 300.0
+INGEST_TIMEOUT_S = 300.0
 _INSTALL_OCR = ".venv/bin/pip install --no-deps rapidocr-onnxruntime==1.4.4"
 """what the package depends on is large, and not needed here"""
 
@@ -109,25 +108,11 @@ def operators_of(model: Model, target: str = "") -> list[Operator]:
     isa = target.removeprefix("cuda:")
     try:
         found: dict[str, Any] = child.call(
-            "ingest", _INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target=target, isa=isa
+            "ingest", INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target=target, isa=isa
         )
     finally:
         child.stop()
     return [Operator(op["name"], op["weight"], op["workload_hash"], op["workload"]) for op in found["operators"]]
-
-
-def plain_operators_of(model: Model, target: str = "") -> tuple[dict[str, Operator], dict[str, str]]:
-    """By workload hash of our operators of the model's kinds: the plain counterpart (`counterparts.py`), or why there
-    is none. `target`: as of `operators_of`.
-    """
-    child = Child("benchmarks.support.plain_child", env={"PYTHONPATH": import_path()})
-    try:
-        told: dict[str, Any] = child.call(
-            "match", _INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target=target, kinds=model.kinds
-        )
-    finally:
-        child.stop()
-    return {own: Operator(**other) for own, other in told["counterparts"].items()}, told["why_not"]
 
 
 def heavy(operators: Sequence[Operator], kinds: Sequence[str], count: int) -> list[Operator]:

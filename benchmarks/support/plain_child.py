@@ -13,6 +13,7 @@ from benchmarks.support.counterparts import Call, counterparts
 from fractune_workers.children.importing.implementations import calls_of, function_of
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import extract, prepare, workload_hash
+from fractune_workers.children.layouts.expressions import is_constant
 from fractune_workers.children.tvm_api.target import parse_target
 
 _ANY_CORES = 1
@@ -43,7 +44,7 @@ def calls(mod: tvm.IRModule, target: tvm.target.Target) -> list[Call]:
 
 def _computed(call: Any) -> int:
     """Operands that are no constants."""
-    return sum(not isinstance(operand, relax.Constant) for operand in call.args[1].fields)
+    return sum(not is_constant(operand) for operand in call.args[1].fields)
 
 
 def match(path: str, inputs: dict[str, list[int]], target: str, kinds: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.importing.passes import workload_hash
-from fractune_workers.children.layouts.expressions import shape_of
+from fractune_workers.children.layouts.expressions import is_constant, shape_of
 
 _CALL = "relax.call_tir"
 
@@ -94,5 +94,4 @@ class _Mixer(PyExprMutator):
 
 def _operand(own: Any, other: Any) -> Any:
     """Weights in another layout are the other's; everything else is what it was."""
-    is_constant = isinstance(getattr(other, "value", None), tvm.runtime.Tensor)
-    return other if is_constant and shape_of(other) != shape_of(own) else own
+    return other if is_constant(other) and shape_of(other) != shape_of(own) else own
