@@ -15,8 +15,15 @@ twelve cases on; with fewer the last line says that it cannot tell.
 On a GPU both sides tune for the same share and target with the same cores: ours with as many measurers as `fractune
 noise` advises (--advice names the state folder that it saved its advice in), stock with the one that it has.
 
-Usage: python -m benchmarks.vs_stock [--quick] [--out FILE] [--models A,B] [--trials N] [--round N] [--tasks N]
-[--pairs N] [--patience N] [--share SHARE] [--target TEXT] [--advice FOLDER]. With the defaults it takes hours.
+Stock tunes the operators of the model as we prepare it, `--peer our-layouts`: then the rest is search. Or those of
+the model as TVM's own pipeline makes it, `--peer plain`: no planned layouts, no implementations of ours. Each plain
+operator then stands for ours at the same places in the model (`support/counterparts.py`), and each side's candidates
+are measured again with their own workload. An operator without a counterpart is left out, and told. What only changes
+a layout, as at the model's border, is an operator of its own, and counted to neither side.
+
+Usage: python -m benchmarks.vs_stock [--quick] [--out FILE] [--peer our-layouts|plain] [--models A,B] [--trials N]
+[--round N] [--tasks N] [--pairs N] [--patience N] [--share SHARE] [--target TEXT] [--advice FOLDER]. With the
+defaults it takes hours.
 """
 
 from __future__ import annotations
@@ -32,12 +39,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours, stock
+from benchmarks.support.again import measured_again, reached
 from benchmarks.support.cases import Case, Summary, moments_of, summary
-from benchmarks.support.interleaved import median_secs, open_session
 from benchmarks.support.machine import arguments, write_result
-from benchmarks.support.models import Model, Operator, find_model, heavy, operators_of
+from benchmarks.support.models import Operator, find_model
+from benchmarks.support.places import Places, places_of
 from benchmarks.support.runs import Run, finite
-from benchmarks.support.trajectory import Trial, best, first_held, held_curve, incumbents
+from benchmarks.support.trajectory import Trial, best
 from fractune.local.noise_file import NOISE_FILE
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Kind, TuningRecord
@@ -52,13 +60,14 @@ TIME, LATENCY, RATE = "time to quality", "final latency", "seconds a trial"
 BARS = {TIME: TIME_BAR, LATENCY: LATENCY_BAR, RATE: 1 / RATE_BAR}
 """of ours over stock's: in the median case, the last one in the median pair"""
 ENOUGH_CASES = 12
-NEAR = 1.02
-"""a latency within 2 % of a goal is near it"""
+OUR_LAYOUTS, PLAIN = "our-layouts", "plain"
+"""what stock tunes"""
 
 
 @dataclass(frozen=True)
 class Settings:
     models: tuple[str, ...] = ("squeezenet", "resnet50", "magika")
+    peer: str = OUR_LAYOUTS
     share: str = "cpu:2"
     trials: int = 384
     round_size: int = 64
@@ -108,32 +117,34 @@ def main() -> None:
     found: dict[str, Any] = {}
     cases: list[Case] = []
     rates: list[tuple[float, float]] = []
-    for name in settings.models:
-        model = find_model(name)
-        operators = heavy(operators_of(model, settings.target), model.kinds, settings.tasks)
+    for places in _all_places(settings):
+        name = places.model.name
         pairs: list[Pair] = []
         for number in range(settings.pairs):
-            pair = _pair(model, operators, settings, number)
+            pair = _pair(places, settings, number)
             _print_pair(name, number, pair.ratios, pair.told)
             pairs.append(pair)
             cases += pair.cases
             rates.append((pair.told["ours"]["trials_per_s"], pair.told["stock"]["trials_per_s"]))
         found[name] = {
-            "operators": [op.name for op in operators],
+            "operators": [op.name for op in places.operators],
+            "without_counterpart": places.left_out,
             "pairs": [{**pair.told, "ratios": _json(pair.ratios)} for pair in pairs],
             "median": _json(_median([pair.ratios for pair in pairs])),
         }
         summaries = _summaries(cases, rates)
         told = {what: {name: finite(value) for name, value in asdict(each).items()} for what, each in summaries.items()}
         data = {"settings": asdict(settings), "bars": BARS, "cases": [_case_json(case) for case in cases]}
-        write_result("vs_stock", args, {**data, "summary": told, "models": found})
+        result = "vs_stock" if settings.peer == OUR_LAYOUTS else f"vs_stock_{settings.peer}"
+        write_result(result, args, {**data, "summary": told, "models": found})
     _print_cases(cases)
-    print(_verdict(summaries))
+    print(_verdict(settings.peer, summaries))
 
 
 def _parse() -> tuple[Settings, argparse.Namespace]:
     parser = arguments(__doc__)
     parser.add_argument("--models", type=lambda text: tuple(text.split(",")))
+    parser.add_argument("--peer", choices=(OUR_LAYOUTS, PLAIN), help="what stock tunes (our-layouts)")
     parser.add_argument("--share")
     parser.add_argument("--trials", type=int, help="over all operators of a model")
     parser.add_argument("--round", type=int, dest="round_size", help="candidates a round")
@@ -150,6 +161,17 @@ def _parse() -> tuple[Settings, argparse.Namespace]:
     return settings, args
 
 
+def _all_places(settings: Settings) -> list[Places]:
+    """Of every model, before any is tuned. Tells what is left out."""
+    is_plain, found = settings.peer == PLAIN, []
+    for model in [find_model(name) for name in settings.models]:
+        places = places_of(model, settings.target, settings.tasks, is_plain=is_plain)
+        for name, reason in places.left_out.items():
+            print(f"{model.name}: {name} is left out, it has no plain counterpart: {reason}")
+        found.append(places)
+    return found
+
+
 def _target_of_gpu() -> str:
     """Raises SystemExit where there is none."""
     try:
@@ -161,9 +183,9 @@ def _target_of_gpu() -> str:
 class _Ours:
     """Our side: its command, given once or more often in one state folder."""
 
-    def __init__(self, model: Model, only: str, settings: Settings, seed: int, folder: Path) -> None:
-        self._model, self._settings, self._folder = model, settings, folder
-        self._options = ["--round", str(settings.round_size), "--only", only, "--seed", str(seed)]
+    def __init__(self, places: Places, settings: Settings, seed: int, folder: Path) -> None:
+        self._model, self._settings, self._folder = places.model, settings, folder
+        self._options = ["--round", str(settings.round_size), "--only", places.names("ours"), "--seed", str(seed)]
         self._options += ["--target", settings.target] if settings.target else []
         self._take_advice()
         self._clock_s = 0.0
@@ -189,71 +211,74 @@ class _Ours:
         return run
 
 
-def _pair(model: Model, operators: Sequence[Operator], settings: Settings, number: int) -> Pair:
+def _pair(places: Places, settings: Settings, number: int) -> Pair:
     """Run both sides, stock first in even pairs, and compare them."""
-    only = ",".join(operator.name for operator in operators)
+    operators = places.operators
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
-        side = _Ours(model, only, settings, number, Path(folder))
+        side = _Ours(places, settings, number, Path(folder))
         if number % 2:
             mine = side.tune("--trials")
-            peer = _run_stock(model, settings, only, number)
+            peer = _run_stock(places, settings, number)
         else:
-            peer = _run_stock(model, settings, only, number)
+            peer = _run_stock(places, settings, number)
             mine = side.tune("--trials")
         for name, run in (("stock", peer), ("fractune", mine)):
             _check_same(name, run, operators)
         peers = _since(peer.process.started, peer.trials)
         final = {"stock": _traces(best(peers)), "ours": ours.winners(side.records, settings.share)}
-        again = _measure_again(operators, final, [peers, side.trials], side.records[0].target, settings.share)
-        times = {op: {name: again[op].get(held.get(op, ""), math.inf) for name, held in final.items()} for op in again}
+        sides = {"stock": peers, "ours": side.trials}  # of ours, a list that grows with each command
+        target = side.records[0].target
+        again = measured_again(places.matches, final, sides, target, settings.share)
+        times = {
+            op: {name: again[op][name].get(held.get(op, ""), math.inf) for name, held in final.items()} for op in again
+        }
         later = again
-        reached = _reached(peers, side.trials, mine.weights, later)
+        moments = reached(sides, mine.weights, later)
         commands = 1
-        while math.isinf(reached["quality"]["ours"]) and commands <= settings.patience:
+        while math.isinf(moments["quality"]["ours"]) and commands <= settings.patience:
             side.tune("--more")
             commands += 1
-            later = _measure_again(operators, final, [peers, side.trials], side.records[0].target, settings.share)
-            reached = _reached(peers, side.trials, mine.weights, later)
+            later = measured_again(places.matches, final, sides, target, settings.share)
+            moments = reached(sides, mine.weights, later)
     told = {
         "stock": peer.to_json(),
         "ours": mine.to_json(),
         "commands_of_ours": commands,
         "measurers_of_ours": len({record.worker for record in side.records if record.kind is Kind.TRIAL}),
-        "time_to_quality_s": {goal: {k: finite(v) for k, v in sides.items()} for goal, sides in reached.items()},
+        "time_to_quality_s": {goal: {k: finite(v) for k, v in each.items()} for goal, each in moments.items()},
         "measured_again_s": {op.name: {k: finite(v) for k, v in times[op.workload_hash].items()} for op in operators},
         "left_out": [op.name for op in operators if not _comparable(times[op.workload_hash], "ours")],
     }
-    sides = {"stock": peers, "ours": side.trials}
     cases = []
     for operator in operators:
         name = operator.workload_hash
         cases.append(Case(operator.name, number, times[name], moments_of(sides, name, later[name])))
-    return Pair(_ratios(peer, mine, reached, times), cases, told)
+    return Pair(_ratios(peer, mine, moments, times), cases, told)
 
 
 def _since(start: float, trials: Sequence[Trial]) -> list[Trial]:
     return [replace(trial, at_s=trial.at_s - start) for trial in trials]
 
 
-def _reached(
-    peers: Sequence[Trial], mine: Sequence[Trial], weights: Mapping[str, int], again: Mapping[str, Mapping[str, float]]
-) -> dict[str, dict[str, float]]:
-    """Seconds until each side first held what stock ends with (`quality`), and 1.02 times that (`near`)."""
-    curves = {
-        side: held_curve([replace(t, secs=again[t.operator][t.trace]) for t in incumbents(trials)], weights)
-        for side, trials in (("stock", peers), ("ours", mine))
-    }
-    goal_s = curves["stock"][-1][1] if curves["stock"] else math.nan
-    return {
-        name: {side: first_held(curve, factor * goal_s) for side, curve in curves.items()}
-        for name, factor in (("quality", 1.0), ("near", NEAR))
-    }
-
-
-def _run_stock(model: Model, settings: Settings, only: str, number: int) -> Run:
-    print(f"{model.name}: stock TVM ...", flush=True)
-    seed, target = number + 1, settings.target
-    return stock.tune(model, settings.share, only, settings.trials, settings.round_size, seed, target)
+def _run_stock(places: Places, settings: Settings, number: int) -> Run:
+    """In it, what stock tuned in an operator's place has the name of ours."""
+    model, peer = places.model, settings.peer
+    print(f"{model.name}: stock TVM, {peer} ...", flush=True)
+    run = stock.tune(
+        model,
+        settings.share,
+        places.names("stock"),
+        settings.trials,
+        settings.round_size,
+        number + 1,
+        settings.target,
+        is_plain=peer == PLAIN,
+    )
+    ours_of = {match["stock"].workload_hash: match["ours"].workload_hash for match in places.matches}
+    weights = {ours_of.get(name, name): weight for name, weight in run.weights.items()}
+    return replace(
+        run, weights=weights, trials=[replace(t, operator=ours_of.get(t.operator, t.operator)) for t in run.trials]
+    )
 
 
 def _check_same(side: str, run: Run, operators: Sequence[Operator]) -> None:
@@ -267,33 +292,12 @@ def _traces(held: Mapping[str, Trial]) -> dict[str, str]:
     return {name: trial.trace for name, trial in held.items()}
 
 
-def _measure_again(
-    operators: Sequence[Operator],
-    final: Mapping[str, Mapping[str, str]],
-    sides: Sequence[Sequence[Trial]],
-    target: str,
-    share: str,
-) -> dict[str, dict[str, float]]:
-    """Seconds by workload hash, then by trace: of what the sides end with, and of every incumbent of each side."""
-    session, cores = open_session(share)
-    times: dict[str, dict[str, float]] = {}
-    try:
-        for operator in operators:
-            name = operator.workload_hash
-            found = {trial.trace for side in sides for trial in incumbents(side) if trial.operator == name}
-            found |= {held[name] for held in final.values() if name in held}
-            times[name] = median_secs(operator, {trace: trace for trace in sorted(found)}, target, session, cores)
-    finally:
-        session.stop()
-    return times
-
-
 def _ratios(
-    peer: Run, mine: Run, reached: Mapping[str, Mapping[str, float]], times: dict[str, dict[str, float]]
+    peer: Run, mine: Run, moments: Mapping[str, Mapping[str, float]], times: dict[str, dict[str, float]]
 ) -> Ratios:
     return Ratios(
-        time_to_quality=_over(reached["quality"]["ours"], reached["quality"]["stock"]),
-        time_to_near=_over(reached["near"]["ours"], reached["near"]["stock"]),
+        time_to_quality=_over(moments["quality"]["ours"], moments["quality"]["stock"]),
+        time_to_near=_over(moments["near"]["ours"], moments["near"]["stock"]),
         rate=mine.trials_per_s / peer.trials_per_s,
         wall=mine.process.wall_s / peer.process.wall_s,
         cpu=mine.process.cpu_s / peer.process.cpu_s,
@@ -383,7 +387,7 @@ def _print_cases(cases: Sequence[Case]) -> None:
         print(f"{case.operator + ', ' + str(case.seed):<40}{ratios[0]:>10.2f}{ratios[1]:>12.2f}")
 
 
-def _verdict(summaries: Mapping[str, Summary]) -> str:
+def _verdict(peer: str, summaries: Mapping[str, Summary]) -> str:
     """One line: the medians, their intervals, and whether the bars hold."""
     lines = []
     for what, found in summaries.items():
@@ -391,7 +395,7 @@ def _verdict(summaries: Mapping[str, Summary]) -> str:
         verdict = found.verdict(bar) if what == RATE or found.cases >= ENOUGH_CASES else "cannot tell"
         told = f"{found.median:.2f} ({found.low:.2f}..{found.high:.2f}, {found.cases} cases)"
         lines.append(f"{what} {told}, bar {bar:g}: {verdict}")
-    return f"vs_stock, ours over stock's: {'; '.join(lines)}"
+    return f"vs_stock, ours over stock's ({peer}): {'; '.join(lines)}"
 
 
 if __name__ == "__main__":

@@ -42,14 +42,16 @@ class Summary:
         return "does not hold" if self.low > bar else "cannot tell"
 
 
-def moments_of(trials: Mapping[str, Sequence[Trial]], operator: str, again_s: Mapping[str, float]) -> dict[str, float]:
+def moments_of(
+    trials: Mapping[str, Sequence[Trial]], operator: str, again_s: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
     """Seconds until each side first held for this operator what stock ends with; `again_s`: seconds of every incumbent
-    by trace, measured again.
+    of each side by trace, measured again.
     """
     curves = {}
     for side, made in trials.items():
         held = incumbents(trial for trial in made if trial.operator == operator)
-        retimed = [Trial(trial.at_s, operator, again_s[trial.trace]) for trial in held]
+        retimed = [Trial(trial.at_s, operator, again_s[side][trial.trace]) for trial in held]
         curves[side] = held_curve(retimed, {operator: 1})
     goal_s = curves["stock"][-1][1] if curves["stock"] else math.nan
     return {side: first_held(curve, goal_s) for side, curve in curves.items()}

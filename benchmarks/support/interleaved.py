@@ -6,12 +6,13 @@ Nothing else may run on the machine meanwhile; core locks keep other fractune pr
 from __future__ import annotations
 
 import math
-import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from benchmarks.support.models import Operator
+from benchmarks.support.processes import import_path
 from fractune_core.implementations import implementation_of
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Share
@@ -28,6 +29,8 @@ TIMINGS = 3
 _BUILD_LIMIT_CPU_S = 60
 _BUNDLES_TIMEOUT_S = 1800.0
 _UNTUNED_NAME = "untuned"
+
+_Label = TypeVar("_Label", bound=Hashable)
 
 
 def median_secs(
@@ -46,15 +49,40 @@ def interleaved_secs(
 
     `target` is TVM's target as JSON. The untuned operator takes part: it is what outputs are compared with.
     """
-    names = {trace: f"candidate{index}" for index, trace in enumerate(dict.fromkeys(traces.values()))}
-    batch = _build(operator, {_UNTUNED_NAME: UNTUNED, **{name: trace for trace, name in names.items()}}, target)
-    run_secs: dict[str, list[float]] = {name: [] for name in names.values()}
-    for _ in range(TIMINGS):
-        with CoreLocks(default_lock_dir()).measuring(cores):
-            outcomes = validate(session, batch, _UNTUNED_NAME)
-        for name, secs in run_secs.items():
+    return interleaved_secs_of({operator: traces}, target, session, cores)
+
+
+def interleaved_secs_of(
+    finalists: Mapping[Operator, Mapping[_Label, str]], target: str, session: MeasurementSession, cores: Sequence[int]
+) -> dict[_Label, list[float]]:
+    """The same of several operators, whose candidates have other arguments: the operators take turns, timing by timing,
+    and so do the candidates of each within one. No label may be of two operators.
+    """
+    entries = [_Entry(operator, traces, target) for operator, traces in finalists.items()]
+    for turn in range(TIMINGS):
+        for entry in reversed(entries) if turn % 2 else entries:
+            with CoreLocks(default_lock_dir()).measuring(cores):
+                entry.time(session)
+    return {label: secs for entry in entries for label, secs in entry.run_secs().items()}
+
+
+class _Entry(Generic[_Label]):
+    """The candidates of one operator."""
+
+    def __init__(self, operator: Operator, traces: Mapping[_Label, str], target: str) -> None:
+        self._traces = traces
+        self._names = {trace: f"candidate{index}" for index, trace in enumerate(dict.fromkeys(traces.values()))}
+        texts = {_UNTUNED_NAME: UNTUNED, **{name: trace for trace, name in self._names.items()}}
+        self._batch = _build(operator, texts, target)
+        self._secs: dict[str, list[float]] = {name: [] for name in self._names.values()}
+
+    def time(self, session: MeasurementSession) -> None:
+        outcomes = validate(session, self._batch, _UNTUNED_NAME)
+        for name, secs in self._secs.items():
             secs.extend(outcomes[name].run_secs or (math.inf,))
-    return {label: run_secs[names[trace]] for label, trace in traces.items()}
+
+    def run_secs(self) -> dict[_Label, list[float]]:
+        return {label: self._secs[self._names[trace]] for label, trace in self._traces.items()}
 
 
 def open_session(share: str) -> tuple[MeasurementSession, list[int]]:
@@ -84,7 +112,7 @@ def time_bundles(share: str, finalists: Sequence[tuple[Path, str]], turns: int) 
     child = Child(
         "benchmarks.support.bundles_child",
         [share, ",".join(map(str, cores))],
-        env={**confinement.environment(), "PYTHONPATH": _import_path()},
+        env={**confinement.environment(), "PYTHONPATH": import_path()},
     )
     entries = [[str(path), variant] for path, variant in finalists]
     try:
@@ -93,8 +121,3 @@ def time_bundles(share: str, finalists: Sequence[tuple[Path, str]], turns: int) 
     finally:
         child.stop()
     return timed
-
-
-def _import_path() -> str:
-    """So that the child finds benchmarks/, whatever folder it runs in."""
-    return os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))

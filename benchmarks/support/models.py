@@ -11,7 +11,7 @@ from typing import Any
 
 from fractune_workers.child import Child
 
-_INGEST_TIMEOUT_S = 300.0
+INGEST_TIMEOUT_S = 300.0
 _INSTALL_OCR = ".venv/bin/pip install --no-deps rapidocr-onnxruntime==1.4.4"
 """what the package depends on is large, and not needed here"""
 
@@ -108,7 +108,7 @@ def operators_of(model: Model, target: str = "") -> list[Operator]:
     isa = target.removeprefix("cuda:")
     try:
         found: dict[str, Any] = child.call(
-            "ingest", _INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target=target, isa=isa
+            "ingest", INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target=target, isa=isa
         )
     finally:
         child.stop()

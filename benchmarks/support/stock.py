@@ -1,9 +1,10 @@
-"""The peer: stock TVM MetaSchedule on the very operators and target that a job of ours would tune.
+"""The peer: stock TVM MetaSchedule on the operators and target that a job of ours would tune, or on the plain ones.
 
 Nothing is turned but what a comparison needs: the tasks, the trials, the size of a round, the threads of the search,
 and a builder that imports TVM's intrinsics before its clock starts. Runner, search, cost model and task scheduler are
-TVM's defaults. Only the import of the model is ours, so that both sides begin with the same workloads. Run as a
-process of its own: python -m benchmarks.support.stock MODEL --out FILE [--only A,B] [--share cpu:2] [--target
+TVM's defaults. Only the model is prepared as ours is, so that both sides begin with the same workloads; or, with
+--plain, only its import is ours, and TVM's own pipeline makes its operators (`plain_child.py`). Run as a process of
+its own: python -m benchmarks.support.stock MODEL --out FILE [--plain] [--only A,B] [--share cpu:2] [--target
 cuda:sm_90] [--trials 384] [--round 64] [--seed 1]. It knows no --quick: benchmarks.vs_stock runs it.
 
 On a GPU it builds on all cores, and its kernels run in the share that its environment holds it to: all of the GPU, a
@@ -37,13 +38,26 @@ from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
 
 
-def tune(model: Model, share: str, only: str, trials: int, round_size: int, seed: int, target: str = "") -> Run:
-    """Tune in a fresh process, to its end. `target`: as of `fractune tune`; empty for this host's processor."""
+def tune(
+    model: Model,
+    share: str,
+    only: str,
+    trials: int,
+    round_size: int,
+    seed: int,
+    target: str = "",
+    *,
+    is_plain: bool = False,
+) -> Run:
+    """Tune in a fresh process, to its end. `target`: as of `fractune tune`; empty for this host's processor.
+    `is_plain`: the model as TVM's own pipeline makes it, whose operators `only` then names.
+    """
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         out = Path(folder) / "stock.json"
         command = [sys.executable, "-m", "benchmarks.support.stock", model.name, "--share", share, "--only", only]
         command += ["--trials", str(trials), "--round", str(round_size), "--seed", str(seed), "--out", str(out)]
         command += ["--target", target] if target else []
+        command += ["--plain"] if is_plain else []
         with _held_to(Share.parse(share)) as environment:
             ended = run_timed(command, env=environment)
         told = json.loads(out.read_text())
@@ -74,6 +88,7 @@ def _held_to(share: Share) -> Iterator[dict[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
+    parser.add_argument("--plain", action="store_true", help="the operators that TVM's own pipeline makes")
     parser.add_argument("--only", default="", help="operators, as `fractune tune --only` takes them")
     parser.add_argument("--share", default="cpu:2")
     parser.add_argument("--target", default="", help="as `fractune tune --target` takes it; needed for a GPU")
@@ -85,23 +100,25 @@ def main() -> None:
     model = find_model(args.model)
     share = Share.parse(args.share)
     cores = share.cores if share.mechanism == "cpu" else len(os.sched_getaffinity(0))
-    tasks = _tasks(model, args.only, cores, args.target)
+    tasks = _tasks(model, args.only, cores, args.target, is_plain=args.plain)
     with tempfile.TemporaryDirectory(prefix="stock-tvm-") as work_dir:
         told = _search(tasks, cores, work_dir, args.trials, args.round, args.seed)
     args.out.write_text(json.dumps(told))
 
 
-def _tasks(model: Model, only: str, cores: int, target_text: str) -> list[Any]:
+def _tasks(model: Model, only: str, cores: int, target_text: str, *, is_plain: bool) -> list[Any]:
     """MetaSchedule's own tasks of the model as we import it, for the target named, or this host's own."""
     from tvm.s_tir import meta_schedule as ms
 
+    from benchmarks.support.plain_child import plain
     from fractune_workers.children.importing.model_file import load_model
     from fractune_workers.children.importing.passes import prepare
     from fractune_workers.children.tvm_api.target import default_target, parse_target
 
     spec = JobSpec(model="", model_name=model.name, shares=(), only=only)
     target = parse_target(target_text, cores) if target_text else default_target(cores)
-    module = prepare(load_model(model.path, model.inputs), target)
+    imported = load_model(model.path, model.inputs)
+    module = plain(imported, target) if is_plain else prepare(imported, target)
     return [task for task in ms.relax_integration.extract_tasks(module, target) if spec.wants(str(task.task_name))]
 
 

@@ -40,7 +40,7 @@ def test_each_side_is_held_to_what_stock_ends_with() -> None:
         "stock": [Trial(10.0, "a", 3.0, "s1"), Trial(20.0, "a", 2.0, "s2"), Trial(5.0, "b", 1.0, "other")],
         "ours": [Trial(1.0, "a", 4.0, "o1"), Trial(2.0, "a", 1.5, "o2")],
     }
-    again_s = {"s1": 3.0, "s2": 2.5, "o1": 2.6, "o2": 1.6}
+    again_s = {"stock": {"s1": 3.0, "s2": 2.5}, "ours": {"o1": 2.6, "o2": 1.6}}
     assert moments_of(sides, "a", again_s) == {"stock": 20.0, "ours": 2.0}
-    assert math.isinf(moments_of(sides, "a", {**again_s, "o2": 2.6})["ours"])
+    assert math.isinf(moments_of(sides, "a", {**again_s, "ours": {"o1": 2.6, "o2": 2.6}})["ours"])
     assert math.isinf(moments_of({"stock": [], "ours": sides["ours"]}, "a", again_s)["stock"])

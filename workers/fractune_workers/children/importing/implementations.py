@@ -15,7 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.importing.passes import workload_hash
-from fractune_workers.children.layouts.expressions import shape_of
+from fractune_workers.children.layouts.expressions import is_constant, shape_of
 
 _CALL = "relax.call_tir"
 
@@ -24,10 +24,10 @@ def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, A
     """MetaSchedule's Workload of what the prepared module `other` has in place of operators of `direct`, by their
     workload hash; without those that are the same in both, and empty where the two do not make the same calls.
     """
-    own, theirs = _calls(direct), _calls(other)
+    own, theirs = calls_of(direct), calls_of(other)
     if len(own) != len(theirs):
         return {}
-    pairs = ((_function(direct, one), _function(other, another)) for one, another in zip(own, theirs, strict=True))
+    pairs = ((function_of(direct, one), function_of(other, another)) for one, another in zip(own, theirs, strict=True))
     workloads = ((workload_hash(one), another) for one, another in pairs)
     return {name: ms.database.Workload(another) for name, another in workloads if workload_hash(another) != name}
 
@@ -38,21 +38,21 @@ def with_implementations(
     """The prepared module `direct`, in which the operators in `chosen` (name of an implementation by workload hash) are
     those that the module of that name in `others` has, with the weights that these take.
     """
-    theirs = {name: _calls(other) for name, other in others.items()}
-    names = [chosen.get(workload_hash(_function(direct, call)), "") for call in _calls(direct)]
+    theirs = {name: calls_of(other) for name, other in others.items()}
+    names = [chosen.get(workload_hash(function_of(direct, call)), "") for call in calls_of(direct)]
     mixer = _Mixer(direct, ((others[name], theirs[name][at]) if name else None for at, name in enumerate(names)))
     mixer.builder_.update_func(direct.get_global_var("main"), mixer.visit_expr(direct["main"]))
     return mixer.builder_.get()
 
 
-def _calls(mod: tvm.IRModule) -> list[Any]:
-    """The calls of operators in `main`, in their order."""
+def calls_of(mod: tvm.IRModule) -> list[Any]:
+    """The calls of operators in the `main` of a prepared module, in their order."""
     collector = _Collector()
     collector.visit_expr(mod["main"])
     return collector.calls
 
 
-def _function(mod: tvm.IRModule, call: Any) -> tvm.IRModule:
+def function_of(mod: tvm.IRModule, call: Any) -> tvm.IRModule:
     """The module of the one operator that is called, as MetaSchedule's tasks have it."""
     normalized: tvm.IRModule = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")(mod[call.args[0]])
     return normalized
@@ -94,5 +94,4 @@ class _Mixer(PyExprMutator):
 
 def _operand(own: Any, other: Any) -> Any:
     """Weights in another layout are the other's; everything else is what it was."""
-    is_constant = isinstance(getattr(other, "value", None), tvm.runtime.Tensor)
-    return other if is_constant and shape_of(other) != shape_of(own) else own
+    return other if is_constant(other) and shape_of(other) != shape_of(own) else own

@@ -22,8 +22,12 @@ def has_fixed_shapes(call: Any) -> bool:
 def numbers_of(builder: relax.BlockBuilder, expr: Any) -> npt.NDArray[Any] | None:
     """Of a constant, or of a variable that is bound to one; None for anything else."""
     value = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
-    payload = getattr(value, "value", None)
-    return payload.numpy() if isinstance(payload, tvm.runtime.Tensor) else None
+    return value.value.numpy() if is_constant(value) else None
+
+
+def is_constant(expr: Any) -> bool:
+    """Whether it is a tensor of known numbers."""
+    return isinstance(getattr(expr, "value", None), tvm.runtime.Tensor)
 
 
 def _is_fixed(ty: Any) -> bool:

@@ -1,0 +1,68 @@
+"""The child that makes the plain model: what TVM makes of it, without planned layouts and implementations of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from benchmarks.support.counterparts import Call, counterparts
+from fractune_workers.children.importing.implementations import calls_of, function_of
+from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.importing.passes import extract, prepare, workload_hash
+from fractune_workers.children.layouts.expressions import is_constant
+from fractune_workers.children.tvm_api.target import parse_target
+
+_ANY_CORES = 1
+"""operators do not depend on the number of cores"""
+
+
+def plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """An imported model as TVM's pipeline `static_shape_tuning`, with its defaults, makes it before it tunes."""
+    steps = [
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.CanonicalizeBindings(),
+        relax.get_pipeline("zero"),
+    ]
+    with target:
+        return tvm.transform.Sequential(steps)(mod)
+
+
+def calls(mod: tvm.IRModule, target: tvm.target.Target) -> list[Call]:
+    """Those of operators that can be tuned, in the order in which the fused module `mod` makes them."""
+    operators = {operator.workload_hash: operator for operator in extract(mod, target)}
+    named = [(workload_hash(function_of(mod, call)), call) for call in calls_of(mod)]
+    return [
+        Call(operators[name].name, name, operators[name].flops, _computed(call))
+        for name, call in named
+        if name in operators
+    ]
+
+
+def _computed(call: Any) -> int:
+    """Operands that are no constants."""
+    return sum(not is_constant(operand) for operand in call.args[1].fields)
+
+
+def match(path: str, inputs: dict[str, list[int]], target: str, kinds: Sequence[str]) -> dict[str, Any]:
+    """Of the model file at `path`, by workload hash of our operators of these `kinds`: the plain counterpart, or why
+    there is none. Raises BadModel.
+    """
+    parsed = parse_target(target, _ANY_CORES)
+    model = load_model(Path(path), inputs)
+    theirs = plain(model, parsed)
+    found, why_not = counterparts(calls(prepare(model, parsed), parsed), calls(theirs, parsed), kinds)
+    operators = {operator.workload_hash: operator for operator in extract(theirs, parsed)}
+    told = {
+        own: {"name": each.name, "weight": each.weight, "workload_hash": other, "workload": each.workload_json}
+        for own, other in found.items()
+        for each in [operators[other]]
+    }
+    return {"counterparts": told, "why_not": why_not}
+
+
+def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
+    return {"match": match}
