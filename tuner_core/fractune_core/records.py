@@ -167,12 +167,13 @@ class TuningRecord:
     """how often its batch was measured, this time included: those before were void. 0 = not known"""
 
     # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
+    # With one more such value Python would give each record a dictionary of its own, larger than the record.
     @cached_property
     def median_s(self) -> float:
         """Median run time in seconds, of the repeats that are reported; infinite for a failure."""
         return _median(self.reported_secs)
 
-    @cached_property
+    @property
     def choosing_s(self) -> float:
         """Median of the repeats that choose, by which schedules are compared and which is told of none: that of the
         fastest of many is shorter than it takes. Where the repeats are not divided, `median_s`.

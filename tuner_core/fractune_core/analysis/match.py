@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fractune_core.analysis.validated import Times, ValidatedRecords, choosing_order
+from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, units_text
 
@@ -168,7 +168,7 @@ def find_match(
     own = measured.by_candidate[choice.name]
     return Match(
         choice.how,
-        _nearest_record(own, granted.units),
+        _nearest_record(measured, choice.name, granted.units),
         choice.regret,
         choice.reason + _contradiction(own, granted.unit),
     )
@@ -212,9 +212,10 @@ def _ratio(one: int, other: int) -> float:
     return max(one / other, other / one)
 
 
-def _nearest_record(own: list[TuningRecord], units: int) -> TuningRecord:
+def _nearest_record(measured: MeasuredTimes, name: str, units: int) -> TuningRecord | None:
     """Of a chosen schedule: its fastest measurement at the share nearest to `units`."""
-    return min(own, key=lambda r: (_ratio(r.granted.units, units), *choosing_order(r)))
+    known = {other: row[name] for other, row in measured.choosing.items() if name in row}
+    return measured.fastest(name, min(known, key=lambda other: (_ratio(other, units), known[other])))
 
 
 def _contradiction(own: list[TuningRecord], unit: str) -> str:

@@ -27,28 +27,27 @@ class MeasuredTimes:
         return candidate_id(some.workload_hash, some.target_key, UNTUNED)
 
     @cached_property
-    def fastest_records(self) -> Mapping[int, Mapping[str, TuningRecord]]:
-        """By granted units, then by candidate: of several measurements the fastest, by the repeats that choose."""
-        found: dict[int, dict[str, TuningRecord]] = {}
+    def _fastest(self) -> Mapping[int, Mapping[str, tuple[float, str, TuningRecord]]]:
+        """By granted units, then by candidate: of several measurements the fastest, behind what orders them."""
+        found: dict[int, dict[str, tuple[float, str, TuningRecord]]] = {}
         for record in self.records:
-            row = found.setdefault(record.granted.units, {})
-            row[record.candidate_id] = min(record, row.get(record.candidate_id, record), key=choosing_order)
+            row, name = found.setdefault(record.granted.units, {}), record.candidate_id
+            order = choosing_order(record)
+            if name not in row or order < row[name][:2]:
+                row[name] = (*order, record)
         return found
 
     @cached_property
     def choosing(self) -> Times:
         """What chooses among the candidates."""
-        return {
-            units: {name: record.choosing_s for name, record in row.items()}
-            for units, row in self.fastest_records.items()
-        }
+        return {units: {name: secs for name, (secs, _, _) in row.items()} for units, row in self._fastest.items()}
 
     @cached_property
     def reported(self) -> Times:
         """What is told of them: of the same measurements as `choosing`, by other repeats."""
         return {
-            units: {name: record.median_s for name, record in row.items()}
-            for units, row in self.fastest_records.items()
+            units: {name: record.median_s for name, (_, _, record) in row.items()}
+            for units, row in self._fastest.items()
         }
 
     @cached_property
@@ -60,7 +59,8 @@ class MeasuredTimes:
 
     def fastest(self, candidate: str, units: int) -> TuningRecord | None:
         """The fastest measurement of a candidate at a share of so many units; None when there is none."""
-        return self.fastest_records.get(units, {}).get(candidate)
+        found = self._fastest.get(units, {}).get(candidate)
+        return None if found is None else found[2]
 
 
 _NOTHING = MeasuredTimes(())
