@@ -51,7 +51,8 @@ def test_what_chose_a_variant_does_not_tell_what_it_loses() -> None:
     reported = {**MEASURED, "cpu:1": {"cpu:1": 1.3, "cpu:4": 1.56, "untuned": 1.9}}
     bundle = a_bundle(measured=reported, choosing=MEASURED)
     between = choose_variant(bundle, 2)
-    assert (between.variant, between.how, between.regret) == ("cpu:4", How.NEAR, pytest.approx(0.2))
+    assert (between.variant, between.how) == ("cpu:4", How.NEAR)
+    assert between.regret == pytest.approx(0.2)
     lucky = {"cpu:4": {"cpu:1": 0.29, "cpu:4": 0.3, "untuned": 1.0}}
     one = choose_variant(a_bundle(measured=lucky, choosing={"cpu:4": MEASURED["cpu:4"]}), 4)
     assert (one.variant, one.how) == ("cpu:4", How.EXACT)
