@@ -87,8 +87,8 @@ def arithmetic_from_proto(message: pb.Arithmetic) -> Arithmetic:
 
 
 def policy_from_proto(message: pb.TimingPolicy) -> TimingPolicy:
-    name = policy_name(message.name)
-    return TimingPolicy(name, message.warmups, message.repeats, message.min_repeat_ms, message.cache or WARM)
+    name, cache = policy_name(message.name), message.cache or WARM
+    return TimingPolicy(name, message.warmups, message.repeats, message.min_repeat_ms, cache, message.choosing)
 
 
 def disturbance_from_proto(message: pb.Disturbance) -> Disturbance:

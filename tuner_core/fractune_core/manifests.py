@@ -50,6 +50,14 @@ def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"'measured' has the share '{share}', 'shares' has not"
         if not set(times) <= variants:
             yield f"'measured' has a variant '{min(set(times) - variants)}' that is not there"
+    choosing = manifest.get("choosing", measured)
+    if not _is_measured(choosing) or _known_times(choosing) != _known_times(measured):
+        yield "'choosing' is not seconds of the shares and variants of 'measured'"
+
+
+def _known_times(held: dict[str, dict[str, float]]) -> set[tuple[str, str]]:
+    """Shares and variants that there is a time of."""
+    return {(share, name) for share, times in held.items() for name, secs in times.items() if secs > 0}
 
 
 def _is_text(value: Any) -> bool:

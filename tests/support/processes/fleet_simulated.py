@@ -318,7 +318,7 @@ def made_up_record(
     )
     return replace(
         record,
-        run_secs=(secs, secs, secs) if status is Status.OK else (),
+        run_secs=(secs,) * record.policy.repeats if status is Status.OK else (),
         anchor_ratio=1.0,
         worker=worker,
         build_secs=0.1,

@@ -1050,12 +1050,17 @@ class TimingPolicy(_message.Message):
     REPEATS_FIELD_NUMBER: _builtins.int
     MIN_REPEAT_MS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    CHOOSING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     warmups: _builtins.int
     repeats: _builtins.int
     min_repeat_ms: _builtins.float
     cache: _builtins.str
     """What the second-level cache holds when a call begins: "warm" or "cold"; empty = "warm"."""
+    choosing: _builtins.int
+    """How many of a record's run_secs, the first of them, say which schedule is used; only the others are reported.
+    0 = they are not divided.
+    """
     def __init__(
         self,
         *,
@@ -1064,10 +1069,11 @@ class TimingPolicy(_message.Message):
         repeats: _builtins.int = ...,
         min_repeat_ms: _builtins.float = ...,
         cache: _builtins.str = ...,
+        choosing: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "min_repeat_ms", b"min_repeat_ms", "name", b"name", "repeats", b"repeats", "warmups", b"warmups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "choosing", b"choosing", "min_repeat_ms", b"min_repeat_ms", "name", b"name", "repeats", b"repeats", "warmups", b"warmups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

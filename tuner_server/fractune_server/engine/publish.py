@@ -53,7 +53,9 @@ class PublishPhase:
         work_id = job.work_id(_COMPILE)
         if not self._queues.has(work_id):
             send_model(self._context, job.stored.spec.model)
-            manifest = _manifest(job, variants, measured_secs(deployment, operators, variants))
+            measured = measured_secs(deployment, operators, variants)
+            choosing = measured_secs(deployment, operators, variants, choosing=True)
+            manifest = _manifest(job, variants, measured, choosing)
             records = [record.to_json() for record in _published(variants)]
             self._queues.enqueue(COMPILE_QUEUE, _compile_work(job, work_id, bundle, manifest, items, records))
         job.note_asked(_COMPILE)
@@ -161,7 +163,12 @@ def _published(variants: Sequence[Variant]) -> list[TuningRecord]:
     return list({record.record_id: record for record in records if record is not None}.values())
 
 
-def _manifest(job: ActiveJob, variants: Sequence[Variant], measured: dict[str, dict[str, float]]) -> dict[str, Any]:
+def _manifest(
+    job: ActiveJob,
+    variants: Sequence[Variant],
+    measured: dict[str, dict[str, float]],
+    choosing: dict[str, dict[str, float]],
+) -> dict[str, Any]:
     stored = job.stored
     return {
         "model": {"name": stored.spec.model_name, "sha256": stored.spec.model},
@@ -172,6 +179,7 @@ def _manifest(job: ActiveJob, variants: Sequence[Variant], measured: dict[str, d
         "created_at": stored.created_at,
         "shares": {share: granted.to_json() for share, granted in stored.granted.items()},
         "measured": measured,
+        "choosing": choosing,
         "operators": [
             {
                 "name": op.name,

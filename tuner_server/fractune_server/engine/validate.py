@@ -7,6 +7,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
+from fractune_core.analysis.validated import choosing_order
 from fractune_core.errors import NotFound, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
@@ -142,15 +143,17 @@ class ValidatePhase:
 
 
 def _copy_times(job: ActiveJob, operator: StoredOperator, validations: list[TuningRecord]) -> None:
-    """What people see of an operator once it was measured alone: the newest time of each finalist counts."""
+    """What people see of an operator once it was measured alone: the newest measurement of each finalist counts. It is
+    of the one that is fastest by the repeats that choose, and by those that are reported.
+    """
     untuned = job.untuned(operator.workload_hash)
     for share, granted in job.stored.granted.items():
-        newest: dict[str, float] = {}
+        newest: dict[str, TuningRecord] = {}
         for record in sorted(validations, key=lambda record: record.measured_at):
             if record.granted.key == granted.key and record.status is Status.OK:
-                newest[record.candidate_id] = record.median_s
+                newest[record.candidate_id] = record
         if newest:
-            operator.best_s[share] = min(newest.values())
+            operator.best_s[share] = min(newest.values(), key=choosing_order).median_s
         if untuned in newest:
-            operator.untuned_s[share] = newest[untuned]
+            operator.untuned_s[share] = newest[untuned].median_s
     job.dirty = True

@@ -42,7 +42,8 @@ records = Table(
     Column("status", String(32), nullable=False),
     Column("cause", Text, nullable=False),
     Column("run_secs", JSON, nullable=False),
-    Column("median_s", Float, nullable=False),  # infinite for a failure, so that it sorts last
+    # Of the repeats that choose, because rows are chosen by it; infinite for a failure, so that it sorts last.
+    Column("median_s", Float, nullable=False),
     Column("policy", JSON, nullable=False),
     Column("anchor_ratio", Float, nullable=False),
     Column("neighbours", Integer, nullable=False),

@@ -37,7 +37,7 @@ from fractune_server.store.tables import metadata
 from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
-from tests.support.samples import DEVICE, DISTURBANCE, TARGET_KEY, granted, validation
+from tests.support.samples import DEVICE, DISTURBANCE, TARGET_KEY, divided, granted, validation
 
 KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
 EVERYTHING = RecordFilter()
@@ -244,6 +244,13 @@ class StoreContract:
         assert store.log.prune(EVERYTHING, 2, dry_run=False) == (2, 4)
         assert sorted(record.trace for record in store.log.all(EVERYTHING)) == ["f", "t0", "t1", "u"]
         assert store.log.prune(RecordFilter(kind=Kind.VALIDATION), 0, dry_run=False) == (1, 0)
+
+    def test_what_is_told_of_a_record_neither_orders_nor_keeps_it(self, store: Store) -> None:
+        store.log.add([divided("chosen", 1, 1.0, 3.0), divided("other", 1, 2.0, 2.0)])
+        page, _ = store.log.page(EVERYTHING, 2, None, fastest_first=True)
+        assert [(record.trace, record.median_s) for record in page] == [("chosen", 3.0), ("other", 2.0)]
+        assert store.log.prune(RecordFilter(kind=Kind.VALIDATION), 1, dry_run=False) == (1, 1)
+        assert [record.trace for record in store.log.all(EVERYTHING)] == ["chosen"]
 
     def test_import_is_all_or_nothing(self, store: Store) -> None:
         stranger = trial("b", 1, 1.0, workload_hash="0" * 16)
