@@ -79,6 +79,8 @@ def share_result(result: pb.ShareResult) -> ShareResult:
         tuned_s=result.tuned_s,
         run_secs={variant: tuple(repeats.secs) for variant, repeats in result.run_secs.items()},
         max_error=dict(result.max_error),
+        earlier_job=result.earlier_job,
+        timed_at=seconds(result.time),
     )
 
 

@@ -47,6 +47,10 @@ class ShareResult:
     """all repeats in seconds, by variant: `untuned`, `robust`, or the share that it was tuned at"""
     max_error: Mapping[str, float] = field(default_factory=dict)
     """largest difference to the untuned outputs over their largest value, by variant"""
+    earlier_job: str = ""
+    """`jobs/...` that measured all this, where this job took it from there: the very same bundle; empty = this job"""
+    timed_at: float = 0.0
+    """when it was measured, in seconds since 1970, UTC; 0 = not known"""
 
     @property
     def speed_up(self) -> float:

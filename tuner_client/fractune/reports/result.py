@@ -8,7 +8,7 @@ from fractune.jobs import JobStatus, OperatorStatus, ShareResult
 from fractune.reports.cross_table import model_table
 from fractune.reports.rendering import Column, Table
 from fractune.reports.tables import cross_text
-from fractune.reports.text import counts_text, ratio_text, span_text, spent_text, table_console, time_text
+from fractune.reports.text import counts_text, moment_text, ratio_text, span_text, spent_text, table_console, time_text
 from fractune.reports.time_table import operator_time, operators_s, time_table
 from fractune_core.analysis.roofline import NEAR
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name
@@ -63,6 +63,8 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
         "granted": each.granted.to_json(),
         "untuned_s": each.untuned_s,
         "tuned_s": each.tuned_s,
+        "timed_by": each.earlier_job or job.name,
+        "timed_at": each.timed_at or None,
         "roof": None if roof is None else roof.to_json(),
         "operators_s": in_operators_s,
         "rest_s": each.tuned_s - in_operators_s,
@@ -103,6 +105,19 @@ def doubts(job: JobStatus) -> list[str]:
     ]
 
 
+def timed_before(job: JobStatus) -> list[str]:
+    """A line for each earlier job that the latencies are from."""
+    shares: dict[tuple[str, str], list[str]] = {}
+    for each in job.results:
+        if each.earlier_job:
+            shares.setdefault((each.earlier_job, moment_text(each.timed_at)), []).append(each.share)
+    return [
+        f"note: the latencies at {', '.join(at)} are from {earlier}, which timed this very bundle on {day}; "
+        f"'fractune run BUNDLE --share {at[0]}' times it now"
+        for (earlier, day), at in shares.items()
+    ]
+
+
 def latency_table(job: JobStatus) -> Table:
     """A row for each share: what it granted, the latencies and the largest difference of the outputs."""
     numbers = (Column(name, numbers=True) for name in ("untuned", "tuned", "speed-up", "largest output difference"))
@@ -111,7 +126,7 @@ def latency_table(job: JobStatus) -> Table:
         columns=(Column("share"), Column("granted"), *numbers),
         cells=tuple(map(_latency_cells, job.results)),
         rows=tuple(map(_latency_row, job.results)),
-        notes=tuple(doubts(job)),
+        notes=(*timed_before(job), *doubts(job)),
     )
 
 

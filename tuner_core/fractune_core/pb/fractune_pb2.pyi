@@ -715,10 +715,16 @@ class ShareResult(_message.Message):
     TUNED_S_FIELD_NUMBER: _builtins.int
     RUN_SECS_FIELD_NUMBER: _builtins.int
     MAX_ERROR_FIELD_NUMBER: _builtins.int
+    EARLIER_JOB_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     untuned_s: _builtins.float
-    """Median latency of the whole model, measured alone in this job, in seconds."""
+    """Median latency of the whole model, measured alone, in seconds."""
     tuned_s: _builtins.float
+    earlier_job: _builtins.str
+    """The job that measured all this, where this one took it from there: the very same bundle, at the same share of the
+    same device. jobs/{job}; empty = this job.
+    """
     @_builtins.property
     def granted(self) -> Global___GrantedShare: ...
     @_builtins.property
@@ -729,6 +735,10 @@ class ShareResult(_message.Message):
     def max_error(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Largest difference to the untuned output, over that output's largest value, by variant."""
 
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was measured."""
+
     def __init__(
         self,
         *,
@@ -738,10 +748,12 @@ class ShareResult(_message.Message):
         tuned_s: _builtins.float = ...,
         run_secs: _abc.Mapping[_builtins.str, Global___Repeats] | None = ...,
         max_error: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        earlier_job: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "max_error", b"max_error", "run_secs", b"run_secs", "share", b"share", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

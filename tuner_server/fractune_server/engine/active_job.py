@@ -152,8 +152,18 @@ class ActiveJob:
                     self.own.add(row.candidate_id, row.share, row.status)
             self.plans[operator.workload_hash] = plan
             self._copy_plan(operator, plan)
+        self._load_spaces(store)
         self.load_roofs(store)
         self.count_progress()
+
+    def _load_spaces(self, store: Store) -> None:
+        """No search for what an earlier one did not find; one that is asked to go beyond the log may look again."""
+        if self.stored.spec.more:
+            return
+        held = store.spaces.of(self.stored.target_key, self.plans, exact=self.stored.spec.exact)
+        for name, candidates in held.items():
+            # At other shares, or after a part of the log was deleted, they are to be measured.
+            self.plans[name].exhausted = self.plans[name].complete >= candidates
 
     def load_roofs(self, store: Store) -> None:
         """Let the plans know what is attainable at the device's shares."""

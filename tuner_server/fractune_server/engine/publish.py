@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class PublishPhase:
         self._queues = queues
 
     def compile(self, job: ActiveJob) -> None:
-        """Ask for the bundle, unless the very same one was made before."""
+        """Ask for the bundle, unless the very same one was made before; what is known of its times is taken along."""
         if _COMPILE in job.asked:
             return
         deployment, operators = self._deployment(job), self._operators(job)
@@ -48,6 +49,8 @@ class PublishPhase:
         items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
         bundle = bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
+            if not job.stored.spec.rerank:  # which is asked for to have things measured again
+                job.stored.timings = self._context.store.jobs.timings(bundle, job.stored.device, job.stored.granted)
             self._take_bundle(job, bundle)
             return
         work_id = job.work_id(_COMPILE)
@@ -68,7 +71,7 @@ class PublishPhase:
         self._take_bundle(job, bundle)
 
     def time(self, job: ActiveJob) -> None:
-        """Ask for the timings, one share after the other: the model is timed alone."""
+        """Ask for the timings that are not known, one share after the other: the model is timed alone."""
         waiting = [share for share in job.shares if share not in job.stored.timings]
         if not waiting:
             job.end(JobState.DONE)
@@ -96,6 +99,8 @@ class PublishPhase:
                 "granted": event["granted"],
                 "run_secs": event["run_secs"],
                 "max_error": event["max_error"],
+                "job": job.id,
+                "timed_at": time.time(),
             }
             job.dirty = True
 

@@ -81,11 +81,19 @@ class TunePhase:
         # Its results come after it in the same stream, so that none of them can have come before.
         live.propose(event["candidates"], job.shares)
         plan = job.plans[live.stored.workload_hash]
-        plan.exhausted = plan.exhausted or event["exhausted"]
+        if event["exhausted"]:
+            plan.exhausted = True
+            self._note_space(job.log_key(plan.workload_hash), event["candidates"])
         self._store.jobs.save_round(live.stored)
         job.dirty = True
         if not live.missing:
             self._rounds.end(job, live)
+
+    def _note_space(self, key: LogKey, last: Collection[str]) -> None:
+        """Keep how many candidates there are of an operator, when those in the log and the `last` are all."""
+        found = {row.candidate_id for row in self._store.log.trials(key)} | set(last)
+        if found:  # else the instance has proposed them for another device
+            self._store.spaces.add(key, len(found))
 
     def take_roof(self, event: RoofMeasured, jobs: Collection[ActiveJob]) -> None:
         """Keep the roof of a share; jobs on that device learn what is attainable there."""

@@ -84,13 +84,13 @@ def _operator(operator: StoredOperator, arithmetic: Arithmetic | None) -> pb.Ope
 def _result(job: StoredJob) -> pb.JobResult:
     return pb.JobResult(
         wall_s=(job.ended_at or 0.0) - job.created_at,
-        shares=[_share_result(share, timing) for share, timing in job.timings.items()],
+        shares=[_share_result(job.id, share, timing) for share, timing in job.timings.items()],
         bundle=Collection.BUNDLES.of(job.bundle),
     )
 
 
-def _share_result(share: str, timing: dict[str, Any]) -> pb.ShareResult:
-    run_secs = timing["run_secs"]
+def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResult:
+    run_secs, timed_by = timing["run_secs"], timing.get("job", job)
     return pb.ShareResult(
         share=share,
         granted=granted_to_proto(GrantedShare.from_json(timing["granted"])),
@@ -98,4 +98,6 @@ def _share_result(share: str, timing: dict[str, Any]) -> pb.ShareResult:
         tuned_s=statistics.median(run_secs.get(share) or run_secs[ROBUST_VARIANT]),
         run_secs={variant: pb.Repeats(secs=secs) for variant, secs in run_secs.items()},
         max_error=timing["max_error"],
+        earlier_job=Collection.JOBS.of(timed_by) if timed_by != job else "",
+        time=timestamp(timing["timed_at"]) if "timed_at" in timing else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -62,6 +62,21 @@ class JobStore:
         with self._database.read() as connection:
             return set(connection.scalars(select(jobs.c.id).where(jobs.c.state.in_(still))))
 
+    def timings(self, bundle: str, device: Device, granted: Mapping[str, GrantedShare]) -> dict[str, dict[str, Any]]:
+        """How the newest job took the bundle's times at shares of this device that granted the same; empty for none.
+
+        `granted` is by share, as text, and so is the result: as `StoredJob.timings`.
+        """
+        query = select(jobs).where(jobs.c.bundle == bundle, jobs.c.state == JobState.DONE.value)
+        with self._database.read() as connection:
+            found = map(_from_row, connection.execute(query.order_by(jobs.c.seq.desc())).mappings().all())
+        same = (job for job in found if job.device.key == device.key and _keys(job.granted) == _keys(granted))
+        newest = next(same, None)
+        if newest is None:
+            return {}
+        own = {"job": newest.id, "timed_at": newest.ended_at}
+        return {share: {**own, **timing} for share, timing in newest.timings.items()}
+
     def save(self, job: StoredJob, operators: Sequence[StoredOperator] | None = None) -> bool:
         """Write the job, one revision on, and its operators when given.
 
@@ -117,6 +132,10 @@ class JobStore:
         with self._database.read() as connection:
             rows = connection.execute(select(rounds).where(rounds.c.job == job)).mappings().all()
         return [Round(**{**row, "kind": Kind(row["kind"])}) for row in rows]
+
+
+def _keys(granted: Mapping[str, GrantedShare]) -> dict[str, str]:
+    return {share: each.key for share, each in granted.items()}
 
 
 def _replace_operators(connection: Connection, job: str, operators: Sequence[StoredOperator]) -> None:

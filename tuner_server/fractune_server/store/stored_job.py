@@ -65,7 +65,8 @@ class StoredJob:
     progress: Progress = field(default_factory=Progress)
     bundle: str = ""
     timings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """by share: `run_secs` and `max_error` by variant, `granted` as JSON"""
+    """by share: `run_secs` and `max_error` by variant, `granted` as JSON; `job`, which timed it, and `timed_at`, unless
+    this job did before that was noted"""
 
     @property
     def cores(self) -> int:

@@ -91,6 +91,16 @@ roofs = Table(
     Column("cache_bytes", BigInteger, nullable=False),
 )
 
+spaces = Table(
+    "spaces",
+    metadata,
+    Column("workload_hash", _ID, primary_key=True),
+    Column("target_key", Text, primary_key=True),
+    Column("exact", Boolean, primary_key=True),
+    Column("version", String(64), nullable=False),
+    Column("candidates", Integer, nullable=False),
+)
+
 models = Table(
     "models",
     metadata,

@@ -20,7 +20,7 @@ from fractune.cli.options import parse_inputs
 from fractune.cli.progress import JsonView, TableView, job_table
 from fractune.from_proto import job_status
 from fractune.goals import Goal, GoalStep, PeerTiming
-from fractune.reports.result import doubts
+from fractune.reports.result import doubts, latency_table, result_json
 from fractune.reports.text import counts_text, ratio_text, span_text, time_text
 from fractune_core.bundles import Bundle
 from fractune_core.convert import record_to_proto
@@ -88,6 +88,8 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
         "granted": granted().to_json(),
         "untuned_s": 4e-3,
         "tuned_s": 2e-3,
+        "timed_by": "jobs/j1",
+        "timed_at": None,
         "roof": {"gflops": 20.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25},
         "operators_s": 6e-3,
         "rest_s": -4e-3,
@@ -403,6 +405,18 @@ def test_outputs_that_are_far_from_the_untuned_ones_are_pointed_out() -> None:
     job.result.shares[1].max_error["cpu:2"] = 1.4e-2
     (line,) = doubts(job_status(job))
     assert line.startswith("note: at cpu:2 the outputs differ from the untuned model's by 1.4e-02")
+
+
+def test_latencies_that_an_earlier_job_measured_are_called_so() -> None:
+    job = job_script()[-1]
+    assert latency_table(job_status(job)).notes == ()
+    for share in job.result.shares:
+        share.earlier_job = "jobs/j0"
+        share.time.FromSeconds(1_700_000_000)
+    (line,) = latency_table(job_status(job)).notes
+    assert "at cpu:1, cpu:2 are from jobs/j0, which timed this very bundle on 2023-11-14 22:13 UTC" in line
+    told = result_json(job_status(job), "b")["shares"]
+    assert [(each["timed_by"], each["timed_at"]) for each in told] == [("jobs/j0", 1_700_000_000.0)] * 2
 
 
 def test_spans_ratios_and_counts() -> None:

@@ -25,7 +25,7 @@ from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, t
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
-from fractune_server.store import database
+from fractune_server.store import database, spaces
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.log import Donor, LogKey, Page
@@ -383,6 +383,26 @@ class StoreContract:
         assert [found.id for found in first + second] == ["c", "b", "a"]
         assert last is None
 
+    def test_a_bundle_s_times_are_those_of_the_newest_job_that_is_done_on_the_same_device(self, store: Store) -> None:
+        def timed(name: str, secs: float, **changes: Any) -> None:
+            timings = {share: {"run_secs": {"untuned": [secs]}} for share in ("cpu:1", "cpu:2")}
+            made = {"bundle": "b", "state": JobState.DONE, "ended_at": 9.0, "timings": timings, **changes}
+            store.jobs.create(job(name, **made))
+
+        both = {"cpu:1": granted(1), "cpu:2": granted(2)}
+        assert store.jobs.timings("b", DEVICE, both) == {}
+        timed("first", 1.0)
+        timed("second", 2.0, timings={"cpu:1": {"run_secs": {"untuned": [2.0]}, "job": "before", "timed_at": 5.0}})
+        timed("cut off", 3.0, state=JobState.CANCELLED)
+        timed("of another bundle", 4.0, bundle="c")
+        timed("elsewhere", 5.0, device=replace(DEVICE, units=64))
+        timed("at less", 6.0, granted={"cpu:2": granted(1), "cpu:1": granted(1)})
+        assert store.jobs.timings("b", DEVICE, both) == {
+            "cpu:1": {"run_secs": {"untuned": [2.0]}, "job": "before", "timed_at": 5.0}
+        }
+        found = store.jobs.timings("c", DEVICE, both)
+        assert found["cpu:2"] == {"run_secs": {"untuned": [4.0]}, "job": "of another bundle", "timed_at": 9.0}
+
     # ---- roofs ----
 
     def test_of_a_roof_the_best_of_each_figure_is_kept(self, store: Store) -> None:
@@ -403,6 +423,24 @@ class StoreContract:
         assert store.log.arithmetic(["w", "v", "none"]) == {"w": Arithmetic(1e9, 3 << 40)}
         store.log.add_workloads([("w", "[]")])
         assert store.log.arithmetic(["w"]) == {"w": Arithmetic(1e9, 3 << 40)}
+
+    # ---- exhausted spaces ----
+
+    def test_an_exhausted_space_is_known_by_workload_target_exactness_and_version(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {}
+        for candidates in (3, 5, 4):
+            store.spaces.add(KEY, candidates)
+        store.spaces.add(replace(KEY, workload_hash=WORKLOADS[1], exact=True), 1)
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {WORKLOADS[0]: 5}
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=True) == {WORKLOADS[1]: 1}
+        assert store.spaces.of(TARGET_KEY, WORKLOADS[1:], exact=False) == {}
+        assert store.spaces.of("cuda", WORKLOADS, exact=False) == {}
+        monkeypatch.setattr(spaces, "_VERSION", "another")
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {}
+        store.spaces.add(KEY, 2)
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {WORKLOADS[0]: 2}
 
     # ---- models ----
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ class _Prepared:
     """modules by implementation, of those that some operator has"""
     workloads: dict[str, dict[str, Any]]
     """MetaSchedule's Workload by implementation, by workload hash of the operator"""
+    compiled: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """object files of the last bundle's variants, by target and traces: the next bundle has some of them again"""
 
 
 @lru_cache(maxsize=1)
@@ -149,7 +151,10 @@ def compile_bundle(
         RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
         WEIGHTS: packed,
     }
-    compiled = _each_once(texts, lambda at: compile_variant(lifted[at].module, parsed, schedules[at]))
+    names = [json.dumps([str(parsed), each], sort_keys=True) for each in texts]
+    compiled = _each_once(
+        names, prepared.compiled, lambda at: compile_variant(lifted[at].module, parsed, schedules[at])
+    )
     described = []
     for index, (variant, each, objects) in enumerate(zip(variants, lifted, compiled, strict=True)):
         entries.update({object_entry(index, name): code for name, code in objects.items()})
@@ -187,12 +192,19 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Any, str]:
     return found
 
 
-def _each_once(texts: list[dict[str, str]], compiled: Callable[[int], Any]) -> list[Any]:
-    """What `compiled` gives for each by its place; equal ones, as of shares that have the same winners, only once."""
-    first = [texts.index(each) for each in texts]
-    different = sorted(set(first))
-    code = dict(zip(different, side_by_side([partial(compiled, at) for at in different]), strict=True))
-    return [code[at] for at in first]
+def _each_once(names: list[str], known: dict[str, Any], compiled: Callable[[int], Any]) -> list[Any]:
+    """What `compiled` gives for each by its place; equal ones, as of shares that have the same winners, only once, and
+    none that is `known`: which is afterwards what all of these are.
+    """
+    new: dict[str, int] = {}
+    for at, name in enumerate(names):
+        if name not in known:
+            new.setdefault(name, at)
+    made = side_by_side([partial(compiled, at) for at in new.values()])
+    code = {**known, **dict(zip(new, made, strict=True))}
+    known.clear()
+    known.update({name: code[name] for name in names})
+    return [code[name] for name in names]
 
 
 def device() -> dict[str, Any]:
