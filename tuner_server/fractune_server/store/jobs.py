@@ -74,7 +74,7 @@ class JobStore:
         newest = next(same, None)
         if newest is None:
             return {}
-        own = {"job": newest.id, "timed_at": newest.ended_at}
+        own: dict[str, Any] = {"job": newest.id, "timed_at": newest.ended_at}
         return {share: {**own, **timing} for share, timing in newest.timings.items()}
 
     def save(self, job: StoredJob, operators: Sequence[StoredOperator] | None = None) -> bool:

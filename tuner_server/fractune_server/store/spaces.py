@@ -41,5 +41,6 @@ class SpaceStore:
         found: dict[str, int] = {}
         with self._database.read() as connection:
             for some in parts(list(workload_hashes)):
-                found.update(map(tuple, connection.execute(query.where(spaces.c.workload_hash.in_(some)))))
+                rows = connection.execute(query.where(spaces.c.workload_hash.in_(some)))
+                found.update((name, candidates) for name, candidates in rows)
         return found
