@@ -50,6 +50,7 @@ CORE = tuple(
         ".cuda",
         ".manifests",
         ".messages",
+        ".planning",
         ".signed_messages",
     )
 )
@@ -73,6 +74,8 @@ ROOMS = {
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
     "fractune_core.signed_messages": room("fractune_core", "fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
+    # The solver of integer programs is of the extra `plan`.
+    "fractune_core.planning": room("fractune_core", "fractune_core.analysis", lazily=("highspy", "numpy")),
     GRPC_STUBS: room("fractune_core", "grpc"),
     # ---- server: main wires; services call selection and store; the engine never knows who asks
     "fractune_server": room(

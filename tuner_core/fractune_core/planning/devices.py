@@ -1,0 +1,205 @@
+"""What a device can be divided into: its parts, and the places on an axis where each may lie.
+
+A layout is a path along the axis: from one end to the other, over parts and over gaps. For MIG the axis is the eight
+slices of memory, and the placement table says where an instance begins. For MPS, green contexts and cores a part may
+lie anywhere; only the longest first, since the order makes no other layout.
+
+Sizes of MIG instances in SMs and GiB: NVIDIA's tables and `nvidia-smi mig -lgip`. Not verified on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from fractune_core.errors import BadRequest
+from fractune_core.planning.mig import COMPUTE_SLICES, MEMORY_SLICES, PLAIN
+from fractune_core.shares import Share
+
+MPS_STEP = 5
+"""percent; MPS takes every whole number, and a plan has no use for finer ones"""
+MOST_CORES = 256
+
+
+class Layouts(StrEnum):
+    MIG = "mig"
+    MPS = "mps"
+    GREEN = "green"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """A product, as far as a plan needs it."""
+
+    name: str
+    isa: str
+    sms: int
+    memory_gib: float
+    green_step: int
+    """green contexts are multiples of so many SMs"""
+    green_fewest: int
+    mig_gb: Mapping[str, int]
+    """the memory in the name of an instance, by profile"""
+    mig_gib: Mapping[str, float]
+    """the memory that an instance really has"""
+
+
+def _mig(gb: Sequence[int], gib: Sequence[float]) -> tuple[dict[str, int], dict[str, float]]:
+    names = [profile.name for profile in PLAIN]
+    return dict(zip(names, gb, strict=True)), dict(zip(names, gib, strict=True))
+
+
+GPUS = (
+    GpuModel("A100-40GB", "sm_80", 108, 40, 2, 4, *_mig((5, 10, 20, 20, 40), (4.75, 9.62, 19.5, 19.5, 39.25))),
+    GpuModel("A100-80GB", "sm_80", 108, 80, 2, 4, *_mig((10, 20, 40, 40, 80), (9.5, 19.5, 39.25, 39.25, 79.0))),
+    GpuModel("H100-80GB", "sm_90", 132, 80, 8, 8, *_mig((10, 20, 40, 40, 80), (9.75, 19.62, 39.5, 39.5, 79.25))),
+    # Of the H200 1g and 3g are known; 2g and 7g are taken as twice that, and 4g has the half of the memory as 3g has.
+    GpuModel("H200-141GB", "sm_90", 132, 140, 8, 8, *_mig((18, 35, 71, 71, 141), (16.0, 32.0, 69.75, 69.75, 139.5))),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A size that a device can be divided into."""
+
+    share: str
+    """as a share is asked for: `mig:1g.10gb`, `mps:25`, `green:32`, `cpu:2`"""
+    units: int
+    """slices, SMs or cores: what speed depends on"""
+    length: int
+    """on the axis"""
+    places: tuple[int, ...]
+    """where on the axis it may begin"""
+    memory_gib: float
+    """the most that a model may take there; infinite where the device's memory is not known"""
+
+
+@dataclass(frozen=True)
+class DeviceType:
+    """A kind of device with one way of dividing it."""
+
+    name: str
+    """the GPU's, or `8 cores`"""
+    layouts: Layouts
+    unit: str
+    """`slice`, `SM` or `core`"""
+    units: int
+    """of the whole device"""
+    length: int
+    """of the axis"""
+    parts: tuple[Part, ...]
+    """in ascending order of units; the last is the whole device"""
+    isa: str = ""
+    """empty = any"""
+    sms: int = 0
+    """0 for a CPU"""
+    memory_gib: float = float("inf")
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`"""
+        return "cpu" if self.layouts is Layouts.CPU else "cuda"
+
+    @property
+    def isolates(self) -> bool:
+        """Whether each part has a cache and memory channels of its own, so that neighbours are not felt."""
+        return self.layouts is Layouts.MIG
+
+    @property
+    def whole(self) -> Part:
+        return self.parts[-1]
+
+    @cached_property
+    def by_units(self) -> dict[int, Part]:
+        return {part.units: part for part in self.parts}
+
+    def units_of(self, share: str) -> int:
+        """Units that a share of this device has: `mig:3g.40gb` or `3g`, `mps:25`, `green:32`, `cpu:2`, `full`.
+
+        Raises BadRequest for a share of another device, or of another way to divide it.
+        """
+        text = share.strip()
+        if self.layouts is Layouts.MIG:
+            found = [part for part in self.parts if text in (part.share, part.share.removeprefix("mig:").split(".")[0])]
+            if found:
+                return found[0].units
+        elif text == "full" and self.kind == "cuda":
+            return self.units
+        else:
+            asked = Share.parse(text)
+            if asked.mechanism == self.layouts.value:
+                size = int(asked.size)
+                units = size * self.sms // 100 if self.layouts is Layouts.MPS else size
+                if 0 < units <= self.units:
+                    return units
+        raise BadRequest(
+            f"share '{share}' is no part of {self.name} by {self.layouts}; it has {', '.join(self._some_shares())}"
+        )
+
+    def _some_shares(self) -> list[str]:
+        shares = [part.share for part in self.parts]
+        return shares if len(shares) <= 7 else [*shares[:3], "...", shares[-1]]
+
+
+def gpu_type(name: str, layouts: Layouts) -> DeviceType:
+    """The GPU of this name, divided in this way. Raises BadRequest for an unknown one."""
+    gpu = next((each for each in GPUS if each.name.lower() == name.strip().lower()), None)
+    if gpu is None:
+        raise BadRequest(f"gpu '{name}' is unknown; write {', '.join(each.name for each in GPUS)}")
+    if layouts is Layouts.MIG:
+        parts = tuple(
+            Part(
+                f"mig:{profile.name}.{gpu.mig_gb[profile.name]}gb",
+                profile.compute,
+                profile.memory,
+                tuple(sorted(profile.places)),
+                gpu.mig_gib[profile.name],
+            )
+            for profile in PLAIN
+        )
+        return DeviceType(
+            gpu.name, layouts, "slice", COMPUTE_SLICES, MEMORY_SLICES, parts, gpu.isa, gpu.sms, gpu.memory_gib
+        )
+    if layouts is Layouts.MPS:
+        sizes = {percent // MPS_STEP: percent * gpu.sms // 100 for percent in range(MPS_STEP, 101, MPS_STEP)}
+        names = {length: f"mps:{length * MPS_STEP}" for length in sizes}
+    elif layouts is Layouts.GREEN:
+        fewest, groups = -(-gpu.green_fewest // gpu.green_step), gpu.sms // gpu.green_step
+        sizes = {length: length * gpu.green_step for length in range(fewest, groups)} | {groups: gpu.sms}
+        names = {length: f"green:{units}" for length, units in sizes.items()} | {groups: "full"}
+    else:
+        raise BadRequest(f"layouts '{layouts}' are of a CPU; a GPU has mig, mps and green")
+    parts = _line(sizes, names, gpu.memory_gib)
+    return DeviceType(gpu.name, layouts, "SM", gpu.sms, max(sizes), parts, gpu.isa, gpu.sms, gpu.memory_gib)
+
+
+def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
+    """A host with so many cores. Raises BadRequest."""
+    if not 1 <= cores <= MOST_CORES:
+        raise BadRequest(f"cores is {cores}; it must be from 1 to {MOST_CORES}")
+    sizes = {count: count for count in range(1, cores + 1)}
+    parts = _line(sizes, {count: f"cpu:{count}" for count in sizes}, memory_gib)
+    name = f"{cores} core{'s' if cores > 1 else ''}"
+    return DeviceType(name, Layouts.CPU, "core", cores, cores, parts, memory_gib=memory_gib)
+
+
+def _line(units: Mapping[int, int], names: Mapping[int, str], memory_gib: float) -> tuple[Part, ...]:
+    """Parts that may lie anywhere, by their lengths, the longest first along the axis. Memory is not divided there:
+    each part may take of it what it takes of the units.
+    """
+    end, most = max(units), max(units.values())
+    reached, places = {0}, {}
+    for length in sorted(units, reverse=True):
+        begins = set(reached)
+        for begin in range(end):
+            if begin in begins and begin + length <= end:
+                begins.add(begin + length)
+        places[length] = tuple(sorted(begin for begin in begins if begin + length <= end))
+        reached = begins
+    return tuple(
+        Part(names[length], units[length], length, places[length], memory_gib * units[length] / most)
+        for length in sorted(units)
+    )
