@@ -1,4 +1,4 @@
-"""Curves and deployments that others published (tests/assets/published): as requests for plans, and as mixes of jobs."""
+"""Curves and deployments that others published, in tests/assets/published: as requests for plans, and as curves."""
 
 from __future__ import annotations
 
@@ -72,9 +72,7 @@ def parvagpu_deployments() -> dict[int, list[list[Deployed]]]:
         profile = BY_NAME[f"{line['Instance size']}g"]
         gpu = line["Num instance"], line["Num GPU"]
         found.setdefault(int(line["set"]), {}).setdefault(gpu, []).append(
-            Deployed(
-                line["Model"], (profile, int(line["Placement"])), int(line["Batch size"]), int(line["Num proc"])
-            )
+            Deployed(line["Model"], (profile, int(line["Placement"])), int(line["Batch size"]), int(line["Num proc"]))
         )
     return {number: list(gpus.values()) for number, gpus in found.items()}
 

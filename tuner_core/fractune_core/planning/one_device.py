@@ -1,5 +1,6 @@
 """The best layout of one device for the jobs at hand: a part for each, and the most throughput of all together.
 
+By expected times: what they may be off by makes the layout neither better nor worse, and is stated beside each speed.
 Throughput is STP = sum of t_alone / t_shared, each job's time on the whole device over its time on its part (weighted
 speed-up; MISO's objective). Each job's part adds to it whatever the others have, so an exact answer needs no solver:
 for every set of parts that fits onto the device the jobs take turns choosing, and equal remainders are looked at once.
@@ -19,7 +20,7 @@ from fractune_core.planning.devices import DeviceType, Layouts
 from fractune_core.planning.mig import BY_NAME, PLAIN, PROFILES, Profile, placements
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import PlanRequest
-from fractune_core.planning.speeds import Basis, ModelSpeeds
+from fractune_core.planning.speeds import ModelSpeeds
 from fractune_core.planning.ways import Way, best_way, explain_no_way
 
 _Chosen = tuple[float, tuple[int, ...]]
@@ -30,7 +31,7 @@ def plan_one(request: PlanRequest) -> Plan:
     """Raises PlanInfeasible, which names the job that binds."""
     began = time.perf_counter()
     ways, wholes = _ways(request), _whole_ways(request)
-    speeds = {(job, units): way.throughput_per_s / wholes[job].throughput_per_s for (job, units), way in ways.items()}
+    speeds = {(job, units): way.expected_per_s / wholes[job].expected_per_s for (job, units), way in ways.items()}
     found = _choose(request, speeds)
     if found is None:
         raise PlanInfeasible(_no_room(request))
@@ -50,7 +51,7 @@ def plan_one(request: PlanRequest) -> Plan:
                 ways[job, of].throughput_per_s,
                 model.latency_s,
                 speeds[job, of],
-                Basis.PREDICTED in {ways[job, of].row.basis, wholes[job].row.basis},
+                ways[job, of].row.error + wholes[job].row.error,
             )
             for job, (model, of) in enumerate(zip(request.models, units, strict=True))
         ),
@@ -83,7 +84,7 @@ def _whole_ways(request: PlanRequest) -> list[Way]:
     for model in request.models:
         speeds = ModelSpeeds(model.rows)
         rows = [Way(row, 1.0) for row in speeds.at(request.device.units)]
-        found.append(max(rows, key=lambda way: way.throughput_per_s))
+        found.append(max(rows, key=lambda way: way.expected_per_s))
     return found
 
 

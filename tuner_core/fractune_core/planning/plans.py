@@ -43,8 +43,8 @@ class PlannedModel:
     """its target"""
     speed: float | None = None
     """in the mode of one device: of its speed on the whole device, as a fraction"""
-    is_speed_predicted: bool = False
-    """whether one of the two times behind `speed` was predicted"""
+    speed_error: float = 0.0
+    """of `speed`, as a fraction: what the two times behind it may be off by; 0 = both were measured or stated"""
 
     @property
     def utilisation(self) -> float | None:

@@ -48,7 +48,12 @@ def solve(program: IntegerProgram) -> Solution | None:
     import numpy as np
 
     solver = highspy.Highs()
-    for option, value in (("output_flag", False), ("mip_rel_gap", 0.0), ("time_limit", TIME_LIMIT_S), ("threads", 1)):
+    for option, value in (
+        ("output_flag", False),
+        ("mip_rel_gap", 0.0),
+        ("time_limit", TIME_LIMIT_S),
+        ("parallel", "off"),
+    ):
         solver.setOptionValue(option, value)
     count = len(program.costs)
     solver.addVars(count, np.zeros(count), np.full(count, highspy.kHighsInf))

@@ -38,6 +38,11 @@ class Row:
     """of a prediction: what its time was lengthened by, as a fraction"""
 
     @property
+    def expected_per_s(self) -> float:
+        """The throughput without what the time was lengthened by."""
+        return self.throughput_per_s * (1 + self.error)
+
+    @property
     def secs(self) -> float:
         """Between the ends of two batches of one process."""
         return self.batch * self.processes / self.throughput_per_s

@@ -23,6 +23,10 @@ class Way:
         return self.row.throughput_per_s / self.slowdown
 
     @property
+    def expected_per_s(self) -> float:
+        return self.row.expected_per_s / self.slowdown
+
+    @property
     def latency_s(self) -> float:
         return self.row.latency_s * self.slowdown
 
