@@ -9,6 +9,7 @@ Sizes of MIG instances in SMs and GiB: NVIDIA's tables and `nvidia-smi mig -lgip
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,11 +17,13 @@ from functools import cached_property
 
 from fractune_core.errors import BadRequest
 from fractune_core.planning.mig import COMPUTE_SLICES, MEMORY_SLICES, PLAIN
-from fractune_core.shares import Share
+from fractune_core.shares import Device, Share
 
 MPS_STEP = 5
 """percent; MPS takes every whole number, and a plan has no use for finer ones"""
 MOST_CORES = 256
+_MEMORY_TOLERANCE = 0.1
+"""the 80 GB of a product are 79.6 or 80 GiB as NVML counts them, and no other product's are as near"""
 
 
 class Layouts(StrEnum):
@@ -45,19 +48,29 @@ class GpuModel:
     """the memory in the name of an instance, by profile"""
     mig_gib: Mapping[str, float]
     """the memory that an instance really has"""
+    mig_sms: Mapping[str, int]
 
 
-def _mig(gb: Sequence[int], gib: Sequence[float]) -> tuple[dict[str, int], dict[str, float]]:
+def _mig(
+    gb: Sequence[int], gib: Sequence[float], sms: Sequence[int]
+) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:
     names = [profile.name for profile in PLAIN]
-    return dict(zip(names, gb, strict=True)), dict(zip(names, gib, strict=True))
+    return dict(zip(names, gb, strict=True)), dict(zip(names, gib, strict=True)), dict(zip(names, sms, strict=True))
 
 
+_SMS_80, _SMS_90 = (14, 28, 42, 56, 98), (16, 32, 60, 64, 132)
 GPUS = (
-    GpuModel("A100-40GB", "sm_80", 108, 40, 2, 4, *_mig((5, 10, 20, 20, 40), (4.75, 9.62, 19.5, 19.5, 39.25))),
-    GpuModel("A100-80GB", "sm_80", 108, 80, 2, 4, *_mig((10, 20, 40, 40, 80), (9.5, 19.5, 39.25, 39.25, 79.0))),
-    GpuModel("H100-80GB", "sm_90", 132, 80, 8, 8, *_mig((10, 20, 40, 40, 80), (9.75, 19.62, 39.5, 39.5, 79.25))),
+    GpuModel("A100-40GB", "sm_80", 108, 40, 2, 4, *_mig((5, 10, 20, 20, 40), (4.75, 9.62, 19.5, 19.5, 39.25), _SMS_80)),
+    GpuModel(
+        "A100-80GB", "sm_80", 108, 80, 2, 4, *_mig((10, 20, 40, 40, 80), (9.5, 19.5, 39.25, 39.25, 79.0), _SMS_80)
+    ),
+    GpuModel(
+        "H100-80GB", "sm_90", 132, 80, 8, 8, *_mig((10, 20, 40, 40, 80), (9.75, 19.62, 39.5, 39.5, 79.25), _SMS_90)
+    ),
     # Of the H200 1g and 3g are known; 2g and 7g are taken as twice that, and 4g has the half of the memory as 3g has.
-    GpuModel("H200-141GB", "sm_90", 132, 140, 8, 8, *_mig((18, 35, 71, 71, 141), (16.0, 32.0, 69.75, 69.75, 139.5))),
+    GpuModel(
+        "H200-141GB", "sm_90", 132, 140, 8, 8, *_mig((18, 35, 71, 71, 141), (16.0, 32.0, 69.75, 69.75, 139.5), _SMS_90)
+    ),
 )
 
 
@@ -69,6 +82,8 @@ class Part:
     """as a share is asked for: `mig:1g.10gb`, `mps:25`, `green:32`, `cpu:2`"""
     units: int
     """slices, SMs or cores: what speed depends on"""
+    granted: int
+    """SMs or cores that a worker proves there"""
     length: int
     """on the axis"""
     places: tuple[int, ...]
@@ -139,6 +154,23 @@ class DeviceType:
             f"share '{share}' is no part of {self.name} by {self.layouts}; it has {', '.join(self._some_shares())}"
         )
 
+    def units_of_granted(self, granted: int) -> int | None:
+        """Units of a part of which a worker proved so many SMs or cores; None where there is no such part."""
+        if self.layouts is Layouts.MIG:
+            return next((part.units for part in self.parts if part.granted == granted), None)
+        return granted if 0 < granted <= self.units else None
+
+    def difference(self, measured_on: Device) -> str:
+        """Why times from that device say nothing of this one; empty when they do."""
+        if measured_on.kind != self.kind:
+            return f"a {measured_on.kind.upper().replace('CUDA', 'GPU')} and not {self.name}"
+        same = measured_on.units == (self.sms or self.units) and self.isa in {"", measured_on.isa}
+        near = math.isinf(self.memory_gib) or abs(measured_on.memory_gib / self.memory_gib - 1) <= _MEMORY_TOLERANCE
+        if same and (near or self.kind == "cpu"):
+            return ""
+        unit = "cores" if self.kind == "cpu" else "SMs"
+        return f"{measured_on.label or measured_on.isa} with {measured_on.units} {unit} and not {self.name}"
+
     def _some_shares(self) -> list[str]:
         shares = [part.share for part in self.parts]
         return shares if len(shares) <= 7 else [*shares[:3], "...", shares[-1]]
@@ -154,6 +186,7 @@ def gpu_type(name: str, layouts: Layouts) -> DeviceType:
             Part(
                 f"mig:{profile.name}.{gpu.mig_gb[profile.name]}gb",
                 profile.compute,
+                gpu.mig_sms[profile.name],
                 profile.memory,
                 tuple(sorted(profile.places)),
                 gpu.mig_gib[profile.name],
@@ -174,6 +207,23 @@ def gpu_type(name: str, layouts: Layouts) -> DeviceType:
         raise BadRequest(f"layouts '{layouts}' are of a CPU; a GPU has mig, mps and green")
     parts = _line(sizes, names, gpu.memory_gib)
     return DeviceType(gpu.name, layouts, "SM", gpu.sms, max(sizes), parts, gpu.isa, gpu.sms, gpu.memory_gib)
+
+
+def device_type(gpu: str, cores: int, layouts: str, memory_gib: float) -> DeviceType:
+    """The GPU of this name, or a host with so many cores: whichever is given. `layouts` is empty for the usual ones,
+    and `memory_gib` 0 where a host's does not matter. Raises BadRequest.
+    """
+    if bool(gpu) == bool(cores):
+        raise BadRequest("device: give either gpu or cores")
+    try:
+        how = Layouts(layouts or ("mig" if gpu else "cpu"))
+    except ValueError:
+        raise BadRequest(f"layouts '{layouts}': write {', '.join(Layouts)}") from None
+    if gpu:
+        return gpu_type(gpu, how)
+    if how is not Layouts.CPU:
+        raise BadRequest(f"layouts '{how}' are of a GPU; a host with cores has cpu")
+    return cpu_type(cores, memory_gib or math.inf)
 
 
 def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
@@ -200,6 +250,6 @@ def _line(units: Mapping[int, int], names: Mapping[int, str], memory_gib: float)
         places[length] = tuple(sorted(begin for begin in begins if begin + length <= end))
         reached = begins
     return tuple(
-        Part(names[length], units[length], length, places[length], memory_gib * units[length] / most)
+        Part(names[length], units[length], units[length], length, places[length], memory_gib * units[length] / most)
         for length in sorted(units)
     )
