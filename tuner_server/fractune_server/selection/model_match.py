@@ -125,7 +125,7 @@ class Matcher:
         return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
     def fastest(self, query: MatchQuery, wanted: DeviceType) -> dict[int, float]:
-        """Seconds of the whole model by units of `wanted`: the sum over operators of weight x the least median published
+        """Seconds of the whole model by units of `wanted`: the sum over operators of weight x least median published
         there. Units at which one of the measured operators lacks a time are absent.
 
         Raises what `match` raises, and NotFound when the log knows no such device or no such time.
