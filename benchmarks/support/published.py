@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fractune_core.planning.devices import Layouts, gpu_type
+from fractune_core.planning.fleet import planned_model
 from fractune_core.planning.mig import BY_NAME, Placed
+from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
+from fractune_core.planning.ways import Way
 
 FOLDER = Path(__file__).parents[2] / "tests" / "assets" / "published"
 SETS = (1, 2, 3, 4, 5, 6)
@@ -99,3 +102,30 @@ def miso_curves() -> dict[str, Curve]:
 def _lines(name: str) -> list[dict[str, str]]:
     with (FOLDER / name).open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
+
+
+def published_plan(number: int, request: PlanRequest) -> Plan:
+    """What the authors deployed for a set, as a plan with the figures of their own profiles."""
+    rows = {(model.name, row.units, row.batch, row.processes): row for model in request.models for row in model.rows}
+    devices = tuple(
+        tuple(
+            Way(rows[each.model, each.placed[0].compute, each.batch, each.processes], 1.0).planned(
+                each.model, request.device.by_units[each.placed[0].compute], each.placed[1]
+            )
+            for each in gpu
+        )
+        for gpu in parvagpu_deployments()[number]
+    )
+    return Plan(
+        device=request.device.name,
+        layouts=request.device.layouts.value,
+        unit=request.device.unit,
+        units_per_device=request.device.units,
+        axis=request.device.length,
+        devices=devices,
+        models=tuple(planned_model(model, devices) for model in request.models),
+        headroom=0.0,
+        stp=None,
+        is_proved=False,
+        solve_s=0.0,
+    )

@@ -143,13 +143,11 @@ class DeviceType:
                 return found[0].units
         elif text == "full" and self.kind == "cuda":
             return self.units
-        else:
-            asked = Share.parse(text)
-            if asked.mechanism == self.layouts.value:
-                size = int(asked.size)
-                units = size * self.sms // 100 if self.layouts is Layouts.MPS else size
-                if 0 < units <= self.units:
-                    return units
+        elif text.startswith(f"{self.layouts}:"):
+            size = int(Share.parse(text).size)
+            units = size * self.sms // 100 if self.layouts is Layouts.MPS else size
+            if 0 < units <= self.units:
+                return units
         raise BadRequest(
             f"share '{share}' is no part of {self.name} by {self.layouts}; it has {', '.join(self._some_shares())}"
         )

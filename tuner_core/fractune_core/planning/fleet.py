@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fractune_core.errors import FractuneError, PlanInfeasible
-from fractune_core.planning.devices import DeviceType, Part
+from fractune_core.planning.devices import DeviceType, Layouts, Part
+from fractune_core.planning.mig import least_wasteful
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import MOST_DEVICES, ModelDemand, PlanRequest
 from fractune_core.planning.solver import Constraint, IntegerProgram, Solution, solve
@@ -43,7 +44,7 @@ def plan_fleet(request: PlanRequest) -> Plan:
         units_per_device=request.device.units,
         axis=request.device.length,
         devices=devices,
-        models=tuple(_planned_model(model, devices) for model in request.models),
+        models=tuple(planned_model(model, devices) for model in request.models),
         headroom=request.headroom,
         stp=None,
         is_proved=first.is_proved and second.is_proved,
@@ -76,7 +77,8 @@ def _needed(request: PlanRequest) -> dict[str, float]:
     return {model.name: (model.rate_per_s or 0.0) * (1 + request.headroom) for model in request.models}
 
 
-def _planned_model(model: ModelDemand, devices: tuple[tuple[PlannedPart, ...], ...]) -> PlannedModel:
+def planned_model(model: ModelDemand, devices: tuple[tuple[PlannedPart, ...], ...]) -> PlannedModel:
+    """What all its parts together give a model."""
     capacity = math.fsum(part.throughput_per_s for parts in devices for part in parts if part.model == model.name)
     return PlannedModel(model.name, model.rate_per_s, capacity, model.latency_s)
 
@@ -169,7 +171,6 @@ class _FleetProgram:
     def decode(self, solution: Solution) -> tuple[tuple[PlannedPart, ...], ...]:
         """The flow as paths, each part with a model; the fullest devices first."""
         arcs = {(part.units, place): solution.values[index] for index, part, place in self._arcs}
-        gaps = [solution.values[index] for index in self._gaps]
         waiting = {
             units: [
                 name for (name, of), index in self._taken.items() if of == units for _ in range(solution.values[index])
@@ -178,20 +179,28 @@ class _FleetProgram:
         }
         devices = []
         for _ in range(solution.values[self.devices]):
-            parts, place = [], 0
+            path, place = [], 0
             while place < self.device.length:
                 units = max((of for (of, at), left in arcs.items() if at == place and left), default=0)
                 if units:
                     arcs[units, place] -= 1
-                    part = self.device.by_units[units]
-                    name = waiting[units].pop(0)
-                    parts.append(self.ways[name, units].planned(name, part, place))
-                    place += part.length
-                else:
-                    gaps[place] -= 1
+                    path.append((units, place))
+                    place += self.device.by_units[units].length
+                else:  # what flows on from here goes over the gap
                     place += 1
-            devices.append(tuple(parts))
-        return tuple(sorted(devices, key=lambda parts: [-part.units for part in parts]))
+            devices.append(tuple(self._planned(units, place, waiting) for units, place in self._tidied(path)))
+        return tuple(sorted(devices, key=lambda parts: sorted(-part.units for part in parts)))
+
+    def _tidied(self, path: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The same parts where they leave most to others."""
+        if self.device.layouts is not Layouts.MIG or not path:
+            return path
+        places = least_wasteful([units for units, _ in path])
+        return sorted(((units, place) for units, at in places.items() for place in at), key=lambda part: part[1])
+
+    def _planned(self, units: int, place: int, waiting: Mapping[int, list[str]]) -> PlannedPart:
+        name = waiting[units].pop(0)
+        return self.ways[name, units].planned(name, self.device.by_units[units], place)
 
 
 def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
@@ -202,7 +211,7 @@ def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
     devices = f"{allowed} x {request.device.name}"
     with_headroom = f" with {request.headroom:.0%} headroom" if request.headroom else ""
     if not kept:
-        heaviest = Counter({name: rate / program_best(program, name) for name, rate in program.needed.items()})
+        heaviest = Counter({name: rate / _most_per_unit(program, name) for name, rate in program.needed.items()})
         ((name, _),) = heaviest.most_common(1)
         return (
             f"{devices} cannot serve these rates{with_headroom}, whichever one model is left out; '{name}' needs the "
@@ -216,6 +225,6 @@ def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
     )
 
 
-def program_best(program: _FleetProgram, name: str) -> float:
+def _most_per_unit(program: _FleetProgram, name: str) -> float:
     """The most requests a second and unit that a model gives anywhere."""
     return max(way.throughput_per_s / units for (of, units), way in program.ways.items() if of == name)

@@ -60,6 +60,18 @@ def placements(profiles: Sequence[Profile]) -> Iterator[list[Placed]]:
     yield from _place(list(profiles), frozenset())
 
 
+def least_wasteful(units: Sequence[int]) -> dict[int, list[int]]:
+    """Where plain instances of so many slices each begin, by slices: the layout that leaves most to others.
+
+    They must fit onto a GPU.
+    """
+    profiles = sorted((BY_NAME[f"{each}g"] for each in units), key=PROFILES.index)
+    places: dict[int, list[int]] = {}
+    for profile, place in next(placements(profiles)):
+        places.setdefault(profile.compute, []).append(place)
+    return places
+
+
 def layouts(profiles: Sequence[Profile] = PLAIN) -> set[frozenset[Placed]]:
     """Every set of one or more instances that a GPU can hold at the same time: 297 of the plain profiles."""
     counts = (itertools.combinations_with_replacement(profiles, count) for count in range(1, COMPUTE_SLICES + 1))

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from fractune_core.errors import PlanInfeasible
 from fractune_core.planning.devices import DeviceType, Layouts
-from fractune_core.planning.mig import BY_NAME, PLAIN, PROFILES, Profile, placements
+from fractune_core.planning.mig import BY_NAME, PLAIN, PROFILES, Profile, least_wasteful, placements
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import PlanRequest
 from fractune_core.planning.speeds import ModelSpeeds
@@ -151,22 +151,13 @@ def _placed(request: PlanRequest, ways: Mapping[tuple[int, int], Way], units: tu
     """The jobs on the axis, each at its units."""
     by_units = request.device.by_units
     jobs = sorted(range(len(units)), key=lambda job: -by_units[units[job]].length)
-    places = _mig_places(units) if request.device.layouts is Layouts.MIG else _line_places(request.device, units)
+    places = least_wasteful(units) if request.device.layouts is Layouts.MIG else _line_places(request.device, units)
     found = []
     for job in jobs:
         part = by_units[units[job]]
         place = places[part.units].pop(0)
         found.append(ways[job, part.units].planned(request.models[job].name, part, place))
     return found
-
-
-def _mig_places(units: tuple[int, ...]) -> dict[int, list[int]]:
-    """By units, where the instances begin: the layout that wastes least."""
-    profiles = sorted((BY_NAME[f"{each}g"] for each in units), key=PROFILES.index)
-    places: dict[int, list[int]] = {}
-    for profile, place in next(placements(profiles)):
-        places.setdefault(profile.compute, []).append(place)
-    return places
 
 
 def _line_places(device: DeviceType, units: tuple[int, ...]) -> dict[int, list[int]]:
