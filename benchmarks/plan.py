@@ -78,7 +78,8 @@ def main() -> None:
     error, regret = (max(each["predicted"][name] for each in mixes) for name in ("stp_error", "p95_regret"))
     print(
         f"plan: {gpus} GPUs (bar {sum(each['published_gpus'] for each in fleets)}), solved in {slowest:.2f} s at most "
-        f"(bar {SOLVE_BAR_S:g}); STP error {error:.3f} (bar {ERROR_BAR:g}), p95 regret {regret:.3f} (bar {REGRET_BAR:g})"
+        f"(bar {SOLVE_BAR_S:g}); STP error {error:.3f} (bar {ERROR_BAR:g}), p95 regret {regret:.3f} "
+        f"(bar {REGRET_BAR:g})"
     )
 
 
@@ -122,9 +123,8 @@ def late(plan: Plan) -> float:
 
 
 def print_fleets(fleets: Sequence[Mapping[str, Any]]) -> None:
-    print(
-        "set  GPUs published  ours  +5 %   slices published  ours  +5 %   solve s   late (simulated) published  ours  +5 %"
-    )
+    slices = "slices published  ours  +5 %"
+    print(f"set  GPUs published  ours  +5 %   {slices}   solve s   late (simulated) published  ours  +5 %")
     for each in fleets:
         print(
             f"{each['set']:>3}  {each['published_gpus']:>14}  {each['gpus']:>4}  {each['gpus_with_headroom']:>4}"
@@ -214,9 +214,8 @@ def proportional_rows(curve: Curve) -> Rows:
 
 
 def print_mixes(mixes: Sequence[Mapping[str, Any]]) -> None:
-    print(
-        "table                             jobs  STP predicted  achieved  best   error  p95 regret   in proportion: error  p95 regret"
-    )
+    predicted = "STP predicted  achieved  best   error  p95 regret"
+    print(f"table                             jobs  {predicted}   in proportion: error  p95 regret")
     for each in mixes:
         ours, blind = each["predicted"], each["in_proportion"]
         print(
