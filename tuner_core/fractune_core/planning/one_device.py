@@ -140,11 +140,12 @@ def _fill(speeds: Mapping[tuple[int, int], float], count: int, device: DeviceTyp
     return best(0, device.length)
 
 
-def _multisets(count: int) -> list[list[Profile]]:
+@functools.cache
+def _multisets(count: int) -> tuple[tuple[Profile, ...], ...]:
     """Every choice of so many instances that one GPU can hold."""
     kinds = [profile for profile in PROFILES if profile in PLAIN]
-    every = (list(each) for each in itertools.combinations_with_replacement(kinds, count))
-    return [each for each in every if next(placements(each), None) is not None]
+    every = itertools.combinations_with_replacement(kinds, count)
+    return tuple(each for each in every if next(placements(each), None) is not None)
 
 
 def _placed(request: PlanRequest, ways: Mapping[tuple[int, int], Way], units: tuple[int, ...]) -> list[PlannedPart]:

@@ -90,11 +90,11 @@ class PlanRequest:
             raise BadRequest(f"model '{without}' has no rate_per_s and others have; give every model one, or none")
         if not self.is_fleet and self.count not in {None, 1}:
             raise BadRequest(f"{self.count} devices and no rates: without rates one device is divided; give rate_per_s")
-        for (model, beside), i in self.interference.items():
-            for name in (model, beside):
+        for (slowed, beside), i in self.interference.items():
+            for name in (slowed, beside):
                 if name not in names:
                     raise BadRequest(f"interference: no model is called '{name}'; there are {', '.join(names)}")
-            _check_number(f"interference: i of '{model}' beside '{beside}'", i, above=True, at_most=100)
+            _check_number(f"interference: i of '{slowed}' beside '{beside}'", i, above=True, at_most=100)
 
     def slowdown(self, model: str, neighbours: list[str]) -> float:
         """How many times as long a model takes on a part whose neighbours are these; 1 without neighbours.

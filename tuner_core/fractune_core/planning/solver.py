@@ -47,7 +47,7 @@ def solve(program: IntegerProgram) -> Solution | None:
     import highspy
     import numpy as np
 
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for option, value in (
         ("output_flag", False),
         ("mip_rel_gap", 0.0),

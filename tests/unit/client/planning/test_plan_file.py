@@ -129,8 +129,11 @@ def a_bundle(folder: Path, device: Device, shares: dict[str, tuple[int, float]],
     return path
 
 
-def plan_with_bundle(gpu: str = "A100-80GB", **device: Any) -> dict[str, Any]:
-    return {"device": device or {"gpu": gpu}, "models": [{"name": "a", "bundle": "a.fractune", "requests_per_run": 4}]}
+def plan_with_bundle(**device: Any) -> dict[str, Any]:
+    return {
+        "device": device or {"gpu": "A100-80GB"},
+        "models": [{"name": "a", "bundle": "a.fractune", "requests_per_run": 4}],
+    }
 
 
 def test_a_bundle_says_how_fast_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +195,7 @@ SMALL = (
         (SMALL.replace('[{share = "1g", latency_ms = 9}]', "'curves.csv'"), "curves.csv has no row of it"),
         (SMALL.replace("profile =", "requests_per_run = 0\nprofile ="), "requests_per_run is 0"),
         ("[device]\ncores = 2\n[[models]]\nname='a'\nmodel='a.onnx'\ninputs = {data = 3}", "'data' is 3; write"),
-        ("models = 3", "'models' is 3, and not a list of tables"),
+        ("models = 3\n[device]\ncores = 2", "'models' is 3, and not a list of tables"),
         ("[device", "not a TOML file"),
     ],
 )  # fmt: skip

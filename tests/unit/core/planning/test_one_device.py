@@ -16,6 +16,7 @@ from fractune_core.planning.speeds import Basis, Row
 
 MIG = gpu_type("A100-40GB", Layouts.MIG)
 Secs = dict[int, float]
+ALL = layouts()
 
 
 def job(name: str, secs: Secs, memory_gib: float = 0.0, latency_s: float | None = None) -> ModelDemand:
@@ -32,9 +33,7 @@ def best_stp(jobs: list[Secs], device: DeviceType) -> float:
     """By every layout with as many parts as jobs, in every order."""
     whole = device.units
     if device.layouts is Layouts.MIG:
-        multisets = {
-            tuple(sorted(profile.compute for profile, _ in each)) for each in layouts() if len(each) == len(jobs)
-        }
+        multisets = {tuple(sorted(profile.compute for profile, _ in each)) for each in ALL if len(each) == len(jobs)}
     else:
         sizes = [part.units for part in device.parts]
         every = itertools.combinations_with_replacement(sizes, len(jobs))
