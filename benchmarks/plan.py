@@ -8,7 +8,7 @@ targets and the times of every model are ParvaGPU's and MISO's (tests/assets/pub
 2. One GPU: mixes of 2, 3 and 4 jobs. Their times at 1, 3 and 7 slices are known, those at 2 and 4 are predicted; the
    layout that is chosen is judged by all five. Beside it the guess that speed is in proportion to slices.
 
-Usage: python -m benchmarks.plan [--quick] [--out FILE] [--mixes N] [--seed N]
+Usage: python -m benchmarks.plan [--quick] [--out FILE] [--mixes N] [--seed N] [--picture FILE.svg]
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.support.machine import arguments, write_result
@@ -31,6 +32,7 @@ from benchmarks.support.published import (
     parvagpu_request,
     published_plan,
 )
+from fractune.planning.plan_picture import draw_plan
 from fractune_core.planning.devices import Layouts, gpu_type
 from fractune_core.planning.mig import overlaps
 from fractune_core.planning.planner import make_plan
@@ -47,6 +49,7 @@ GPUS_BAR = sum(PUBLISHED_GPUS.values())
 SOLVE_BAR_S = 1.0
 ERROR_BAR = 0.04
 REGRET_BAR = 0.05
+DRAWN_SET = 3
 _SOLVES = 3
 """of each set; the median counts"""
 
@@ -58,7 +61,10 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--mixes", type=int, default=1000, help="of each number of jobs and each table")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", type=Path, help=f"draw our plan of set {DRAWN_SET}")
     args = parser.parse_args()
+    if args.picture is not None:
+        draw_plan(make_plan(parvagpu_request(DRAWN_SET)), args.picture)
     fleets = [fleet_result(number) for number in (SETS[:2] if args.quick else SETS)]
     mixes = list(mix_results(20 if args.quick else args.mixes, args.seed))
     wrong = [overlaps([each.placed for each in gpu]) for gpus in parvagpu_deployments().values() for gpu in gpus]

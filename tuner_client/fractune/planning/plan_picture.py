@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fractune.planning.plan_text import summary
+from fractune.planning.plan_text import rate_text, summary
 from fractune.reports.picture import save_figure
 from fractune_core.planning.plans import Plan, PlannedPart
 
@@ -47,10 +47,10 @@ def draw_plan(plan: Plan, path: Path) -> None:
 
 def _draw_part(axes: Any, row: int, part: PlannedPart, axis: int, colour: str) -> None:
     axes.barh(row, part.length, left=part.place, height=0.8, color=colour, edgecolor="black", linewidth=0.8)
-    room = int(part.length / axis * 95)
+    room = int(part.length / axis * 130)
     """characters that fit"""
     share = part.share.partition(":")[2] or part.share
-    lines = [_fitted(part.model, room), _fitted(f"{share}, {part.throughput_per_s:.3g}/s", room)]
+    lines = [_fitted(part.model, room), _fitted(f"{share}, {rate_text(part.throughput_per_s)}/s", room)]
     axes.text(
         part.place + part.length / 2,
         row,

@@ -26,7 +26,7 @@ def parts_table(plan: Plan) -> Table:
                 part.model,
                 str(part.batch),
                 str(part.processes),
-                f"{part.throughput_per_s:.4g}",
+                rate_text(part.throughput_per_s),
                 time_text(part.latency_s),
                 _basis(part),
             )
@@ -82,6 +82,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
+def rate_text(per_s: float) -> str:
+    """`1374`, `95.2`, `0.104`."""
+    return f"{per_s:.0f}" if per_s >= 99.5 else f"{per_s:.3g}"
+
+
 def _title(plan: Plan) -> str:
     return f"plan for {plan.device} by {plan.layouts}, to be confirmed by a person"
 
@@ -104,8 +109,8 @@ def _model_cells(plan: Plan, model: PlannedModel, simulated: SimulatedModel | No
     if plan.stp is not None:
         return [percent_text(model.speed), percent_text(model.speed_error) if model.speed_error else "measured"]
     cells = [
-        f"{model.rate_per_s:.4g}/s",
-        f"{model.capacity_per_s:.4g}/s",
+        f"{rate_text(model.rate_per_s or 0.0)}/s",
+        f"{rate_text(model.capacity_per_s)}/s",
         percent_text(model.utilisation),
         time_text(model.latency_s),
     ]

@@ -199,7 +199,7 @@ def gpu_type(name: str, layouts: Layouts) -> DeviceType:
         names = {length: f"mps:{length * MPS_STEP}" for length in sizes}
     elif layouts is Layouts.GREEN:
         fewest, groups = -(-gpu.green_fewest // gpu.green_step), gpu.sms // gpu.green_step
-        sizes = {length: length * gpu.green_step for length in range(fewest, groups)} | {groups: gpu.sms}
+        sizes = {length: length * gpu.green_step for length in _sizes(groups) if length >= fewest} | {groups: gpu.sms}
         names = {length: f"green:{units}" for length, units in sizes.items()} | {groups: "full"}
     else:
         raise BadRequest(f"layouts '{layouts}' are of a CPU; a GPU has mig, mps and green")
@@ -228,10 +228,17 @@ def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
     """A host with so many cores. Raises BadRequest."""
     if not 1 <= cores <= MOST_CORES:
         raise BadRequest(f"cores is {cores}; it must be from 1 to {MOST_CORES}")
-    sizes = {count: count for count in range(1, cores + 1)}
+    sizes = {count: count for count in _sizes(cores)}
     parts = _line(sizes, {count: f"cpu:{count}" for count in sizes}, memory_gib)
     name = f"{cores} core{'s' if cores > 1 else ''}"
     return DeviceType(name, Layouts.CPU, "core", cores, cores, parts, memory_gib=memory_gib)
+
+
+def _sizes(most: int) -> list[int]:
+    """Whole numbers up to `most`, the large ones no finer than a sixteenth to an eighth of themselves: above
+    16 every second, above 32 every fourth, ... More would make a plan hardly better, and the solver slow.
+    """
+    return [size for size in range(1, most + 1) if size == most or size % 2 ** max(size.bit_length() - 4, 0) == 0]
 
 
 def _line(units: Mapping[int, int], names: Mapping[int, str], memory_gib: float) -> tuple[Part, ...]:

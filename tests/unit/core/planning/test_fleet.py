@@ -35,7 +35,7 @@ def demand(name: str, throughput: dict[int, float], rate: float, **more: Any) ->
 
 def check(plan: Plan, request: PlanRequest) -> None:
     """The plan keeps to the device and serves the rates, counted from its parts alone."""
-    served: Counter[str] = Counter()
+    served: dict[str, float] = {}
     for parts in plan.devices:
         assert parts
         taken = [place for part in parts for place in range(part.place, part.place + part.length)]
@@ -43,7 +43,7 @@ def check(plan: Plan, request: PlanRequest) -> None:
         if request.device.layouts is Layouts.MIG:
             check_layout([(BY_NAME[f"{part.units}g"], part.place) for part in parts])
         for part in parts:
-            served[part.model] += part.throughput_per_s
+            served[part.model] = served.get(part.model, 0.0) + part.throughput_per_s
     for model in request.models:
         assert served[model.name] >= (model.rate_per_s or 0) * (1 + request.headroom) * (1 - 1e-5)
 
