@@ -14,7 +14,13 @@ from fractune.planning.rows import bundle_rows, csv_rows, stated_row
 from fractune.planning.tables import TableReader
 from fractune_core.errors import BadRequest
 from fractune_core.planning.devices import DeviceType, device_type
-from fractune_core.planning.requests import DEFAULT_LATENCY_PART, DEFAULT_PENALTY, ModelDemand, PlanRequest
+from fractune_core.planning.requests import (
+    DEFAULT_LATENCY_PART,
+    DEFAULT_PENALTY,
+    MOST_DEVICES,
+    ModelDemand,
+    PlanRequest,
+)
 from fractune_core.planning.speeds import Row
 
 _SOURCES = ("profile", "bundle", "model")
@@ -62,8 +68,8 @@ def read_plan(
     request = PlanRequest(
         device=device,
         models=tuple(models),
-        count=gpus if gpus is not None else count,
-        interference=dict(map(_interference, whole.tables("interference"))),
+        count=_count(count if gpus is None else gpus),
+        interference=_interference(whole),
         penalty=whole.number("penalty", DEFAULT_PENALTY),
         headroom=whole.number("headroom", 0.0),
         latency_part=whole.number("latency_part", DEFAULT_LATENCY_PART),
@@ -128,6 +134,19 @@ def _profile(table: TableReader, name: str, device: DeviceType, folder: Path) ->
     return tuple(stated_row(row, device) for row in table.tables("profile"))
 
 
-def _interference(table: TableReader) -> tuple[tuple[str, str], float]:
-    table.check_keys("model", "beside", "i")
-    return (table.text("model"), table.text("beside")), table.number("i", math.nan)
+def _count(count: int | None) -> int | None:
+    """Here already, since 0 is no count for a server."""
+    if count is not None and not 1 <= count <= MOST_DEVICES:
+        raise BadRequest(f"count is {count}; it must be from 1 to {MOST_DEVICES} devices")
+    return count
+
+
+def _interference(whole: TableReader) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for table in whole.tables("interference"):
+        table.check_keys("model", "beside", "i")
+        pair = table.text("model"), table.text("beside")
+        if pair in found:
+            raise BadRequest(f"{table.where}: '{pair[0]}' beside '{pair[1]}' is there twice; keep one")
+        found[pair] = table.number("i", math.nan)
+    return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +21,9 @@ from fractune_core.planning.solver import Constraint, IntegerProgram, Solution, 
 from fractune_core.planning.speeds import ModelSpeeds
 from fractune_core.planning.ways import Way, best_way, explain_no_way
 
+_EXPLAINED = 16
+"""models that are looked at for which one binds, those that need the most units first: each takes a solve"""
+
 
 def plan_fleet(request: PlanRequest) -> Plan:
     """Raises PlanInfeasible, which names the model that binds and what would do; FractuneError without the solver."""
@@ -32,7 +34,7 @@ def plan_fleet(request: PlanRequest) -> Plan:
     if first is None:
         raise FractuneError("the solver found no plan in its time; ask for fewer models or coarser layouts")
     count = first.values[program.devices]
-    if request.count is not None and count > request.count:
+    if count > (request.count or MOST_DEVICES):
         raise PlanInfeasible(_too_few(request, program, count))
     second = solve(program.fewest_units(count)) or first
     solve_s = time.perf_counter() - began
@@ -164,8 +166,14 @@ class _FleetProgram:
         return [Constraint(each, 0.0, 0.0) for each in terms.values()]
 
     def _rate(self, model: str, rate: float) -> Constraint:
-        """Over the rate, so that the solver's tolerance is the same for all."""
-        terms = {index: self.ways[key].throughput_per_s / rate for key, index in self._taken.items() if key[0] == model}
+        """Over the rate, so that the solver's tolerance is the same for all. A part that is enough by itself counts as
+        1: that changes no whole solution, and the relaxation is tighter.
+        """
+        terms = {
+            index: min(self.ways[key].throughput_per_s / rate, 1.0)
+            for key, index in self._taken.items()
+            if key[0] == model
+        }
         return Constraint(terms, 1.0, math.inf)
 
     def decode(self, solution: Solution) -> tuple[tuple[PlannedPart, ...], ...]:
@@ -206,16 +214,15 @@ class _FleetProgram:
 def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
     """The model whose rate would have to give way least."""
     allowed = request.count or MOST_DEVICES
-    most = {name: program.most_of(name, allowed) for name in program.needed}
+    heaviest = sorted(program.needed, key=lambda name: -program.needed[name] / _most_per_unit(program, name))
+    most = {name: program.most_of(name, allowed) for name in heaviest[:_EXPLAINED]}
     kept = {name: most[name] / (program.needed[name] or 1.0) for name in most if most[name] > 0}
     devices = f"{allowed} x {request.device.name}"
     with_headroom = f" with {request.headroom:.0%} headroom" if request.headroom else ""
     if not kept:
-        heaviest = Counter({name: rate / _most_per_unit(program, name) for name, rate in program.needed.items()})
-        ((name, _),) = heaviest.most_common(1)
         return (
-            f"{devices} cannot serve these rates{with_headroom}, whichever one model is left out; '{name}' needs the "
-            f"most; {count} would do"
+            f"{devices} cannot serve these rates{with_headroom}, whichever one model is left out; '{heaviest[0]}' needs "
+            f"the most; {count} would do"
         )
     name = max(kept, key=lambda each: kept[each])
     rate = program.needed[name] / (1 + request.headroom)

@@ -260,6 +260,12 @@ def test_a_request_that_cannot_be_met_names_the_model_that_binds(models: list[Mo
     assert str(refused.value) == says
 
 
+def test_a_plan_has_an_end() -> None:
+    with pytest.raises(PlanInfeasible, match=r"4096 x A100-80GB cannot serve these rates: 'a' binds, .* would do"):
+        plan_fleet(request(demand("a", SCALES, 1e9)))
+    assert len(plan_fleet(request(demand("a", SCALES, 1e-300))).devices) == 1
+
+
 def test_headroom_that_does_not_fit_is_said() -> None:
     with pytest.raises(PlanInfeasible, match="1 x A100-80GB cannot serve these rates with 5% headroom: 'a' binds"):
         plan_fleet(request(demand("a", SCALES, 700), count=1, headroom=0.05))
