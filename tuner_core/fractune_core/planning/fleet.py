@@ -221,8 +221,8 @@ def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
     with_headroom = f" with {request.headroom:.0%} headroom" if request.headroom else ""
     if not kept:
         return (
-            f"{devices} cannot serve these rates{with_headroom}, whichever one model is left out; '{heaviest[0]}' needs "
-            f"the most; {count} would do"
+            f"{devices} cannot serve these rates{with_headroom}, whichever one model is left out; "
+            f"'{heaviest[0]}' needs the most; {count} would do"
         )
     name = max(kept, key=lambda each: kept[each])
     rate = program.needed[name] / (1 + request.headroom)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from fractune_core.planning.devices import Layouts
 from fractune_core.planning.speeds import Basis, Row
 from fractune_core.shares import Device, GrantedShare
 from tests.support.client_samples import bundle_bytes
+from tests.support.paths import REPOSITORY
 
 WHOLE = """
 headroom = 0.05
@@ -104,6 +107,19 @@ def test_a_model_in_the_log_is_named_by_its_file(tmp_path: Path) -> None:
     logged = read.logged["a"]
     assert (logged.path, logged.requests_per_run, logged.inputs) == (tmp_path / "a.onnx", 8, {"data": [8, 3, 224, 224]})
     assert read.request.models[0].rows == ()
+
+
+def test_the_file_in_the_docs_is_a_plan_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04)}).rename("magika.fractune")
+    read = read_plan(write(tmp_path, text))
+    assert [model.name for model in read.request.models] == ["resnet50", "magika", "squeezenet"]
+    assert read.logged.keys() == {"squeezenet"}
+    assert read.request.models[1].rows == (Row(1, 8, 1, 200.0, 0.04, Basis.MEASURED),)
+    known = (*read.request.models[:2], replace(read.request.models[2], rows=read.request.models[0].rows))
+    replace(read.request, models=known).check()
 
 
 # ---- bundles ---------------------------------------------------------------------------------------------
