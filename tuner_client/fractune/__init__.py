@@ -24,6 +24,8 @@ if _typing.TYPE_CHECKING:
     from fractune.api.log import Records as Records
     from fractune.api.noise import NoiseResult as NoiseResult
     from fractune.api.noise import noise as noise
+    from fractune.api.planning import PlanResult as PlanResult
+    from fractune.api.planning import plan as plan
     from fractune.api.results import BundleFile as BundleFile
     from fractune.api.results import KneeResult as KneeResult
     from fractune.api.results import MatchResult as MatchResult
@@ -74,6 +76,7 @@ _HOMES = {
     "fractune.api.job": ("Job",),
     "fractune.api.log": ("Imported", "Log", "Pruned", "Records"),
     "fractune.api.noise": ("NoiseResult", "noise"),
+    "fractune.api.planning": ("PlanResult", "plan"),
     "fractune.api.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
     "fractune.api.tuning": ("bundle", "knee", "local_stack", "match", "matrix", "tune"),
     "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming"),
@@ -127,6 +130,7 @@ __all__ = [
     "OperatorMatch",
     "OperatorStatus",
     "PeerTiming",
+    "PlanResult",
     "Policy",
     "Pruned",
     "Records",
@@ -148,6 +152,7 @@ __all__ = [
     "match",
     "matrix",
     "noise",
+    "plan",
     "sign_bundle",
     "tune",
 ]
