@@ -29,6 +29,7 @@ _COMMANDS = {
     "knee": "knee",
     "matrix": "matrix",
     "noise": "noise",
+    "pair": "pair",
     "shares": "shares",
     "match": "log",
     "log": "log",
