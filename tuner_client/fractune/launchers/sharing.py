@@ -79,6 +79,11 @@ class Player:
         return float(self.told["secs"])
 
     @property
+    def pid(self) -> int | None:
+        """Of the process; None when there is none."""
+        return self._child.pid
+
+    @property
     def gpu_uuid(self) -> str | None:
         return self._confinement.gpu_uuid
 
@@ -109,12 +114,9 @@ class Stage:
         return tuple(player for player in self.players if player.program.is_model)
 
     @property
-    def _slowest_s(self) -> float:
-        return max(player.secs for player in (*self.players, *self.wholes))
-
-    @property
     def block_s(self) -> float:
-        return max(_BLOCK_S, _CALLS * self._slowest_s)
+        """How long the loops of a round last, so that the slower one runs often enough in it."""
+        return max(_BLOCK_S, _CALLS * max(player.secs for player in (*self.players, *self.wholes)))
 
     def time_round(self, number: int) -> tuple[RoundTimes, ...]:
         """One round; in every other one the middle blocks go the other way round. Of each model its times."""
@@ -145,19 +147,18 @@ class Stage:
             for player, each in zip(self.models, arrivals, strict=True)
         ]
         loops += [
-            player.call("loop", lasts_s, begin_s=begin_s, end_s=begin_s + lasts_s)
+            player.call("loop", lasts_s, begin_s=begin_s, lasts_s=lasts_s)
             for player in self.players
             if player not in self.models
         ]
         return [loop.result() for loop in loops][: len(self.models)]
 
     def begin_s(self) -> float:
-        """When what is told now may begin: all have run what does not count by then."""
-        return time.monotonic() + _LEAD_S + 3 * self._slowest_s
+        """When what is told to several now may begin: all have run what does not count by then."""
+        return time.monotonic() + _LEAD_S + 3 * max(player.secs for player in self.players)
 
     def _alone(self, player: Player, lasts_s: float) -> list[float]:
-        begin_s = self.begin_s()
-        marks: list[float] = player.call("loop", lasts_s, begin_s=begin_s, end_s=begin_s + lasts_s).result()
+        marks: list[float] = player.call("loop", lasts_s, begin_s=0.0, lasts_s=lasts_s).result()
         return marks
 
     def _together(self) -> dict[Player, float]:
@@ -168,7 +169,7 @@ class Stage:
         begin_s = self.begin_s()
         begins = [begin_s + self._random.uniform(0.0, player.secs) for player in self.players]
         loops = [
-            player.call("loop", self.block_s, begin_s=begin, end_s=begin_s + self.block_s)
+            player.call("loop", self.block_s, begin_s=begin, lasts_s=self.block_s)
             for player, begin in zip(self.players, begins, strict=True)
         ]
         marks = [loop.result() for loop in loops]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fractune_core.shares import Share
 
@@ -27,9 +28,9 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     share, cores, kind, what, turns = args
     confinement = confinement_for(Share.parse(share), [int(core) for core in cores.split(",") if core])
     confinement.enter()
-    told, call = _bubble(int(what)) if kind == "bubble" else _model(what, share)
-    turn = _Turns(Path(turns)).turn if turns else contextlib.nullcontext
-    loops = _Loops(call, turn)
+    told, call = bubble(int(what)) if kind == "bubble" else _model(what, share)
+    turn = Turns(Path(turns)).turn if turns else contextlib.nullcontext
+    loops = Loops(call, turn)
 
     def look() -> dict[str, Any]:
         """What runs, and the seconds of an inference, once everything has been loaded and the share is proved."""
@@ -44,7 +45,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     return {"look": look, "loop": loops.loop, "serve": loops.serve, "work": loops.work}
 
 
-class _Loops:
+class Loops:
     """One call after the other; the first of each loop warms up and does not count."""
 
     def __init__(self, call: Callable[[], Any], turn: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -54,12 +55,12 @@ class _Loops:
         with self._turn():
             self._call()
 
-    def loop(self, begin_s: float, end_s: float) -> list[float]:
-        """From `begin_s` on until `end_s` has passed: when the first call began, and when each ended."""
+    def loop(self, begin_s: float, lasts_s: float) -> list[float]:
+        """From `begin_s` on, or later if that has passed, for so long: when the first call began, and when each ended."""
         self._run()
         _sleep_until(begin_s)
         marks = [time.monotonic()]
-        while marks[-1] < end_s:
+        while marks[-1] < marks[0] + lasts_s:
             self._run()
             marks.append(time.monotonic())
         _come_to_rest()
@@ -88,12 +89,11 @@ class _Loops:
         return {"done": done, "ended_s": ended_s}
 
 
-class _Turns:
+class Turns:
     """Two processes that take turns, by two locked files: who has had its turn waits at the first for the other."""
 
     def __init__(self, folder: Path) -> None:
-        self._next: IO[str] = (folder / "next").open("a")
-        self._now: IO[str] = (folder / "now").open("a")
+        self._next, self._now = (os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("next", "now"))
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -104,6 +104,10 @@ class _Turns:
             yield
         finally:
             fcntl.flock(self._now, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._next)
+        os.close(self._now)
 
 
 def _model(path: str, share: str) -> tuple[dict[str, Any], Callable[[], Any]]:
@@ -116,7 +120,7 @@ def _model(path: str, share: str) -> tuple[dict[str, Any], Callable[[], Any]]:
     return told, lambda: model.run_tensors(inputs)
 
 
-def _bubble(mebibytes: int) -> tuple[dict[str, Any], Callable[[], Any]]:
+def bubble(mebibytes: int) -> tuple[dict[str, Any], Callable[[], Any]]:
     """Streams through a buffer of that size on one thread: copies one half of it onto the other."""
     buffer, half = memoryview(bytearray(mebibytes << 20)), mebibytes << 19
 
