@@ -56,7 +56,7 @@ class Loops:
             self._call()
 
     def loop(self, begin_s: float, lasts_s: float) -> list[float]:
-        """From `begin_s` on, or later if that has passed, for so long: when the first call began, and when each ended."""
+        """For so long from `begin_s` on, or from now if that has passed: when the first call began, when each ended."""
         self._run()
         _sleep_until(begin_s)
         marks = [time.monotonic()]
