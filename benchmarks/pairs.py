@@ -158,7 +158,7 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def makespan_error(told: Mapping[str, Any]) -> float:
     """How far what was measured (median) is from the prediction, as a fraction of it."""
-    return abs(statistics.median(told["together_s"]) / told["predicted_s"] - 1.0)
+    return abs(float(statistics.median(told["together_s"])) / float(told["predicted_s"]) - 1.0)
 
 
 def _print(told: Mapping[str, Any], figures: SharingFigures) -> None:

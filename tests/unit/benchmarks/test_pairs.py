@@ -42,8 +42,8 @@ def player(done: int | None = None) -> SimpleNamespace:
     """Takes a tenth of a second for a call, by its word; `done` of those asked for, if not all."""
     asked: list[int] = []
 
-    def call(method: str, lasts_s: float, *, begin_s: float, count: int, ended: str) -> Future[dict[str, Any]]:
-        assert (method, lasts_s > 0, ended != "") == ("work", True, True)
+    def call(method: str, expected_s: float, *, begin_s: float, count: int, ended: str) -> Future[dict[str, Any]]:
+        assert (method, expected_s > 0, ended != "") == ("work", True, True)
         asked.append(count)
         future: Future[dict[str, Any]] = Future()
         made = count if done is None else done

@@ -87,9 +87,9 @@ class Player:
     def gpu_uuid(self) -> str | None:
         return self._confinement.gpu_uuid
 
-    def call(self, method: str, lasts_s: float, **payload: Any) -> Future[Any]:
-        """What the process answers, which will take about `lasts_s`. Raises what it raises."""
-        timeout_s = _LEAST_CALL_TIMEOUT_S + 10 * lasts_s
+    def call(self, method: str, expected_s: float, /, **payload: Any) -> Future[Any]:
+        """What the process answers, which should take about `expected_s`. Raises what it raises."""
+        timeout_s = _LEAST_CALL_TIMEOUT_S + 10 * expected_s
         return self.thread.submit(lambda: self._child.call(method, timeout_s, **payload))
 
     def _end(self) -> None:
@@ -129,7 +129,9 @@ class Stage:
         for player in reversed(alone):
             halves[player].append(self._alone(player, self.block_s / 2))
         means = {player: _mean_s(marks) for player, marks in halves.items()}
-        wholes = [means[player] for player in self.wholes] or [None] * len(self.models)
+        wholes: list[float | None] = [means[player] for player in self.wholes]
+        if not wholes:
+            wholes = [None] * len(self.models)
         return tuple(
             RoundTimes(whole_s, means[player], _mean_s([control]), together[player])
             for player, whole_s, control in zip(self.models, wholes, controls, strict=True)
