@@ -27,8 +27,8 @@ SPIN = {"TVM_THREAD_POOL_SPIN_COUNT": "20000"}
 cores that are the neighbour's by then"""
 _BLOCK_S, _CALLS = 0.4, 8
 """A block lasts so long, and at least so many inferences of the slower one; one alone is in two halves"""
-_LEAD_S = 0.03
-"""Until a block begins, beside what its first calls take that do not count"""
+_WARM_S = 0.05
+"""Calls before a block that do not count take so long, and are at least one"""
 _LEAST_CALL_TIMEOUT_S = 120.0
 
 
@@ -149,30 +149,36 @@ class Stage:
             for player, each in zip(self.models, arrivals, strict=True)
         ]
         loops += [
-            player.call("loop", lasts_s, begin_s=begin_s, lasts_s=lasts_s)
+            player.call("loop", lasts_s, phase_s=0.0, begin_s=begin_s, lasts_s=lasts_s)
             for player in self.players
             if player not in self.models
         ]
         return [loop.result() for loop in loops][: len(self.models)]
 
     def begin_s(self) -> float:
-        """When what is told to several now may begin: all have run what does not count by then."""
-        return time.monotonic() + _LEAD_S + 3 * max(player.secs for player in self.players)
+        """When what is told to several now may begin: all are warm by then."""
+        return time.monotonic() + _WARM_S + 4 * max(player.secs for player in self.players)
 
     def _alone(self, player: Player, lasts_s: float) -> list[float]:
-        marks: list[float] = player.call("loop", lasts_s, begin_s=0.0, lasts_s=lasts_s).result()
+        begin_s = time.monotonic() + _WARM_S
+        marks: list[float] = player.call("loop", lasts_s, phase_s=0.0, begin_s=begin_s, lasts_s=lasts_s).result()
         return marks
 
     def _together(self) -> dict[Player, float]:
         """Seconds of an inference of each model beside the other, over those wholly inside the other's loop.
 
-        Both begin at random moments of each other's inference: two loops of equal length would else stay in step.
+        They begin at random moments of each other's inference: two loops of equal length would else stay in step.
         """
         begin_s = self.begin_s()
-        begins = [begin_s + self._random.uniform(0.0, player.secs) for player in self.players]
         loops = [
-            player.call("loop", self.block_s, begin_s=begin, lasts_s=self.block_s)
-            for player, begin in zip(self.players, begins, strict=True)
+            player.call(
+                "loop",
+                self.block_s,
+                phase_s=self._random.uniform(0.0, player.secs),
+                begin_s=begin_s,
+                lasts_s=self.block_s,
+            )
+            for player in self.players
         ]
         marks = [loop.result() for loop in loops]
         spans = [(each[0], each[-1]) for each in marks]

@@ -46,7 +46,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
 
 
 class Loops:
-    """One call after the other; the first of each loop warms up and does not count."""
+    """One call after the other; those that warm up do not count."""
 
     def __init__(self, call: Callable[[], Any], turn: Callable[[], AbstractContextManager[Any]]) -> None:
         self._call, self._turn = call, turn
@@ -55,10 +55,14 @@ class Loops:
         with self._turn():
             self._call()
 
-    def loop(self, begin_s: float, lasts_s: float) -> list[float]:
-        """For so long from `begin_s` on, or from now if that has passed: when the first call began, when each ended."""
+    def loop(self, phase_s: float, begin_s: float, lasts_s: float) -> list[float]:
+        """Calls from `phase_s` from now on, that count from `begin_s` on for so long: when the first of those that
+        count began, and when each ended.
+        """
+        time.sleep(phase_s)
         self._run()
-        _sleep_until(begin_s)
+        while time.monotonic() < begin_s:
+            self._run()
         marks = [time.monotonic()]
         while marks[-1] < marks[0] + lasts_s:
             self._run()

@@ -12,14 +12,27 @@ from pathlib import Path
 from fractune.launchers.sharing_child import Loops, Turns, bubble
 
 
-def test_a_loop_begins_when_told_and_its_first_call_does_not_count() -> None:
+def test_a_loop_counts_from_when_it_is_told_and_what_warms_up_does_not_count() -> None:
     calls: list[float] = []
-    begin_s = time.monotonic() + 0.05
-    marks = Loops(lambda: calls.append(time.monotonic()), contextlib.nullcontext).loop(begin_s, 0.01)
-    assert calls[0] < begin_s <= marks[0] < calls[1]
+
+    def call() -> None:
+        calls.append(time.monotonic())
+        time.sleep(0.002)
+
+    now_s = time.monotonic()
+    marks = Loops(call, contextlib.nullcontext).loop(0.02, now_s + 0.05, 0.02)
+    warm = [moment for moment in calls if moment < marks[0]]
+    assert now_s + 0.02 <= calls[0] < now_s + 0.05 <= marks[0]  # it was at work already when it was to begin
+    assert len(warm) > 1
+    assert len(calls) - len(warm) == len(marks) - 1
     assert marks == sorted(marks)
-    assert len(calls) == len(marks)  # a call before the first mark, and one before each of the others
-    assert marks[-2] < marks[0] + 0.01 <= marks[-1]
+    assert marks[-2] < marks[0] + 0.02 <= marks[-1]
+
+
+def test_at_least_one_call_warms_up_however_late_it_is() -> None:
+    calls: list[int] = []
+    marks = Loops(lambda: calls.append(1), contextlib.nullcontext).loop(0.0, 0.0, 0.001)
+    assert len(calls) == len(marks)  # one before the first mark, and one before each of the others
 
 
 def test_a_request_waits_for_the_one_before_it_and_that_counts() -> None:
