@@ -13,6 +13,7 @@ import pytest
 
 import fractune
 from fractune.errors import BadBundle
+from fractune.inference.runtime import SPIN_COUNT, SPIN_YIELDS
 from fractune.launchers import sharing
 from fractune.launchers.arrangement import arrange, usable_cores
 from fractune.launchers.sharing import Program, staged
@@ -45,14 +46,14 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_process_is_confined_to_its_place_and_does_not_spin_for_long(bundle: Path) -> None:
     arrangement = arrange("cpu", shares="cpu:1,cpu:1", overlap=None, in_turn=False, cores=usable_cores())
     program = Program("bundle", str(bundle))
-    spinning = patch.dict(os.environ, {"TVM_THREAD_POOL_SPIN_COUNT": "300000"})
+    spinning = patch.dict(os.environ, {SPIN_COUNT: "300000"})
     with spinning, staged((program, program), arrangement, 0, own_env()) as stage:
         assert [player.told["variant"] for player in stage.players] == ["cpu:1"] * SIDES
         for player in (*stage.players, *stage.wholes):
             assert player.pid is not None
             assert sorted(os.sched_getaffinity(player.pid)) == list(player.place.cores)
             environ = Path(f"/proc/{player.pid}/environ").read_text().split("\0")
-            assert f"TVM_THREAD_POOL_SPIN_COUNT={sharing.SPIN['TVM_THREAD_POOL_SPIN_COUNT']}" in environ
+            assert f"{SPIN_COUNT}={SPIN_YIELDS}" in environ
         pids = [player.pid for player in (*stage.players, *stage.wholes)]
     assert len(set(pids)) == 2 * SIDES
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

@@ -22,9 +22,6 @@ from fractune.launchers.arrangement import Arrangement, Place
 from fractune_core.analysis.sharing import RoundTimes, mean_inside_s
 from fractune_core.errors import FractuneError
 
-SPIN = {"TVM_THREAD_POOL_SPIN_COUNT": "20000"}
-"""What `fractune.load` takes where nothing is set: a thread of TVM's own default would look for more work for 0.3 s, on
-cores that are the neighbour's by then"""
 _BLOCK_S, _CALLS = 0.4, 8
 """A block lasts so long, and at least so many inferences of the slower one; one alone is in two halves"""
 _WARM_S = 0.05
@@ -55,6 +52,7 @@ class Player:
     """A process at a place, that runs one program in a loop when told."""
 
     def __init__(self, program: Program, place: Place, turns: str, env: Mapping[str, str]) -> None:
+        from fractune.inference.runtime import SPIN_COUNT, SPIN_YIELDS
         from fractune_workers.calibration.child_thread import ChildThread
         from fractune_workers.child import Child
         from fractune_workers.confinement import confinement_for
@@ -68,7 +66,8 @@ class Player:
         self._child = Child(
             "fractune.launchers.sharing_child",
             args,
-            {**env, **SPIN, **self._confinement.environment()},
+            # A thread of TVM's own default looks for more work for 0.3 s, on cores that are the neighbour's by then.
+            {**env, SPIN_COUNT: SPIN_YIELDS, **self._confinement.environment()},
             before_kill=self._confinement.before_kill,
         )
         self.thread = ChildThread(self._end)
