@@ -31,6 +31,7 @@ if _typing.TYPE_CHECKING:
     from fractune.api.results import MatchResult as MatchResult
     from fractune.api.results import Matrix as Matrix
     from fractune.api.results import TuneResult as TuneResult
+    from fractune.api.sharing import pair as pair
     from fractune.api.tuning import bundle as bundle
     from fractune.api.tuning import knee as knee
     from fractune.api.tuning import local_stack as local_stack
@@ -54,12 +55,20 @@ if _typing.TYPE_CHECKING:
     from fractune.jobs import OperatorStatus as OperatorStatus
     from fractune.jobs import ShareResult as ShareResult
     from fractune.jobs import Worker as Worker
+    from fractune.pairs import PairResult as PairResult
+    from fractune.pairs import PairSide as PairSide
+    from fractune.pairs import RateLatency as RateLatency
     from fractune.reports.cross_table import Cell as Cell
     from fractune.reports.cross_table import CrossTable as CrossTable
     from fractune.reports.knee_report import KneeReport as KneeReport
     from fractune.reports.rendering import Table as Table
     from fractune_core.analysis.match import Policy as Policy
     from fractune_core.analysis.noise import NoiseAdvice as NoiseAdvice
+    from fractune_core.analysis.sharing import RoundTimes as RoundTimes
+    from fractune_core.analysis.sharing import SharingFigures as SharingFigures
+    from fractune_core.analysis.sharing import SideFigures as SideFigures
+    from fractune_core.analysis.sharing import Verdict as Verdict
+    from fractune_core.analysis.slowdown_ci import Estimate as Estimate
     from fractune_core.analysis.slowdown_ci import Slowdown as Slowdown
     from fractune_core.jobs import JobState as JobState
     from fractune_core.records import TuningRecord as TuningRecord
@@ -78,6 +87,7 @@ _HOMES = {
     "fractune.api.noise": ("NoiseResult", "noise"),
     "fractune.api.planning": ("PlanResult", "plan"),
     "fractune.api.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
+    "fractune.api.sharing": ("pair",),
     "fractune.api.tuning": ("bundle", "knee", "local_stack", "match", "matrix", "tune"),
     "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming"),
     "fractune.inference.choosing": ("VariantChoice",),
@@ -86,12 +96,14 @@ _HOMES = {
     "fractune.inference.session": ("InferenceSession",),
     "fractune.inference.signatures": ("sign_bundle",),
     "fractune.jobs": ("JobStatus", "OfferedShare", "OperatorMatch", "OperatorStatus", "ShareResult", "Worker"),
+    "fractune.pairs": ("PairResult", "PairSide", "RateLatency"),
     "fractune.reports.cross_table": ("Cell", "CrossTable"),
     "fractune.reports.knee_report": ("KneeReport",),
     "fractune.reports.rendering": ("Table",),
     "fractune_core.analysis.match": ("Policy",),
     "fractune_core.analysis.noise": ("NoiseAdvice",),
-    "fractune_core.analysis.slowdown_ci": ("Slowdown",),
+    "fractune_core.analysis.sharing": ("RoundTimes", "SharingFigures", "SideFigures", "Verdict"),
+    "fractune_core.analysis.slowdown_ci": ("Estimate", "Slowdown"),
     "fractune_core.jobs": ("JobState",),
     "fractune_core.records": ("TuningRecord",),
     "fractune_core.roofs": ("Arithmetic", "Roof"),
@@ -109,6 +121,7 @@ __all__ = [
     "Comparison",
     "CrossTable",
     "Device",
+    "Estimate",
     "Goal",
     "GoalEnd",
     "GoalStep",
@@ -129,18 +142,25 @@ __all__ = [
     "OfferedShare",
     "OperatorMatch",
     "OperatorStatus",
+    "PairResult",
+    "PairSide",
     "PeerTiming",
     "PlanResult",
     "Policy",
     "Pruned",
+    "RateLatency",
     "Records",
     "Roof",
+    "RoundTimes",
     "ShareResult",
+    "SharingFigures",
+    "SideFigures",
     "Slowdown",
     "Table",
     "TuneResult",
     "TuningRecord",
     "VariantChoice",
+    "Verdict",
     "Worker",
     "bundle",
     "compare",
@@ -153,6 +173,7 @@ __all__ = [
     "matrix",
     "noise",
     "plan",
+    "pair",
     "sign_bundle",
     "tune",
 ]

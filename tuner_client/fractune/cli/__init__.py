@@ -30,6 +30,7 @@ _COMMANDS = {
     "matrix": "matrix",
     "noise": "noise",
     "plan": "plan",
+    "pair": "pair",
     "shares": "shares",
     "match": "log",
     "log": "log",
