@@ -40,7 +40,21 @@ class FusedModel:
     @property
     def slot_names(self) -> list[str | None]:
         """By slot; None for an empty one."""
-        return [*self.names, *[None] * (self.slots - len(self.names))]
+        return slot_names(self.names, self.slots)
+
+
+def slot_names(variants: Sequence[str], slots: int) -> list[str | None]:
+    """Whose slot each is, None for an empty one."""
+    return [*variants, *[None] * (slots - len(variants))]
+
+
+def is_fused(path: Path) -> bool:
+    """Whether a file is a fused model, sound or not."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _HEADER in archive.namelist()
+    except (zipfile.BadZipFile, ValueError, OSError):
+        return False
 
 
 def check_slots(variants: int, slots: int | None) -> int:

@@ -28,6 +28,7 @@ _COMMANDS = {
     "workers": "jobs",
     "knee": "knee",
     "matrix": "matrix",
+    "fuse": "fuse",
     "noise": "noise",
     "shares": "shares",
     "match": "log",

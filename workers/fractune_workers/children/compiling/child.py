@@ -116,6 +116,16 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
     }
 
 
+def describe_fused(path: str, inputs: dict[str, list[int]]) -> dict[str, Any]:
+    """How many kinds of operators the fused model at `path` has on this host, and which are called once for each slot.
+
+    Raises BadModel.
+    """
+    target = parse_target("", _ANY_CORES)
+    fused = prepare_variants(load_variants(Path(path), inputs), target)
+    return {"operators": len(extract(fused.module, target)), "apart": list(fused.apart)}
+
+
 def _check_runs(text: str, target: tvm.target.Target, isa: str) -> None:
     of_gpu = capability(isa) is not None
     if target.kind.name == "cuda":
@@ -212,4 +222,4 @@ def device() -> dict[str, Any]:
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     keep_out_gpu_intrinsics()
     stay_off_gpus()
-    return {"ingest": ingest, "compile_bundle": compile_bundle, "device": device}
+    return {"ingest": ingest, "compile_bundle": compile_bundle, "describe_fused": describe_fused, "device": device}

@@ -49,6 +49,7 @@ class _Fuser:
         """by the tensors of the variants: their constant"""
         self._widened: dict[Any, Any] = {}
         """by a function's variable in the first variant: the function over all slots, or None"""
+        self._parts = _used_once(variants[0])
         self._slices: dict[tuple[Any, int], Any] = {}
         self._apart: list[str] = []
 
@@ -95,7 +96,9 @@ class _Fuser:
                 self._stacked[key] = relax.const(np.stack([numbers[place] for place in self._places]))
             return self._stacked[key]
         if isinstance(first, relax.Tuple):
-            return relax.Tuple([self._all_slots(fields) for fields in zip(*(each.fields for each in values), strict=True)])
+            return relax.Tuple(
+                [self._all_slots(fields) for fields in zip(*(each.fields for each in values), strict=True)]
+            )
         if isinstance(first, relax.TupleGetItem):
             return relax.TupleGetItem(self._all_slots([each.tuple_value for each in values]), first.index)
         raise BadModel(f"cannot be fused: it computes with a {type(first).__name__}")
@@ -121,12 +124,16 @@ class _Fuser:
         return relax.op.reshape(data, [len(self._places), *shape_of(calls[0])])
 
     def concat(self, calls: Sequence[Any]) -> Any | None:
-        """Along the same axis, which is one further in."""
+        """Along the same axis, which is one further in. Parts that are computed for this alone can be computed where
+        they lie in it, though in pieces, one for each slot: then it stays a call of Relax (`layouts/concats.py`).
+        """
         parts, rank = calls[0].args[0], len(shape_of(calls[0]))
         if not isinstance(parts, relax.Tuple):
             return None
         whole = self._all_slots([call.args[0] for call in calls])
         axis = int(calls[0].attrs.axis) % rank + 1
+        if set(parts.fields) <= self._parts and len(set(parts.fields)) == len(parts.fields):
+            return relax.op.concat(whole, axis)
         return self._builder.call_te(topi.concatenate, list(whole.fields), axis, primfunc_name_hint="concat")
 
     def _over_slots(self, names: Sequence[Any]) -> Any | None:
@@ -168,6 +175,19 @@ class _Fuser:
         if (whole, slot) not in self._slices:
             self._slices[whole, slot] = self._builder.emit_te(_slice, whole, slot, primfunc_name_hint="slice_slot")
         return self._slices[whole, slot]
+
+
+def _used_once(mod: tvm.IRModule) -> set[Any]:
+    """The tensors that a TIR function computes and one other value is made of."""
+    found = set()
+    for block in mod["main"].body.blocks:
+        users = relax.analysis.udchain(block) if isinstance(block, relax.DataflowBlock) else {}
+        for binding in block.bindings:
+            computed = getattr(getattr(binding.value, "op", None), "name", "") == CALL
+            alone = isinstance(binding.var, relax.DataflowVar) and len(users.get(binding.var, ())) == 1
+            if computed and alone and isinstance(binding.var.ty, relax.TensorType):
+                found.add(binding.var)
+    return found
 
 
 def _slice(data: te.Tensor, slot: int) -> te.Tensor:

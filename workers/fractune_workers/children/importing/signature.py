@@ -13,7 +13,9 @@ Names = tuple[list[str], list[str]]
 
 
 def onnx_names(data: bytes) -> Names:
-    """The names in an ONNX file's bytes, which TVM makes identifiers of (`input.1` becomes another); empty for other files."""
+    """The names in the bytes of an ONNX file, which TVM makes identifiers of (`input.1` becomes another); empty for
+    other files.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 

@@ -24,7 +24,9 @@ Body = Callable[..., Any]
 IMAGE = [(1, 8, 9, 9)]
 
 
-def variants(body: Body, count: int = 2, shapes: Sequence[Sequence[int]] = IMAGE, implementation: str = "") -> list[Any]:
+def variants(
+    body: Body, count: int = 2, shapes: Sequence[Sequence[int]] = IMAGE, implementation: str = ""
+) -> list[Any]:
     """Prepared networks with weights of their own."""
     return [prepare(network(shapes, body, seed), TARGET, implementation) for seed in range(count)]
 
@@ -154,5 +156,3 @@ def test_the_first_difference_is_named() -> None:
     (large,) = variants(activation("tanh"), 1, [(1, 8, 10, 9)])
     assert first_difference(one, large) == "input 'x0' is float32[1, 8, 10, 9], and not float32[1, 8, 9, 9]"
     assert first_difference(one, one) == ""
-
-
