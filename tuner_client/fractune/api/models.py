@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tvm
 
 ModelSource: TypeAlias = Union[str, os.PathLike[str], "onnx.ModelProto", "torch.export.ExportedProgram", "tvm.IRModule"]
-"""A path (also a FusedModel), or a model in memory. None of these packages is imported for it: who has such a model, has imported it."""
+"""A path, or a model in memory. None of these packages is imported for it: who has such a model, has imported it."""
 
 
 @contextlib.contextmanager

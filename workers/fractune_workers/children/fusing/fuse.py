@@ -112,7 +112,8 @@ class _Fuser:
     def call_tir(self, calls: Sequence[Any]) -> Any | None:
         """One call for all slots."""
         function = self._over_slots([call.args[0] for call in calls])
-        if function is None or len(calls[0].args) != 2:  # noqa: PLR2004  more are numbers that come at run time
+        # What comes after the function and its operands are numbers that are known at run time only.
+        if function is None or len(calls[0].args) != 2:
             return None
         operands = self._all_slots([call.args[1] for call in calls])
         made = self._lifted(calls[0].ty)

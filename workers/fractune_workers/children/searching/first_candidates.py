@@ -90,7 +90,7 @@ def _kernel_of(mod: Any) -> _Kernel | None:
         reduction = tuple(extent for is_spatial, extent in axes if not is_spatial)
         if name == MATMUL:  # (..., rows, blocks, lanes)
             return _Kernel(spatial, reduction, (len(spatial) - 2, None, len(spatial) - 3))
-        # (batch, blocks, height, width, lanes)
+        # The last are batch, blocks, height, width and lanes.
         return _Kernel(spatial, reduction, (len(spatial) - 4, len(spatial) - 3, len(spatial) - 2))
     return None
 

@@ -79,17 +79,17 @@ def nests_of(mod: Any) -> list[tuple[bool, list[int]]]:
     """Of each loop nest: whether its outermost loop is parallel, and the extents of its loops."""
     nests = []
 
-    def walk(stmt: Any, extents: list[int], parallel: bool) -> None:
+    def walk(stmt: Any, extents: list[int], *, parallel: bool) -> None:
         if isinstance(stmt, tvm.tirx.For):
             is_parallel = int(stmt.kind) == int(tvm.tirx.ForKind.PARALLEL)
-            walk(stmt.body, [*extents, int(stmt.extent)], parallel if extents else is_parallel)
+            walk(stmt.body, [*extents, int(stmt.extent)], parallel=parallel if extents else is_parallel)
         elif isinstance(stmt, tvm.tirx.SeqStmt):
             for each in stmt.seq:
-                walk(each, extents, parallel)
+                walk(each, extents, parallel=parallel)
         elif extents:
             nests.append((parallel, extents))
 
-    walk(mod["main"].body.block.body, [], False)
+    walk(mod["main"].body.block.body, [], parallel=False)
     return nests
 
 
