@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 BENCHMARKS = (
-    *("queue_cost", "load", "overhead", "match", "rerank"),
+    *("queue_cost", "load", "overhead", "match", "rerank", "fused"),
     *("warm_start", "k_shares", "memory", "share_matrix", "vs_stock", "vs_onnxruntime"),
 )
 """modules of this package; the longest come last"""
