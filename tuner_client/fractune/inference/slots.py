@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ class Slots:
         self.names = tuple(names)
         self._specs = list(specs)
         self._of_one = [replace(spec, shape=spec.shape[1:]) for spec in specs] if self.names else []
+        self._counting = threading.Lock()
         self._runs = self._requests = 0
 
     def stacked(self, requests: Mapping[int, Mapping[str, Any]]) -> dict[str, Array]:
@@ -33,8 +35,9 @@ class Slots:
 
     def count(self, requests: int) -> None:
         """Note a run for so many requests."""
-        self._runs += 1
-        self._requests += requests
+        with self._counting:
+            self._runs += 1
+            self._requests += requests
 
     @property
     def occupancy(self) -> float:
