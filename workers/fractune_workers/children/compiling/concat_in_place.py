@@ -28,14 +28,17 @@ def parts_in_place(mod: tvm.IRModule) -> tvm.IRModule:
     part again. Raises FractuneError for a part that no operator of the same block computes: such concatenations are
     kernels (`children/layouts/concats.py`).
     """
-    changed = mod.clone()
-    kernels = _Kernels(changed)
+    kernels = _Kernels(mod)
+    rewritten = {}
     for name, function in mod.functions.items():
         if isinstance(function, relax.Function):
             blocks = [relax.BindingBlock(_Block(block.bindings, kernels).placed()) for block in function.body.blocks]
             body = relax.SeqExpr(blocks, function.body.body)
             whole = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
-            changed.update_func(name, whole)
+            rewritten[name] = whole
+    changed = kernels.all()
+    for name, function in rewritten.items():
+        changed.update_func(name, function)
     return relax.transform.Normalize()(changed)
 
 
@@ -53,16 +56,20 @@ class _Kernels:
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
+        self._builder = relax.BlockBuilder(mod.clone())
         self._made: dict[Any, Any] = {}
+
+    def all(self) -> tvm.IRModule:
+        """The module with those that were made."""
+        return self._builder.get()
 
     def writing(self, name: Any, parameter: int, piece: Piece) -> Any:
         """The variable of the function `name` with another tensor for that parameter."""
         shape = tuple(map(int, piece.result.ty.shape))
         key = name.name_hint, parameter, shape, piece.axis, piece.offset
         if key not in self._made:
-            made = tvm.ir.GlobalVar(f"{name.name_hint}_part{len(self._made)}")
-            self._mod[made] = into_piece(self._mod[name], parameter, shape, piece.axis, piece.offset)
-            self._made[key] = made
+            made = into_piece(self._mod[name], parameter, shape, piece.axis, piece.offset)
+            self._made[key] = self._builder.add_func(made, f"{name.name_hint}_part{len(self._made)}")
         return self._made[key]
 
 
@@ -152,7 +159,7 @@ class _Block:
         if name == _CONCAT:
             self._results.add(var)
             axis = int(value.attrs.axis) % len(var.ty.shape)
-            if prod(map(int, var.ty.shape[:axis])) == 1:
+            if prod(list(map(int, var.ty.shape))[:axis]) == 1:
                 self._place(var, value.args[0].fields)
             else:
                 self._place_pieces(var, value.args[0].fields, axis)
