@@ -135,9 +135,9 @@ class _Block:
         return placed
 
     def _in_pieces(self, binding: Any) -> Iterator[Any]:
-        """A call of a kernel that computes a part in pieces gets the result for it; that part's other name goes."""
+        """A call of a kernel that computes a part in pieces gets the result for it; that part's other names go."""
         value = binding.value
-        if isinstance(value, relax.Var) and value in self._pieces:
+        if isinstance(value, relax.Var) and self._tensors.get(value) in self._pieces:
             return
         arguments = list(value.args) if isinstance(value, relax.Call) else []
         at = next((at for at, each in enumerate(arguments) if each in self._pieces), None)

@@ -164,6 +164,22 @@ def test_parts_of_slots_are_computed_where_they_lie_in_the_result() -> None:
         )
 
 
+def test_a_part_that_is_computed_slot_by_slot_is_laid_into_the_result_too() -> None:
+    def apart(net: Network, x: Any, y: Any) -> Any:
+        part = net.emit(op.sort(net.emit(op.multiply(x, net.weight(*SHAPE)))))
+        return net.emit(op.concat([part, net.emit(op.square(y))], 1))
+
+    variants = [prepare(network([SHAPE, SHAPE], apart, seed), TARGET) for seed in (0, 1)]
+    made = fused(variants, [0, 1])
+    assert len(made.apart) == 1
+    inputs = [np.stack([each, each + 1]) for each in inputs_of(variants[0])]
+    for found in compiled(made.module, inputs):
+        for slot, variant in enumerate(variants):
+            np.testing.assert_allclose(
+                found[slot], outputs(variant, TARGET, [each[slot] for each in inputs]), rtol=1e-5
+            )
+
+
 @pytest.mark.parametrize("vectorized", [False, True])
 def test_a_scheduled_kernel_writes_into_its_piece_alone(*, vectorized: bool) -> None:
     x = te.placeholder((3, 4, 8), name="x")
