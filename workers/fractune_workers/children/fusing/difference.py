@@ -53,7 +53,7 @@ class _Comparison:
         ours, theirs = (bindings_of(mod) for mod in self._mods)
         for number, (own, their) in enumerate(zip(ours, theirs, strict=False), 1):
             if not self._agree(own, their):
-                return f"operator {number} is {_shown(their)}, and not {_shown(own)}"
+                return f"operator {number} is {_shown(their)}, and {_instead(_shown(own), _shown(their))}"
             self._same[own.var] = their.var
         if len(ours) != len(theirs):
             return f"it computes {len(theirs)} operators, and not {len(ours)}"
@@ -113,6 +113,10 @@ def _type(value: Any) -> str:
     if not isinstance(ty, relax.TensorType) or ty.shape is None:
         return str(ty)
     return f"{ty.dtype}{[int(dim) for dim in ty.shape]}"
+
+
+def _instead(own: str, their: str) -> str:
+    return "computes something else" if own == their else f"not {own}"
 
 
 def _shown(binding: Any) -> str:
