@@ -172,6 +172,12 @@ ROOMS = {
         "google.protobuf",
         lazily=("torch",),
     ),
+    "fractune_workers.children.fusing": child_room(
+        "fractune_workers.children.importing",
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+        "google.protobuf",
+    ),
     "fractune_workers.children.layouts": child_room("fractune_workers.children.tvm_api"),
     "fractune_workers.children.searching": child_room(
         "fractune_workers.children.layouts",
@@ -180,6 +186,7 @@ ROOMS = {
     "fractune_workers.children.building": child_room("fractune_workers.children.tvm_api", "fractune_workers.cuda"),
     "fractune_workers.children.compiling": child_room(
         "fractune_workers.children.building",
+        "fractune_workers.children.fusing",
         "fractune_workers.children.importing",
         "fractune_workers.children.layouts",
         "fractune_workers.children.tvm_api",

@@ -17,6 +17,8 @@ from fractune_core import __version__ as __version__
 if _typing.TYPE_CHECKING:
     from fractune.api.client import Client as Client
     from fractune.api.client import connect as connect
+    from fractune.api.fusing import FusedModel as FusedModel
+    from fractune.api.fusing import fuse as fuse
     from fractune.api.job import Job as Job
     from fractune.api.log import Imported as Imported
     from fractune.api.log import Log as Log
@@ -82,6 +84,7 @@ _os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _HOMES = {
     "fractune.api.client": ("Client", "connect"),
+    "fractune.api.fusing": ("FusedModel", "fuse"),
     "fractune.api.job": ("Job",),
     "fractune.api.log": ("Imported", "Log", "Pruned", "Records"),
     "fractune.api.noise": ("NoiseResult", "noise"),
@@ -122,6 +125,7 @@ __all__ = [
     "CrossTable",
     "Device",
     "Estimate",
+    "FusedModel",
     "Goal",
     "GoalEnd",
     "GoalStep",
@@ -166,14 +170,15 @@ __all__ = [
     "compare",
     "connect",
     "errors",
+    "fuse",
     "knee",
     "load",
     "local_stack",
     "match",
     "matrix",
     "noise",
-    "plan",
     "pair",
+    "plan",
     "sign_bundle",
     "tune",
 ]

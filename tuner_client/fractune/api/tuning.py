@@ -21,6 +21,7 @@ from fractune.reports.cross_table import model_table
 from fractune.reports.knee_report import fastest_knee
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest, JobFailed
+from fractune_core.fused import is_fused
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import Share
 
@@ -88,6 +89,8 @@ def tune(
         )
         written = bundle_file(out, path.name)
         check_writable("out", written)
+        if until_beats is not None and is_fused(path):
+            raise BadRequest(f"{path.name} is a fused model, which no peer runs; leave until_beats out")
         goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=server)
         if goal is not None:
             return tune_until_beaten(path, spec, goal, written, folder(state), choose_view(progress))

@@ -28,6 +28,7 @@ _COMMANDS = {
     "workers": "jobs",
     "knee": "knee",
     "matrix": "matrix",
+    "fuse": "fuse",
     "noise": "noise",
     "plan": "plan",
     "pair": "pair",
