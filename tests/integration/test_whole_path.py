@@ -70,7 +70,7 @@ def tuned(fleet: Fleet) -> list[dict[str, Any]]:
 def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dict[str, Any]]) -> None:
     result = tuned[-1]
     assert set(result) == {
-        *("event", "job", "wall_s", "trials", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
+        *("event", "job", "wall_s", "trials", "trials_shared", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
         *("failures", "shares", "layout_transforms", "operators", "bundle"),
     }
     assert result["event"] == "result"

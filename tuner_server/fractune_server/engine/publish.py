@@ -111,8 +111,11 @@ class PublishPhase:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)
 
     def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
+        spec = job.stored.spec
         found = self._context.store.log.validated_of(op.workload_hash for op in job.operators)
-        validated = {name: records.exact if job.stored.spec.exact else records for name, records in found.items()}
+        shared = {name: records.of_scope(spec.scope) for name, records in found.items()}
+        own = {name: records.of_job(job.id) for name, records in shared.items()} if spec.fresh else shared
+        validated = {name: records.exact if spec.exact else records for name, records in own.items()}
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
 
 

@@ -62,6 +62,8 @@ class MatchQuery:
     """empty = the device's own"""
     time_left_s: float | None
     """how long the asker will wait"""
+    scope: str = ""
+    """whose records count"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Matcher:
         fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._device_share(fleet, Share.parse(share))
         found = self._ingested(fleet, query, device_share)
-        validated = self._validated(found.operators)
+        validated = self._validated(found.operators, query.scope)
         device, target_key = device_share.device.key, found.target_key
         arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
         answers = [
@@ -120,11 +122,12 @@ class Matcher:
         deployment = Deployment(
             device_share.device.key, found.target_key, {share: each.granted for share, each in device_shares.items()}
         )
-        validated = self._validated(found.operators)
+        validated = self._validated(found.operators, query.scope)
         return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
-    def _validated(self, tasks: Sequence[OperatorTask]) -> dict[str, ValidatedRecords]:
-        return self._context.store.log.validated_of(task.workload_hash for task in tasks)
+    def _validated(self, tasks: Sequence[OperatorTask], scope: str) -> dict[str, ValidatedRecords]:
+        found = self._context.store.log.validated_of(task.workload_hash for task in tasks)
+        return {name: validated.of_scope(scope) for name, validated in found.items()}
 
     def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: DeviceShare) -> IngestedModel:
         key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)

@@ -337,7 +337,7 @@ class StoreContract:
     def test_an_end_is_final(self, store: Store) -> None:
         store.jobs.create(job("j"))
         loaded = store.jobs.get("j")
-        store.jobs.save_round(Round("l", "j", Kind.TRIAL, "w", "i", 4))
+        store.jobs.save_round(shared := Round("l", "j", Kind.TRIAL, "w", "i", 4))
         assert store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "enough")
         assert not store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "again")
         loaded.state = JobState.DONE
@@ -345,7 +345,7 @@ class StoreContract:
         found = store.jobs.get("j")
         assert (found.state, found.message, found.revision) == (JobState.CANCELLED, "enough", 2)
         assert store.jobs.open_ids() == set()
-        assert store.jobs.rounds("j") == []
+        assert store.jobs.rounds() == [shared], "others may wait for it"
 
     def test_each_save_is_a_revision(self, store: Store) -> None:
         store.jobs.create(job("j"))
@@ -359,14 +359,14 @@ class StoreContract:
             store.jobs.get("none")
 
     def test_rounds(self, store: Store) -> None:
-        waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4)
+        waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4, granted={"cpu:2": granted(2), "cpu:1": granted(1)})
         store.jobs.save_round(waiting)
-        assert store.jobs.rounds("j") == [waiting]
+        assert store.jobs.rounds() == [waiting]
         proposed = replace(waiting, candidates=["a", "b"])
         store.jobs.save_round(proposed)
-        assert store.jobs.rounds("j") == [proposed]
+        assert store.jobs.rounds() == [proposed]
         store.jobs.drop_round("l")
-        assert store.jobs.rounds("j") == []
+        assert store.jobs.rounds() == []
 
     def test_job_pages(self, store: Store) -> None:
         for name in "abc":
@@ -443,7 +443,7 @@ class TestSqliteStore(StoreContract):
         old.close()
         store = make()
         (record,) = store.log.validated(KEY.workload_hash).records
-        assert (record.trace, record.disturbance, record.attempts) == ("a", None, 0)
+        assert (record.trace, record.disturbance, record.attempts, record.scope) == ("a", None, 0, "")
         store.log.add([validation("b", 1, 1.0)])
         assert len(store.log.validated(KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}

@@ -69,7 +69,7 @@ def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:
     """Status and cause of each candidate, as a measurer is told."""
     operator: Any = {"workload_hash": "w", "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
     work: Any = {"do": "build", "work_id": "b", "round_id": "r", "job": "j", "kind": "trial", "operator": operator}
-    work |= {"device_key": "d", "shares": ["cpu:1"], "reply": "s"}
+    work |= {"scope": "", "device_key": "d", "shares": ["cpu:1"], "reply": "s"}
     work["candidates"] = [{"candidate": trace, "trace": trace} for trace in traces]
     builder.handle(work)
     name = measure_queue("d", "cpu:1")
