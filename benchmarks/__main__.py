@@ -11,7 +11,7 @@ import sys
 
 BENCHMARKS = (
     *("queue_cost", "load", "overhead", "match", "rerank"),
-    *("warm_start", "k_shares", "memory", "share_matrix", "vs_stock", "vs_onnxruntime"),
+    *("warm_start", "concurrent_jobs", "k_shares", "memory", "share_matrix", "vs_stock", "vs_onnxruntime"),
 )
 """modules of this package; the longest come last"""
 

@@ -70,6 +70,8 @@ class Client:
         rerank: int | None = None,
         only: str = "",
         exact: bool = False,
+        scope: str = "",
+        fresh: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
         priority: int = 0,
     ) -> Job:
@@ -92,6 +94,8 @@ class Client:
                 priority=priority,
                 rerank=rerank,
                 exact=exact,
+                scope=scope,
+                fresh=fresh,
             )
             return Job(self._rpc, submit(self._rpc, path, spec))
 

@@ -79,6 +79,52 @@ def test_an_evolution_begins_once_a_round_was_measured(child: SearcherChild) -> 
     assert not {item["trace"] for item in first} & set(second)
 
 
+def told(items: list[dict[str, str]], share: str, secs: list[float]) -> list[tuple[str, str, float]]:
+    return [(item["candidate"], share, each) for item, each in zip(items, secs, strict=True)]
+
+
+def test_when_the_shares_change_what_is_known_at_the_new_ones_guides(child: SearcherChild) -> None:
+    operator = matmul(64)
+    opened(child, operator, [])
+    search = child._operators[operator.workload_hash, "key", ""].search_of(DIRECT)
+    name = (operator.workload_hash, "key", "")
+    items = child.propose(*name, 3)
+    child.learn(*name, told(items, "cpu:1", [3.0, 1.0, 2.0]), ["cpu:1"])
+    assert (search.measured, search.best_s) == (3, 1.0)
+    child.learn(*name, told(items[:2], "cpu:2", [1.0, 4.0]), ["cpu:1"])
+    assert (search.measured, search.best_s) == (3, 1.0), "nothing counts twice"
+    child.learn(*name, [], ["cpu:1", "cpu:2"])
+    assert (search.measured, search.best_s) == (2, pytest.approx(3.0**0.5))
+    assert len(search._fastest.schedules()) == 2
+    child.learn(*name, told(items[2:], "cpu:2", [0.5]), ["cpu:1", "cpu:2"])
+    assert (search.measured, search.best_s) == (3, pytest.approx(1.0))
+    child.learn(*name, [], ["cpu:2"])
+    assert (search.measured, search.best_s) == (3, 0.5)
+
+
+def test_candidates_that_the_log_knows_are_not_proposed(child: SearcherChild) -> None:
+    operator = matmul(64)
+    opened(child, operator, [])
+    first = child.propose(operator.workload_hash, "key", "", 4)
+    known = [item["candidate"] for item in first[:2]]
+    opened(child, operator, [])
+    again = child.propose(operator.workload_hash, "key", "", 4, known=known)
+    assert len(again) == 4
+    assert not {item["candidate"] for item in again} & set(known)
+    assert {item["candidate"] for item in first[2:]} < {item["candidate"] for item in again}, "the same seed"
+
+
+def test_searches_of_one_operator_know_nothing_of_each_other(child: SearcherChild) -> None:
+    operator = matmul(64)
+    for of in ("", "acme/"):
+        child.open(operator.workload_hash, operator.workload_json, TARGET, "key", of, 5, [], [])
+    one, other = (child.propose(operator.workload_hash, "key", of, 4) for of in ("", "acme/"))
+    assert one == other
+    child.learn(operator.workload_hash, "key", "", told(one, "cpu:1", [1.0] * 4), ["cpu:1"])
+    measured = [child._operators[operator.workload_hash, "key", of].search_of(DIRECT).measured for of in ("", "acme/")]
+    assert measured == [4, 0]
+
+
 def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child: SearcherChild) -> None:
     operator = matmul(64)
     child.open(operator.workload_hash, operator.workload_json, str(parse_target("cuda:sm_90", 1)), "key", "", 5, [], [])
