@@ -116,7 +116,8 @@ class Engine:
         if batch.arrivals:
             self._quiet_since = time.monotonic()
         # Jobs move on only when all that came in while the server was away has been taken in.
-        self._caught_up = self._caught_up or not batch.arrivals
+        if not self._caught_up and not batch.arrivals:
+            self._caught_up, self._swept_at = True, 0.0  # who is there decides what goes on
         if time.monotonic() - self._swept_at >= SWEEP_EVERY_S:
             self._sweep()
         if self._caught_up:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind, Status, TuningRecord, record_id
-from fractune_core.shares import Device
+from fractune_core.shares import Device, GrantedShare
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.store.log import LogKey, TuningLog
@@ -26,6 +26,8 @@ class LiveRound:
     """candidate and share of the measurements that have not come in; empty until candidates are proposed"""
     ran: dict[str, TuningRecord] = field(default_factory=dict)
     """a record of each candidate that ran well, as far as this process has seen them come in"""
+    covered: set[str] = field(default_factory=set)
+    """shares that it measured at before it was widened"""
 
     @property
     def id(self) -> str:
@@ -76,15 +78,22 @@ class LiveRound:
 
         What the round held before is in the log: from now on it holds this alone.
         """
-        ran = [candidate for candidate in self.stored.candidates or () if candidate in self.ran]
-        wanted = {
-            share: granted
-            for job in self.subscribers.values()
-            if job.stored.state is JobState.TUNING and not job.time_is_up
-            for share, granted in job.stored.granted.items()
-            if any(job.plans[self.key.workload_hash].lacks(candidate, granted.key) for candidate in ran)
-        }
+        self.covered.update(self.stored.granted)
+        lacked = {name: self._lacked(name) for name in self.stored.candidates or () if name in self.ran}
+        wanted = max(lacked.values(), key=len, default={})
         if wanted:
             self.stored = replace(self.stored, granted=wanted)
-            self.propose(ran)
+            self.propose(name for name, granted in lacked.items() if granted.keys() == wanted.keys())
         return bool(wanted)
+
+    def _lacked(self, candidate: str) -> dict[str, GrantedShare]:
+        """By share as text: where jobs that still search need the candidate."""
+        searching = [
+            job for job in self.subscribers.values() if job.stored.state is JobState.TUNING and not job.time_is_up
+        ]
+        return {
+            share: granted
+            for job in searching
+            for share, granted in job.stored.granted.items()
+            if share not in self.covered and job.plans[self.key.workload_hash].lacks(candidate, granted.key)
+        }

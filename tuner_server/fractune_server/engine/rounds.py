@@ -150,6 +150,11 @@ def search_key(key: LogKey) -> LogKey:
     return replace(key, exact=False)
 
 
+def _compiler_of(record: TuningRecord) -> dict[str, str]:
+    """What made the code, where a record says it; the other versions are those of whoever measures."""
+    return {name: version for name, version in record.versions.items() if name == "compiler"}
+
+
 def _further_work(live: LiveRound) -> BuildWork:
     """The work of a round that goes on at further shares, with what was built for the first ones."""
     records = [live.ran[name] for name in live.stored.candidates or ()]
@@ -173,7 +178,7 @@ def _further_work(live: LiveRound) -> BuildWork:
             {
                 "candidate": record.candidate_id,
                 "trace": record.trace,
-                "built": {"build_secs": record.build_secs, "versions": record.versions},
+                "built": {"build_secs": record.build_secs, "versions": _compiler_of(record)},
             }
             for record in records
         ],

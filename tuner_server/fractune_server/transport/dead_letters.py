@@ -53,7 +53,7 @@ def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlac
 def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event]:
     shares = work["shares"] if work["do"] == "build" else [work["share"]]
     items = work["candidates"] if work["do"] == "build" else work["artifacts"]
-    for share in shares:
+    for share in (each for each in shares if each in place.granted):
         for item in items:
             record = work_record(
                 work,
