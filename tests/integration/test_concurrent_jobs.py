@@ -331,11 +331,10 @@ def test_when_the_client_that_asked_first_dies_and_the_server_restarts_all_finis
             stage = Stage(client, fleet)
             for job in stage.finish(first, *others):
                 assert sum(op.trials for op in job.operators) == 48
-            assert set(stage.measured(model).values()) == {1}
-            assert len(stage.built(model)) == 48
+            stage.check_once(model)
 
 
-def test_a_job_cancelled_while_the_server_is_away_holds_no_other_up(tmp_path: Path) -> None:
+def test_a_job_cancelled_just_before_the_server_dies_holds_no_other_up(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with running_redis() as url, simulated_fleet(url) as fleet:
         with running_server(url, state) as server, server.client() as client:

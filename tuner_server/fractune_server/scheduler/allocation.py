@@ -74,6 +74,11 @@ class OperatorPlan:
         """Whether it was measured at every share."""
         return len(self.measured.get(candidate, ())) == len(self.shares)
 
+    @property
+    def partial(self) -> int:
+        """How many candidates ran well at some shares and were not measured at others."""
+        return len(self._lacking)
+
     def lacks(self, candidate: str, share: str) -> bool:
         """Whether it ran well where it was measured, and was not measured at this share."""
         return candidate in self._lacking and share not in self.measured[candidate]
@@ -96,7 +101,7 @@ class OperatorPlan:
     @property
     def open(self) -> bool:
         """True while a further trial may gain something."""
-        return not self.near_roof and not self.given_up and (not self.exhausted or bool(self._lacking))
+        return not self.near_roof and not self.given_up and (not self.exhausted or self.partial > 0)
 
     @property
     def count(self) -> int:
@@ -187,8 +192,9 @@ def next_round(
     `gained` is as in `Budget.remaining`; `allowed` leaves out operators of other instances.
 
     1. Operators with a round under way wait. Out are those that are exhausted, near their roof, or at their cap.
-    2. First every operator up to the minimum, the heavier ones first.
-    3. Then the largest expected saving.
+    2. First what the log holds at some of the shares: no search is needed for it.
+    3. Then every operator up to the minimum, the heavier ones first.
+    4. Then the largest expected saving.
     """
     left = limits.remaining(plans, gained)
     free = [plan for plan in plans if not plan.busy and plan.open and allowed(plan)]
@@ -197,6 +203,9 @@ def next_round(
     free = [plan for plan in free if plan.count < high]
     if left <= 0 or not free:
         return None
+    part = max((plan for plan in free if plan.partial), key=lambda plan: plan.weight, default=None)
+    if part is not None:
+        return part, int(min(part.partial, limits.round_size, left, high - part.count))
     owed = [] if limits.more else [plan for plan in free if plan.count < low]
     if owed:
         plan = max(owed, key=lambda plan: plan.weight)

@@ -241,6 +241,19 @@ def test_what_ran_at_some_shares_is_lacking_at_the_others_the_fastest_first() ->
     assert made.lacking(9) == (["elsewhere"], frozenset({SHARES[0]}))
 
 
+def test_what_the_log_holds_in_part_goes_before_any_search() -> None:
+    heavy, light = plan("heavy", 9), plan("light", 1)
+    for number in range(5):
+        light.add_trial(f"c{number}", SHARES[0], 1.0)
+    assert next_round([heavy, light], Budget(32, 0, 64), 0) == (light, 5)
+    assert next_round([heavy, light], Budget(32, 0, 4), 0) == (light, 4)
+    assert next_round([heavy, light], Budget(1, 3, 64), 0) == (light, 3)
+    light.busy = True
+    found = next_round([heavy, light], Budget(32, 0, 64), 0)
+    assert found is not None
+    assert found[0] is heavy
+
+
 def test_what_could_not_be_built_failed_at_every_share() -> None:
     made = plan("a")
     assert made.add_trial("c", SHARES[0], math.inf, built=False)
