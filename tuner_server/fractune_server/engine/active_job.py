@@ -153,15 +153,16 @@ class ActiveJob:
 
     def load_plans(self, store: Store) -> None:
         """Read from the log how the operators stand."""
+        self.own_done = 0
         for operator in self.selected:
             plan = OperatorPlan(operator.workload_hash, operator.weight, self.share_keys)
             for row in store.log.trials(self.log_key(operator.workload_hash)):
                 plan.add_trial(row.candidate_id, row.share_key, row.median_s, built=row.status.built)
                 if row.job == self.id and row.share in self.stored.granted:
                     self.own.add(row.candidate_id, row.share, row.status)
+            self.own_done += sum(plan.has(name) for name in plan.measured if name in self.own.candidates)
             self.plans[operator.workload_hash] = plan
             self._copy_plan(operator, plan)
-        self.own_done = sum(plan.has(name) for plan in self.plans.values() for name in self.own.candidates)
         if self.stored.progress.known is None:
             self.stored.progress.known = self._complete - self.own_done
         self.load_roofs(store)

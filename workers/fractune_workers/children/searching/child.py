@@ -28,7 +28,7 @@ class SearcherChild:
         self._threads = threads
         self._operators: OrderedDict[tuple[str, str, str], CompetingSearches] = OrderedDict()
 
-    def knows(self, workload_hash: str, target_key: str, of: str) -> bool:
+    def knows(self, workload_hash: str, target_key: str, of: str = "") -> bool:
         """`of`: whose search it is; an operator may have several, which know nothing of each other."""
         return (workload_hash, target_key, of) in self._operators
 
@@ -38,10 +38,10 @@ class SearcherChild:
         workload: str,
         target: str,
         target_key: str,
-        of: str,
         seed: int,
         history: list[dict[str, Any]],
         transferred: list[str],
+        of: str = "",
     ) -> None:
         """Take on an operator: its workloads as the log has them, its earlier trials (PastTrial), and of other
         operators what to try first.
@@ -57,7 +57,12 @@ class SearcherChild:
             self._operators.popitem(last=False)
 
     def learn(
-        self, workload_hash: str, target_key: str, of: str, results: list[tuple[str, str, float]], shares: list[str]
+        self,
+        workload_hash: str,
+        target_key: str,
+        results: list[tuple[str, str, float]],
+        shares: list[str],
+        of: str = "",
     ) -> None:
         """Results of an operator: (candidate, share, seconds or 0 for a failure); unknown ones are passed over. From
         now on it is searched for `shares`.
@@ -70,9 +75,9 @@ class SearcherChild:
         self,
         workload_hash: str,
         target_key: str,
-        of: str,
         count: int,
         *,
+        of: str = "",
         exact: bool = False,
         lost: Sequence[str] = (),
         known: Sequence[str] = (),

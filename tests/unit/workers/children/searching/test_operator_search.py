@@ -28,11 +28,11 @@ def matmul(rows: int) -> Operator:
 
 
 def opened(child: SearcherChild, operator: Operator, transferred: list[str]) -> None:
-    child.open(operator.workload_hash, operator.workload_json, TARGET, "key", "", 5, [], transferred)
+    child.open(operator.workload_hash, operator.workload_json, TARGET, "key", 5, [], transferred)
 
 
 def proposed(child: SearcherChild, operator: Operator, count: int) -> list[str]:
-    return [item["trace"] for item in child.propose(operator.workload_hash, "key", "", count)]
+    return [item["trace"] for item in child.propose(operator.workload_hash, "key", count)]
 
 
 @pytest.fixture
@@ -69,10 +69,10 @@ def test_an_evolution_begins_once_a_round_was_measured(child: SearcherChild) -> 
     operator = matmul(64)
     opened(child, operator, [])
     search = child._operators[operator.workload_hash, "key", ""].search_of(DIRECT)
-    first = child.propose(operator.workload_hash, "key", "", 8)
+    first = child.propose(operator.workload_hash, "key", 8)
     assert not search._returned
     results = [(item["candidate"], "cpu:1", 1e-3 * (1 + at)) for at, item in enumerate(first)]
-    child.learn(operator.workload_hash, "key", "", results, ["cpu:1"])
+    child.learn(operator.workload_hash, "key", results, ["cpu:1"])
     second = proposed(child, operator, 16)
     assert search._returned
     assert len(set(second)) == 16
@@ -87,7 +87,7 @@ def test_when_the_shares_change_what_is_known_at_the_new_ones_guides(child: Sear
     operator = matmul(64)
     opened(child, operator, [])
     search = child._operators[operator.workload_hash, "key", ""].search_of(DIRECT)
-    name = (operator.workload_hash, "key", "")
+    name = (operator.workload_hash, "key")
     items = child.propose(*name, 3)
     child.learn(*name, told(items, "cpu:1", [3.0, 1.0, 2.0]), ["cpu:1"])
     assert (search.measured, search.best_s) == (3, 1.0)
@@ -105,10 +105,10 @@ def test_when_the_shares_change_what_is_known_at_the_new_ones_guides(child: Sear
 def test_candidates_that_the_log_knows_are_not_proposed(child: SearcherChild) -> None:
     operator = matmul(64)
     opened(child, operator, [])
-    first = child.propose(operator.workload_hash, "key", "", 4)
+    first = child.propose(operator.workload_hash, "key", 4)
     known = [item["candidate"] for item in first[:2]]
     opened(child, operator, [])
-    again = child.propose(operator.workload_hash, "key", "", 4, known=known)
+    again = child.propose(operator.workload_hash, "key", 4, known=known)
     assert len(again) == 4
     assert not {item["candidate"] for item in again} & set(known)
     assert {item["candidate"] for item in first[2:]} < {item["candidate"] for item in again}, "the same seed"
@@ -117,21 +117,21 @@ def test_candidates_that_the_log_knows_are_not_proposed(child: SearcherChild) ->
 def test_searches_of_one_operator_know_nothing_of_each_other(child: SearcherChild) -> None:
     operator = matmul(64)
     for of in ("", "acme/"):
-        child.open(operator.workload_hash, operator.workload_json, TARGET, "key", of, 5, [], [])
-    one, other = (child.propose(operator.workload_hash, "key", of, 4) for of in ("", "acme/"))
+        child.open(operator.workload_hash, operator.workload_json, TARGET, "key", 5, [], [], of)
+    one, other = (child.propose(operator.workload_hash, "key", 4, of=of) for of in ("", "acme/"))
     assert one == other
-    child.learn(operator.workload_hash, "key", "", told(one, "cpu:1", [1.0] * 4), ["cpu:1"])
+    child.learn(operator.workload_hash, "key", told(one, "cpu:1", [1.0] * 4), ["cpu:1"])
     measured = [child._operators[operator.workload_hash, "key", of].search_of(DIRECT).measured for of in ("", "acme/")]
     assert measured == [4, 0]
 
 
 def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child: SearcherChild) -> None:
     operator = matmul(64)
-    child.open(operator.workload_hash, operator.workload_json, str(parse_target("cuda:sm_90", 1)), "key", "", 5, [], [])
-    first = child.propose(operator.workload_hash, "key", "", 8)
+    child.open(operator.workload_hash, operator.workload_json, str(parse_target("cuda:sm_90", 1)), "key", 5, [], [])
+    first = child.propose(operator.workload_hash, "key", 8)
     results = [(item["candidate"], "mps:25", 1e-3 * (1 + at)) for at, item in enumerate(first)]
-    child.learn(operator.workload_hash, "key", "", results, ["mps:25"])
-    second = child.propose(operator.workload_hash, "key", "", 8)
+    child.learn(operator.workload_hash, "key", results, ["mps:25"])
+    second = child.propose(operator.workload_hash, "key", 8)
     assert len({item["trace"] for item in (*first, *second)}) == 16
 
 
