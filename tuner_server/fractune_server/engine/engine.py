@@ -204,7 +204,7 @@ class Engine:
             before = job.stored.state
             match job.stored.state:
                 case JobState.QUEUED | JobState.INGESTING:
-                    self._ingest.advance(job)
+                    self._ingest.advance(job, self._jobs.all())
                 case JobState.TUNING:
                     if not job.plans:
                         self._tune.begin(job)

@@ -6,6 +6,7 @@ it goes on as long as one of them is there.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -161,7 +162,7 @@ def _further_work(live: LiveRound) -> BuildWork:
     some = records[0]
     return {
         "do": "build",
-        "work_id": "-".join((live.id, *live.stored.granted)),
+        "work_id": f"{live.id}-{zlib.crc32(' '.join(live.stored.granted).encode()):x}",
         "round_id": live.id,
         "job": live.stored.job,
         "scope": live.key.scope,

@@ -53,9 +53,9 @@ class OperatorPlan:
 
     def add_trial(self, candidate: str, share: str, median_s: float, *, built: bool = True) -> bool:
         """Take note of a trial at one of the plan's shares; twice the same one counts once. What was not built fails at
-        every share. True when the candidate is measured at every share by this.
+        every share, wherever that came out. True when the candidate is measured at every share by this.
         """
-        if share not in self.shares:
+        if built and share not in self.shares:
             return False
         medians, before = self.measured.setdefault(candidate, {}), self.has(candidate)
         for each in (share,) if built else self.shares:
@@ -80,8 +80,9 @@ class OperatorPlan:
         return len(self._lacking)
 
     def lacks(self, candidate: str, share: str) -> bool:
-        """Whether it ran well where it was measured, and was not measured at this share."""
-        return candidate in self._lacking and share not in self.measured[candidate]
+        """Whether it was not measured at this share, and did not fail at another."""
+        medians = self.measured.get(candidate, {})
+        return share not in medians and all(map(math.isfinite, medians.values()))
 
     def lacking(self, most: int) -> tuple[list[str], frozenset[str]]:
         """Candidates that ran well at some shares and lack the same others: the fastest, at most so many; and the keys

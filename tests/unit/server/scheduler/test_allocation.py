@@ -259,6 +259,7 @@ def test_what_could_not_be_built_failed_at_every_share() -> None:
     assert made.add_trial("c", SHARES[0], math.inf, built=False)
     assert (made.complete, made.has("c"), made.lacking(9)[0]) == (1, True, [])
     assert not made.add_trial("c", SHARES[1], math.inf, built=False)
+    assert made.add_trial("d", "cpu/9of9core", math.inf, built=False), "also where it was tried elsewhere"
 
 
 def test_an_exhausted_operator_is_open_while_it_lacks_something() -> None:

@@ -207,16 +207,17 @@ class StoreContract:
 
     def test_look_ups_use_an_index(self, store: Store) -> None:
         queries = [
+            "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND scope='' AND share_key='s'",
             "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND share_key='s' ORDER BY median_s",
             "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation'",
             "SELECT * FROM validation_versions WHERE workload_hash IN ('a', 'b')",
             "SELECT * FROM records WHERE record_id='a'",
             "SELECT * FROM records WHERE job='a'",
             "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
-            "SELECT * FROM records ORDER BY median_s, seq LIMIT 1",
+            "SELECT * FROM records WHERE scope='' ORDER BY median_s, seq LIMIT 1",
             "SELECT * FROM jobs WHERE state IN ('queued')",
             "SELECT * FROM jobs WHERE id='a'",
-            "SELECT * FROM rounds WHERE job='a'",
+            "SELECT * FROM rounds WHERE round_id='a'",
         ]
         with store.database.read() as connection:
             for query in queries:
