@@ -471,7 +471,10 @@ def test_work_that_the_fleet_did_not_sign_is_neither_given_again_nor_given_up(
     assert queues.idle()
     assert not queues.has("work1")
     assert given_up == []
-    assert "work1 on the queue build.3 is dropped: work on the queue build.3 does not carry" in caplog.text
+    assert (
+        f"work1 on the queue {messages.BUILD_QUEUE} is dropped: work on the queue {messages.BUILD_QUEUE} does not"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
