@@ -144,7 +144,10 @@ def _compile_work(
 
 
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
-    """32 hex digits: the same version makes the same bundle of the same model, shapes, target, shares and schedules."""
+    """32 hex digits: the same version makes the same bundle of the same model, shapes, target, shares and schedules.
+
+    Its records are of one scope, and of a fresh job alone.
+    """
     spec = job.stored.spec
     parts = [
         __version__,
@@ -154,6 +157,7 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         job.stored.target,
         sorted(job.stored.granted),
         variants,
+        *([spec.scope, job.id if spec.fresh else ""] if spec.scope or spec.fresh else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
