@@ -28,6 +28,7 @@ BUILD: messages.BuildWork = {
     "work_id": "work1",
     "round_id": "round1",
     "job": "gone",
+    "scope": "",
     "kind": "trial",
     "operator": {"workload_hash": "a" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
     "device_key": DEVICE.key,

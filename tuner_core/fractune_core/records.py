@@ -34,6 +34,11 @@ class Status(StrEnum):
     CRASHED = "crashed"
     WRONG_OUTPUT = "wrong_output"
 
+    @property
+    def built(self) -> bool:
+        """False when no machine code came out, which is so for every share."""
+        return self not in (Status.BUILD_FAILED, Status.BUILD_TIMEOUT)
+
 
 class Kind(StrEnum):
     """Why a measurement was made."""
@@ -165,6 +170,8 @@ class TuningRecord:
     not known: on a GPU, for a failure, in a record of before"""
     attempts: int = 0
     """how often its batch was measured, this time included: those before were void. 0 = not known"""
+    scope: str = ""
+    """that its job shared it in (`JobSpec.scope`); empty = the server's"""
 
     # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
     # With one more such value Python would give each record a dictionary of its own, larger than the record.

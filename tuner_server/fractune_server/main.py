@@ -171,6 +171,8 @@ def _cancel_open_jobs(context: ServerContext) -> None:
     for job in context.store.jobs.open_ids():
         context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)
         mark_cancelled(context.redis, job)
+    for each in context.store.jobs.rounds():
+        mark_cancelled(context.redis, each.round_id)
 
 
 def _check_address(options: ServerOptions) -> None:

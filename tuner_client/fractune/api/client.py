@@ -75,6 +75,8 @@ class Client:
         rerank: int | None = None,
         only: str = "",
         exact: bool = False,
+        scope: str = "",
+        fresh: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
         priority: int = 0,
     ) -> Job:
@@ -97,6 +99,8 @@ class Client:
                 priority=priority,
                 rerank=rerank,
                 exact=exact,
+                scope=scope,
+                fresh=fresh,
             )
             return Job(self._rpc, submit(self._rpc, path, spec))
 
@@ -117,6 +121,7 @@ class Client:
         allow_unmeasured: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
         target: str = "",
+        scope: str = "",
     ) -> MatchResult:
         """Which record each operator of the model would use at `share`, and why; the options are `fractune.match`'s.
 
@@ -127,7 +132,13 @@ class Client:
         with model_file(model) as path:
             name = self._rpc.upload_model(path).name
         request = pb.MatchModelRequest(
-            model=name, share=wanted, inputs=shown, target=target, loosest=policy, allow_unmeasured=allow_unmeasured
+            model=name,
+            share=wanted,
+            inputs=shown,
+            target=target,
+            loosest=policy,
+            allow_unmeasured=allow_unmeasured,
+            scope=scope,
         )
         answer = self._rpc.match_model(request)
         roof = roof_from_proto(answer.roof) if answer.HasField("roof") else None

@@ -39,6 +39,7 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
         "job": job.name,
         "wall_s": job.wall_s,
         "trials": {share: job.trials_done.get(share, 0) for share in job.shares},
+        "trials_shared": job.candidates_shared,
         "trials_saved": job.trials_saved,
         "trials_per_s": job.trials_per_s,
         "phases_s": dict(job.phases_s),
@@ -82,6 +83,8 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
         print(line)
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
     print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
+    if job.candidates_shared:
+        print(f"shared: {job.candidates_shared} more trials, which other jobs asked for")
     print(f"layout transforms in one inference: {layout_transforms(job)}")
     if job.trials_saved:
         print(

@@ -62,6 +62,10 @@ class MeasuredTimes:
         found = self._fastest.get(units, {}).get(candidate)
         return None if found is None else found[2]
 
+    def fastest_s(self, units: int) -> float:
+        """What is reported of the candidate that is chosen at a share of so many units, of which there must be one."""
+        return min(self._fastest[units].values(), key=lambda found: found[:2])[2].median_s
+
 
 _NOTHING = MeasuredTimes(())
 
@@ -75,6 +79,21 @@ class ValidatedRecords:
     def measured(self, device_key: str, target_key: str, mechanism: str) -> MeasuredTimes:
         """What counts there; without records when nothing does."""
         return self._by_place.get((device_key, target_key, mechanism), _NOTHING)
+
+    def of_scope(self, scope: str) -> ValidatedRecords:
+        """Those that were shared in this scope."""
+        return self._by_scope.get(scope, _NONE)
+
+    def of_job(self, job: str) -> ValidatedRecords:
+        """Those that were measured for this job."""
+        return ValidatedRecords(tuple(record for record in self.records if record.job == job))
+
+    @cached_property
+    def _by_scope(self) -> dict[str, ValidatedRecords]:
+        scopes = {record.scope for record in self.records}
+        if len(scopes) == 1:
+            return dict.fromkeys(scopes, self)
+        return {each: ValidatedRecords(tuple(r for r in self.records if r.scope == each)) for each in scopes}
 
     @cached_property
     def exact(self) -> ValidatedRecords:
@@ -95,6 +114,9 @@ class ValidatedRecords:
             place = (record.device.key, record.target_key, record.granted.mechanism)
             found.setdefault(place, []).append(record)
         return {place: MeasuredTimes(tuple(records)) for place, records in found.items()}
+
+
+_NONE = ValidatedRecords()
 
 
 def choosing_order(record: TuningRecord) -> tuple[float, str]:

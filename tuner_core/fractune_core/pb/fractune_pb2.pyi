@@ -215,6 +215,8 @@ class JobSpec(_message.Message):
     RERANK_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
@@ -242,6 +244,12 @@ class JobSpec(_message.Message):
     """Variants of the bundle: empty for one a share, and the robust one; "robust" for that one only."""
     exact: _builtins.bool
     """No implementation of an operator that rounds otherwise than the operator itself does, as Winograd's convolutions do."""
+    scope: _builtins.str
+    """Jobs of one scope share searches, measurements and what the log holds of them: letters, digits, '.', '_', '-'.
+    Empty = the server's, in which all jobs are that name none.
+    """
+    fresh: _builtins.bool
+    """Reads nothing that another job measured, and shares no search with one."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text, such as "cpu:1"."""
@@ -267,10 +275,12 @@ class JobSpec(_message.Message):
         rerank: _builtins.int = ...,
         variants: _builtins.str = ...,
         exact: _builtins.bool = ...,
+        scope: _builtins.str = ...,
+        fresh: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "exact", b"exact", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "scope", b"scope", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
@@ -524,8 +534,9 @@ class Progress(_message.Message):
     TRIALS_SAVED_FIELD_NUMBER: _builtins.int
     PHASES_S_FIELD_NUMBER: _builtins.int
     BUSY_S_FIELD_NUMBER: _builtins.int
+    CANDIDATES_SHARED_FIELD_NUMBER: _builtins.int
     trials_planned: _builtins.int
-    """New candidates this job will measure, as planned now."""
+    """New candidates that this job will have, as planned now: its own and shared ones."""
     candidates_done: _builtins.int
     """New candidates measured at every share."""
     trials_per_s: _builtins.float
@@ -534,6 +545,8 @@ class Progress(_message.Message):
     """Seconds since the job was created."""
     trials_saved: _builtins.int
     """Candidates of the budget that were not searched for, because the operators are near their roof."""
+    candidates_shared: _builtins.int
+    """New candidates that this job has at every share because another job asked for them."""
     @_builtins.property
     def trials_done(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """New measurements this job has made, by share; failed ones are in it."""
@@ -564,10 +577,11 @@ class Progress(_message.Message):
         trials_saved: _builtins.int = ...,
         phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         busy_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        candidates_shared: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "candidates_shared", b"candidates_shared", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -938,7 +952,7 @@ Global___WatchJobRequest: _TypeAlias = WatchJobRequest  # noqa: Y015
 
 @_typing.final
 class RecordFilter(_message.Message):
-    """Empty fields let everything pass."""
+    """Empty fields let everything pass, but for scope."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -948,6 +962,7 @@ class RecordFilter(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}, or part of a model's display name."""
     operator: _builtins.str
@@ -960,6 +975,8 @@ class RecordFilter(_message.Message):
     """"trial" or "validation"."""
     job: _builtins.str
     """jobs/{job}"""
+    scope: _builtins.str
+    """Only records of this scope; empty = the server's."""
     def __init__(
         self,
         *,
@@ -969,10 +986,11 @@ class RecordFilter(_message.Message):
         device: _builtins.str = ...,
         kind: _builtins.str = ...,
         job: _builtins.str = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "job", b"job", "kind", b"kind", "model", b"model", "operator", b"operator", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "job", b"job", "kind", b"kind", "model", b"model", "operator", b"operator", "scope", b"scope", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1161,6 +1179,7 @@ class Record(_message.Message):
     THROTTLED_NS_FIELD_NUMBER: _builtins.int
     DISTURBANCE_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """records/{record}"""
     kind: _builtins.str
@@ -1192,6 +1211,8 @@ class Record(_message.Message):
     """SM clock, the lower of before and after; 0 = not known."""
     attempts: _builtins.int
     """How often its batch was measured, this time included: those before were void; 0 = not known."""
+    scope: _builtins.str
+    """That its job shared it in; empty = the server's."""
     @_builtins.property
     def device(self) -> Global___Device: ...
     @_builtins.property
@@ -1243,10 +1264,11 @@ class Record(_message.Message):
         throttled_ns: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         disturbance: Global___Disturbance | None = ...,
         attempts: _builtins.int = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "max_error", b"max_error", "measure_time", b"measure_time", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "scope", b"scope", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_error: _TypeAlias = _typing.Literal["max_error"]  # noqa: Y015
     _WhichOneofArgType__max_error: _TypeAlias = _typing.Literal["_max_error", b"_max_error"]  # noqa: Y015
@@ -1736,6 +1758,7 @@ class MatchModelRequest(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     LOOSEST_FIELD_NUMBER: _builtins.int
     ALLOW_UNMEASURED_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     share: _builtins.str
@@ -1747,6 +1770,8 @@ class MatchModelRequest(_message.Message):
     """The loosest way to match that is allowed: "exact", "near" or "robust" (the default)."""
     allow_unmeasured: _builtins.bool
     """Offer the fastest of the nearest share also where nobody has measured what it loses elsewhere."""
+    scope: _builtins.str
+    """Only by records of this scope; empty = the server's."""
     @_builtins.property
     def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     def __init__(
@@ -1758,10 +1783,11 @@ class MatchModelRequest(_message.Message):
         target: _builtins.str = ...,
         loosest: _builtins.str = ...,
         allow_unmeasured: _builtins.bool = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unmeasured", b"allow_unmeasured", "inputs", b"inputs", "loosest", b"loosest", "model", b"model", "share", b"share", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unmeasured", b"allow_unmeasured", "inputs", b"inputs", "loosest", b"loosest", "model", b"model", "scope", b"scope", "share", b"share", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1859,9 +1885,12 @@ class TabulateModelRequest(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
+    scope: _builtins.str
+    """Only records of this scope; empty = the server's."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text."""
@@ -1875,10 +1904,11 @@ class TabulateModelRequest(_message.Message):
         shares: _abc.Iterable[_builtins.str] | None = ...,
         inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         target: _builtins.str = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "shares", b"shares", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "scope", b"scope", "shares", b"shares", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

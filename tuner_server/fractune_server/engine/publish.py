@@ -118,8 +118,11 @@ class PublishPhase:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)
 
     def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
+        spec = job.stored.spec
         found = self._context.store.log.validated_of(op.workload_hash for op in job.operators)
-        validated = {name: records.exact if job.stored.spec.exact else records for name, records in found.items()}
+        shared = {name: records.of_scope(spec.scope) for name, records in found.items()}
+        own = {name: records.of_job(job.id) for name, records in shared.items()} if spec.fresh else shared
+        validated = {name: records.exact if spec.exact else records for name, records in own.items()}
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
 
 
@@ -148,7 +151,10 @@ def _compile_work(
 
 
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
-    """32 hex digits: the same version makes the same bundle of the same model, shapes, target, shares and schedules."""
+    """32 hex digits: the same version makes the same bundle of the same model, shapes, target, shares and schedules.
+
+    Its records are of one scope, and of a fresh job alone.
+    """
     spec = job.stored.spec
     parts = [
         __version__,
@@ -158,6 +164,7 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         job.stored.target,
         sorted(job.stored.granted),
         variants,
+        *([spec.scope, job.id if spec.fresh else ""] if spec.scope or spec.fresh else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

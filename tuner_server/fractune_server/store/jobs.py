@@ -89,8 +89,6 @@ class JobStore:
             ).rowcount
             if changed and operators is not None:
                 _replace_operators(connection, job.id, operators)
-            if changed and not job.state.open:
-                connection.execute(delete(rounds).where(rounds.c.job == job.id))
         if changed:
             job.revision += 1
         return bool(changed)
@@ -108,8 +106,6 @@ class JobStore:
             changed = connection.execute(
                 update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(_ENDED)).values(values)
             ).rowcount
-            if changed:
-                connection.execute(delete(rounds).where(rounds.c.job == job))
         return bool(changed)
 
     def operators(self, job: str) -> list[StoredOperator]:
@@ -119,7 +115,8 @@ class JobStore:
         return [StoredOperator(**{k: v for k, v in row.items() if k not in ("job", "position")}) for row in rows]
 
     def save_round(self, round_: Round) -> None:
-        row = {**asdict(round_), "kind": round_.kind.value}
+        granted = [share.to_json() for share in round_.granted.values()]
+        row = {**asdict(round_), "kind": round_.kind.value, "granted": granted}
         with self._database.write() as connection:
             connection.execute(delete(rounds).where(rounds.c.round_id == round_.round_id))
             connection.execute(insert(rounds).values(row))
@@ -128,10 +125,11 @@ class JobStore:
         with self._database.write() as connection:
             connection.execute(delete(rounds).where(rounds.c.round_id == round_id))
 
-    def rounds(self, job: str) -> list[Round]:
+    def rounds(self) -> list[Round]:
+        """All that are under way, also of jobs that have ended: others may wait for them."""
         with self._database.read() as connection:
-            rows = connection.execute(select(rounds).where(rounds.c.job == job)).mappings().all()
-        return [Round(**{**row, "kind": Kind(row["kind"])}) for row in rows]
+            rows = connection.execute(select(rounds)).mappings().all()
+        return list(map(_round_from_row, rows))
 
 
 def _keys(granted: Mapping[str, GrantedShare]) -> dict[str, str]:
@@ -143,6 +141,11 @@ def _replace_operators(connection: Connection, job: str, operators: Sequence[Sto
     rows = [{"job": job, "position": index, **asdict(op)} for index, op in enumerate(operators)]
     if rows:
         connection.execute(insert(job_operators), rows)
+
+
+def _round_from_row(row: RowMapping) -> Round:
+    granted = [GrantedShare.from_json(data) for data in row["granted"]]
+    return Round(**{**row, "kind": Kind(row["kind"]), "granted": {share.share: share for share in granted}})
 
 
 def _to_row(job: StoredJob) -> dict[str, Any]:

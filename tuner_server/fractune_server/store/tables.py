@@ -57,6 +57,7 @@ records = Table(
     Column("versions", JSON, nullable=False),
     Column("disturbance", JSON(none_as_null=True)),
     Column("attempts", Integer, nullable=False),
+    Column("scope", _ID, nullable=False, server_default=""),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
     Index("ix_records_lookup", "workload_hash", "kind", "share_key", "median_s"),
     Index("ix_records_job", "job", "kind"),
@@ -172,5 +173,5 @@ rounds = Table(
     Column("instance", Text, nullable=False),
     Column("asked", Integer, nullable=False),
     Column("candidates", JSON(none_as_null=True)),  # NULL until they are proposed
-    Index("ix_rounds_job", "job"),
+    Column("granted", JSON, nullable=False, server_default="[]"),  # empty in a round of before: its job's
 )

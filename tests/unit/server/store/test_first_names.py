@@ -64,7 +64,7 @@ def test_a_job_that_was_finishing_is_validating(folder: Path) -> None:
     assert store.jobs.get(JOB).state is JobState.VALIDATING
     candidates = sorted({str(record["candidate_id"]) for record in waiting_records()})
     workload = str(next(waiting_records())["workload_hash"])
-    assert store.jobs.rounds(JOB) == [Round(ROUND, JOB, Kind.VALIDATION, workload, "", 2, candidates)]
+    assert store.jobs.rounds() == [Round(ROUND, JOB, Kind.VALIDATION, workload, "", 2, candidates)]
     store.close()
 
 

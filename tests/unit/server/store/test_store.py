@@ -154,6 +154,25 @@ class StoreContract:
         assert [KEY.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [True, True]
         assert [own.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [False, True]
 
+    def test_a_key_reads_its_scope_and_where_that_is_said_one_job_alone(self, store: Store) -> None:
+        ours, theirs = replace(KEY, scope="a"), replace(KEY, scope="b")
+        own = replace(ours, job="j2")
+        store.log.add([trial("t", 1, 1.0), trial("u", 1, 2.0, scope="a"), trial("v", 1, 3.0, scope="a", job="j2")])
+        store.log.add([validation("u", 1, 2.0, scope="a"), validation("v", 1, 3.0, scope="a", job="j2")])
+        for key, traces in ((KEY, "t"), (ours, "uv"), (own, "v"), (theirs, "")):
+            share = granted(1).key
+            assert [record.trace for record in store.log.best_trials(key, share, 9)] == list(traces)
+            assert len(store.log.trials(key)) == len(traces)
+            assert [donor.trials for donor in store.log.donors(key, "%conv2d%")] == ([len(traces)] if traces else [])
+            assert store.log.count(RecordFilter(scope=key.scope, kind=Kind.TRIAL)) == len(traces) + (key == own)
+        validated = store.log.validated(KEY.workload_hash)
+        assert [record.trace for record in validated.of_scope("a").records] == ["u", "v"]
+        assert [record.trace for record in validated.of_scope("a").of_job("j2").records] == ["v"]
+        assert not validated.of_scope("").records
+        assert [record.trace for record in validated.records if own.has(record)] == ["v"]
+        store.log.prune(RecordFilter(scope="a"), 0, dry_run=False)
+        assert [len(store.log.trials(key)) for key in (KEY, ours)] == [1, 0]
+
     def test_a_workload_with_more_implementations_takes_the_place_of_one_with_fewer(self, store: Store) -> None:
         one, both = joined_workloads({DIRECT: ["1"]}), joined_workloads({DIRECT: ["1"], WINOGRAD4: ["2"]})
         for written, kept in ((one, one), (both, both), (one, both)):
@@ -188,16 +207,17 @@ class StoreContract:
 
     def test_look_ups_use_an_index(self, store: Store) -> None:
         queries = [
+            "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND scope='' AND share_key='s'",
             "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND share_key='s' ORDER BY median_s",
             "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation'",
             "SELECT * FROM validation_versions WHERE workload_hash IN ('a', 'b')",
             "SELECT * FROM records WHERE record_id='a'",
             "SELECT * FROM records WHERE job='a'",
             "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
-            "SELECT * FROM records ORDER BY median_s, seq LIMIT 1",
+            "SELECT * FROM records WHERE scope='' ORDER BY median_s, seq LIMIT 1",
             "SELECT * FROM jobs WHERE state IN ('queued')",
             "SELECT * FROM jobs WHERE id='a'",
-            "SELECT * FROM rounds WHERE job='a'",
+            "SELECT * FROM rounds WHERE round_id='a'",
         ]
         with store.database.read() as connection:
             for query in queries:
@@ -344,7 +364,7 @@ class StoreContract:
     def test_an_end_is_final(self, store: Store) -> None:
         store.jobs.create(job("j"))
         loaded = store.jobs.get("j")
-        store.jobs.save_round(Round("l", "j", Kind.TRIAL, "w", "i", 4))
+        store.jobs.save_round(shared := Round("l", "j", Kind.TRIAL, "w", "i", 4))
         assert store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "enough")
         assert not store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "again")
         loaded.state = JobState.DONE
@@ -352,7 +372,7 @@ class StoreContract:
         found = store.jobs.get("j")
         assert (found.state, found.message, found.revision) == (JobState.CANCELLED, "enough", 2)
         assert store.jobs.open_ids() == set()
-        assert store.jobs.rounds("j") == []
+        assert store.jobs.rounds() == [shared], "others may wait for it"
 
     def test_each_save_is_a_revision(self, store: Store) -> None:
         store.jobs.create(job("j"))
@@ -366,14 +386,14 @@ class StoreContract:
             store.jobs.get("none")
 
     def test_rounds(self, store: Store) -> None:
-        waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4)
+        waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4, granted={"cpu:2": granted(2), "cpu:1": granted(1)})
         store.jobs.save_round(waiting)
-        assert store.jobs.rounds("j") == [waiting]
+        assert store.jobs.rounds() == [waiting]
         proposed = replace(waiting, candidates=["a", "b"])
         store.jobs.save_round(proposed)
-        assert store.jobs.rounds("j") == [proposed]
+        assert store.jobs.rounds() == [proposed]
         store.jobs.drop_round("l")
-        assert store.jobs.rounds("j") == []
+        assert store.jobs.rounds() == []
 
     def test_job_pages(self, store: Store) -> None:
         for name in "abc":
@@ -488,7 +508,7 @@ class TestSqliteStore(StoreContract):
         old.close()
         store = make()
         (record,) = store.log.validated(KEY.workload_hash).records
-        assert (record.trace, record.disturbance, record.attempts) == ("a", None, 0)
+        assert (record.trace, record.disturbance, record.attempts, record.scope) == ("a", None, 0, "")
         store.log.add([validation("b", 1, 1.0)])
         assert len(store.log.validated(KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}

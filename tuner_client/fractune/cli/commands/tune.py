@@ -67,6 +67,10 @@ def tune(
     ] = None,
     only: options.Only = "",
     exact: options.Exact = False,
+    scope: options.Scope = "",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Use nothing that other jobs measured, and share no search with them.")
+    ] = False,
     inputs: options.Inputs = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the bundle.")] = Path(),
     picture: Annotated[
@@ -97,6 +101,8 @@ def tune(
         rerank=rerank,
         only=only,
         exact=exact,
+        scope=scope,
+        fresh=fresh,
         inputs=options.parse_inputs(inputs),
         priority=priority,
         out=out,
