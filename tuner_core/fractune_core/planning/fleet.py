@@ -157,13 +157,13 @@ class _FleetProgram:
         return [Constraint(terms, 0.0, 0.0) for terms in balance]
 
     def _sizes(self) -> list[Constraint]:
-        """Every part that lies anywhere has a model."""
+        """As many parts of each size lie somewhere as models take, or more: what is left over is not made."""
         terms: dict[int, dict[int, float]] = {}
         for index, part, _ in self._arcs:
             terms.setdefault(part.units, {})[index] = 1.0
         for (_, units), index in self._taken.items():
             terms[units][index] = -1.0
-        return [Constraint(each, 0.0, 0.0) for each in terms.values()]
+        return [Constraint(each, 0.0, math.inf) for each in terms.values()]
 
     def _rate(self, model: str, rate: float) -> Constraint:
         """Over the rate, so that the solver's tolerance is the same for all. A part that is enough by itself counts as
@@ -177,7 +177,7 @@ class _FleetProgram:
         return Constraint(terms, 1.0, math.inf)
 
     def decode(self, solution: Solution) -> tuple[tuple[PlannedPart, ...], ...]:
-        """The flow as paths, each part with a model; the fullest devices first."""
+        """The flow as paths, their parts with models as long as there are any; the fullest devices first."""
         arcs = {(part.units, place): solution.values[index] for index, part, place in self._arcs}
         waiting = {
             units: [
@@ -187,28 +187,31 @@ class _FleetProgram:
         }
         devices = []
         for _ in range(solution.values[self.devices]):
-            path, place = [], 0
-            while place < self.device.length:
-                units = max((of for (of, at), left in arcs.items() if at == place and left), default=0)
-                if units:
-                    arcs[units, place] -= 1
-                    path.append((units, place))
-                    place += self.device.by_units[units].length
-                else:  # what flows on from here goes over the gap
-                    place += 1
-            devices.append(tuple(self._planned(units, place, waiting) for units, place in self._tidied(path)))
-        return tuple(sorted(devices, key=lambda parts: sorted(-part.units for part in parts)))
+            path = self._path(arcs)
+            named = [(units, place, waiting[units].pop(0)) for units, place in path if waiting[units]]
+            devices.append(self._planned(named))
+        return tuple(sorted(filter(None, devices), key=lambda parts: sorted(-part.units for part in parts)))
 
-    def _tidied(self, path: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The same parts where they leave most to others."""
-        if self.device.layouts is not Layouts.MIG or not path:
-            return path
-        places = least_wasteful([units for units, _ in path])
-        return sorted(((units, place) for units, at in places.items() for place in at), key=lambda part: part[1])
+    def _path(self, arcs: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
+        """Units and place of each part of one path, which is taken out of `arcs`."""
+        path, place = [], 0
+        while place < self.device.length:
+            units = max((of for (of, at), left in arcs.items() if at == place and left), default=0)
+            if units:
+                arcs[units, place] -= 1
+                path.append((units, place))
+                place += self.device.by_units[units].length
+            else:  # what flows on from here goes over the gap
+                place += 1
+        return path
 
-    def _planned(self, units: int, place: int, waiting: Mapping[int, list[str]]) -> PlannedPart:
-        name = waiting[units].pop(0)
-        return self.ways[name, units].planned(name, self.device.by_units[units], place)
+    def _planned(self, named: list[tuple[int, int, str]]) -> tuple[PlannedPart, ...]:
+        """The parts of a device; MIG instances where they leave most to others."""
+        if self.device.layouts is Layouts.MIG and named:
+            places = least_wasteful([units for units, _, _ in named])
+            named = [(units, places[units].pop(0), name) for units, _, name in named]
+        parts = (self.ways[name, units].planned(name, self.device.by_units[units], at) for units, at, name in named)
+        return tuple(sorted(parts, key=lambda part: part.place))
 
 
 def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:

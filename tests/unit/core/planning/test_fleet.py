@@ -174,7 +174,7 @@ def test_a_target_and_memory_take_sizes_away() -> None:
 
 
 def test_processes_need_memory_each() -> None:
-    rows = (Row(1, 1, 1, 100.0, 0.01), Row(1, 1, 3, 200.0, 0.015))
+    rows = (Row(1, 1, 1, 60.0, 0.016), Row(1, 1, 3, 200.0, 0.015))
     model = ModelDemand("a", rows, 150, memory_gib=4)
     plan = plan_fleet(request(model))
     # Three processes have no room on a slice; on two slices they have, and are taken as no faster than on one.
