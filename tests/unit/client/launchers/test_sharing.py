@@ -43,7 +43,7 @@ def lasting(secs: float) -> Marks:
     return marks
 
 
-def test_a_round_is_the_same_from_both_ends_but_for_its_middle_which_turns() -> None:
+def test_a_round_is_the_same_from_both_ends() -> None:
     calls: list[str] = []
     names = ("A", "B", "A whole", "B whole")
     a, b, whole_a, whole_b = (
