@@ -40,7 +40,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures that nobody reads need no long blocks."""
-    monkeypatch.setattr(sharing, "_BLOCK_S", 0.08)
+    monkeypatch.setattr(sharing, "_BLOCK_S", 0.2)
 
 
 def test_each_process_is_confined_to_its_place_and_does_not_spin_for_long(bundle: Path) -> None:

@@ -15,12 +15,14 @@ from fractune.local.stack import own_env
 from fractune.pairs import PairResult, PairSide, RateLatency
 from fractune_core.analysis.match import How
 from fractune_core.analysis.sharing import FEWEST_ROUNDS, SharingFigures, sharing_figures
+from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle, BadRequest
 
 BUBBLES_MIB = (1, 8, 32, 128)
 DEFAULT_ROUNDS = 9
-_CONTROL_ALLOWED = 0.03
+_CONTROL_ALLOWED, _CONTROL_WIDEST = 0.03, 0.1
+"""how far the A/A control, and either end of its interval, may be from 1 on a quiet machine"""
 _REQUESTS, _MOST_S = 300, 60.0
 """requests at a stated rate: of the rarer model so many, unless that takes longer"""
 _BUSIEST = 0.95
@@ -152,9 +154,14 @@ def _notes(arrangement: Arrangement, sides: Sequence[PairSide], figures: Sharing
         f"{side.name}: the A/A control is {each.control.median:.2f} ({each.control.low:.2f} .. "
         f"{each.control.high:.2f}) in place of 1: the machine was not quiet, and i is no closer than that"
         for side, each in zip(sides, figures.sides, strict=False)
-        if abs(each.control.median - 1.0) > _CONTROL_ALLOWED
+        if not _is_quiet(each.control)
     ]
     return notes
+
+
+def _is_quiet(control: Estimate) -> bool:
+    widest = max(abs(control.low - 1.0), abs(control.high - 1.0))
+    return abs(control.median - 1.0) <= _CONTROL_ALLOWED and widest <= _CONTROL_WIDEST
 
 
 def _overload_notes(sides: Sequence[PairSide], figures: SharingFigures, latencies: Sequence[RateLatency]) -> list[str]:

@@ -24,6 +24,7 @@ from fractune_core.errors import FractuneError
 
 _BLOCK_S, _CALLS = 0.4, 8
 """A block lasts so long, and at least so many inferences of the slower one; one alone is in two halves"""
+_ATTEMPTS = 3
 _WARM_S = 0.05
 """Calls before a block that do not count take so long, and are at least one"""
 _LEAST_CALL_TIMEOUT_S = 120.0
@@ -164,7 +165,21 @@ class Stage:
         return marks
 
     def _together(self) -> dict[Player, float]:
-        """Seconds of an inference of each model beside the other, over those wholly inside the other's loop.
+        """Seconds of an inference of each model beside the other. Again when a busy machine held one of them up for so
+        long that none of its inferences lies inside the other's loop.
+        """
+        for _ in range(_ATTEMPTS):
+            found = self._side_by_side()
+            if not any(math.isnan(found[player]) for player in self.models):
+                return found
+        names = " and ".join(player.program.name for player in self.players)
+        raise FractuneError(
+            f"{names} never ran beside each other in {_ATTEMPTS} loops of {self.block_s:.1f} s; is something else "
+            "running on this machine? Try again when it is quiet"
+        )
+
+    def _side_by_side(self) -> dict[Player, float]:
+        """Seconds of an inference of each, over those wholly inside the other's loop; not a number where there is none.
 
         They begin at random moments of each other's inference: two loops of equal length would else stay in step.
         """
@@ -181,17 +196,8 @@ class Stage:
         ]
         marks = [loop.result() for loop in loops]
         spans = [(each[0], each[-1]) for each in marks]
-        found = {
-            player: mean_inside_s(own, beside)
-            for player, own, beside in zip(self.players, marks, reversed(spans), strict=True)
-        }
-        for player in self.models:
-            if math.isnan(found[player]):
-                raise FractuneError(
-                    f"{player.program.name}: no inference began and ended beside its neighbour within "
-                    f"{self.block_s:.1f} s; is something else running on this machine?"
-                )
-        return found
+        pairs = zip(self.players, marks, reversed(spans), strict=True)
+        return {player: mean_inside_s(own, beside) for player, own, beside in pairs}
 
     def _arrivals(self, rate_per_s: float, lasts_s: float) -> Iterator[float]:
         """Random moments at a mean rate (Poisson), from 0 until `lasts_s`."""

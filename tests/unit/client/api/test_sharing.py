@@ -164,6 +164,17 @@ def test_on_a_gpu_it_says_that_it_was_never_verified(measured: Callable[..., Sim
 
 
 @pytest.mark.parametrize(
+    ("control", "is_quiet"),
+    [((1.02, 0.98, 1.05), True), ((1.04, 1.0, 1.05), False), ((1.0, 0.8, 1.05), False), ((1.0, 0.95, 1.2), False)],
+)
+def test_a_control_that_is_off_or_wide_is_that_of_a_machine_that_was_not_quiet(
+    control: tuple[float, float, float],
+    is_quiet: bool,  # noqa: FBT001
+) -> None:
+    assert sharing._is_quiet(fractune.Estimate(*control)) is is_quiet
+
+
+@pytest.mark.parametrize(
     ("options", "error", "says"),
     [
         ({}, BadRequest, "name two bundles"),
