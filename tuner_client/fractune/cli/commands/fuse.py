@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def fuse(
     if found.apart:
         print(f"           {apart_text(found.apart)}")
     print(f"model:     {found.path}")
-    print(f"next:      fractune tune {found.path.name} --shares cpu:1")
+    print(f"next:      fractune tune {os.path.relpath(found.path)} --shares cpu:1")
 
 
 def _json(found: FusedModel) -> dict[str, object]:
