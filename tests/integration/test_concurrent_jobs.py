@@ -250,8 +250,7 @@ def test_scopes_share_nothing_and_a_scope_s_workloads_stay_in_it(stage: Stage) -
     private = stage.model()
     stage.finish(stage.start(private, BOTH, trials=6, scope="acme"))
     assert _exported(stage, private, "") == (set(), set())
-    workloads, records = _exported(stage, private, "acme")
-    assert (len(workloads), len(records)) == (3, 3)
+    assert [len(found) for found in _exported(stage, private, "acme")] == [3, 3]
     match = stage.client.log.MatchModel(pb.MatchModelRequest(model=private, share="cpu:1"))
     assert {each.how for each in match.matches} == {"none"}
     match = stage.client.log.MatchModel(pb.MatchModelRequest(model=private, share="cpu:1", scope="acme"))
