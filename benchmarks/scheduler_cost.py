@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -114,8 +115,8 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         phase = OpenPhase(deps, rounds)
         phase.update_instances(Fleet(_tuner(index) for index in range(measurers)))
         last = job.operators[-1]
-        work = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "scope": ""}
-        work |= {"operator": target_operator(last.name)}
+        work: dict[str, Any] = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "scope": ""}
+        work["operator"] = target_operator(last.name)
         try:
             yield World(deps, phase, rounds, job, made_up_record(work, "candidate", "trace"))
         finally:

@@ -248,14 +248,13 @@ def test_scopes_share_nothing_and_a_scope_s_workloads_stay_in_it(stage: Stage) -
         assert {f"jobs/{record.job}" for record in records} <= set(owners)
         assert {record.scope for record in records} == {scope}
     private = stage.model()
-    stage.finish(stage.start(private, BOTH, trials=6, scope="acme"))
+    stage.finish(stage.start(private, BOTH, trials=24, scope="acme"))
     assert _exported(stage, private, "") == (set(), set())
-    workloads, records = _exported(stage, private, "acme")
-    assert (len(workloads), len(records)) == (3, 3)
+    assert [len(found) for found in _exported(stage, private, "acme")] == [3, 3]
     match = stage.client.log.MatchModel(pb.MatchModelRequest(model=private, share="cpu:1"))
     assert {each.how for each in match.matches} == {"none"}
     match = stage.client.log.MatchModel(pb.MatchModelRequest(model=private, share="cpu:1", scope="acme"))
-    assert {each.how for each in match.matches} == {"exact"}
+    assert "exact" in {each.how for each in match.matches}
 
 
 def _exported(stage: Stage, model: str, scope: str) -> tuple[set[str], set[str]]:

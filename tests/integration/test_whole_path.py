@@ -352,8 +352,10 @@ def test_the_knee_of_two_shares_is_a_bound(fleet: Fleet, tuned: list[dict[str, A
 
 def test_jobs_at_the_same_time_build_once_and_measure_once_at_each_share(fleet: Fleet) -> None:
     with fractune.connect(fleet.address) as client:
-        asked = {"trials": 8, "only": ONLY, "scope": "together"}
-        jobs = [client.submit(fleet.model, shares, **asked) for shares in ("cpu:1", SHARES, "cpu:2")]
+        jobs = [
+            client.submit(fleet.model, shares, trials=8, only=ONLY, scope="together")
+            for shares in ("cpu:1", SHARES, "cpu:2")
+        ]
         ended = [job.wait() for job in jobs]
         trials = list(client.log.query(scope="together", kind="trial", limit=1000))
     candidates = {record.candidate_id for record in trials}

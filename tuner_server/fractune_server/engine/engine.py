@@ -250,7 +250,7 @@ class Engine:
     def _give_up(self, work: Work) -> None:
         if work["do"] == "ingest":
             self._context.model_ingests.fail(_ingest_given_up(work))
-        live = self._rounds.get(work["round_id"]) if "round_id" in work else None
+        live = self._rounds.get(str(work.get("round_id", "")))
         place = None if live is None else RoundPlace(live.device, live.stored.granted)
         write_dead_letters(self._context.redis, self._context.secret, work, place)
 

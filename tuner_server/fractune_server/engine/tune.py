@@ -157,11 +157,11 @@ class TunePhase:
                 plan.busy, plan.in_flight = False, 0
         for live in self._rounds.trials():
             for job in jobs:
-                plan = job.plans.get(live.stored.workload_hash)
-                if plan is None or search_key(job.log_key(plan.workload_hash)) != search_key(live.key):
+                found = job.plans.get(live.stored.workload_hash)
+                if found is None or search_key(job.log_key(found.workload_hash)) != search_key(live.key):
                     continue
-                plan.busy = plan.busy or live.is_due(self._awaited(job))
-                plan.in_flight += live.in_flight(plan) if job.id in live.subscribers else 0
+                found.busy = found.busy or live.is_due(self._awaited(job))
+                found.in_flight += live.in_flight(found) if job.id in live.subscribers else 0
 
     def _awaited(self, job: ActiveJob) -> set[str]:
         """Shares whose measurements are worth waiting for: the job's own, and those that a live worker holds."""
