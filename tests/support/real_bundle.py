@@ -48,4 +48,7 @@ def compile_model(
 
 
 if __name__ == "__main__":
-    {"small": compile_small, "fused": compile_fused}[sys.argv[2]](Path(sys.argv[1]))
+    if sys.argv[2] == "small":
+        compile_small(Path(sys.argv[1]))
+    else:
+        compile_fused(Path(sys.argv[1]))

@@ -43,7 +43,7 @@ class Slots:
     def occupancy(self) -> float:
         return self._requests / (self._runs * len(self.names)) if self._runs else 0.0
 
-    def _check(self, requests: Mapping[int, Any]) -> None:
+    def _check(self, requests: Mapping[Any, Any]) -> None:
         if not self.names:
             raise BadRequest(f"{self._model} is no fused model, and has no slots; leave the slot out")
         if not requests:

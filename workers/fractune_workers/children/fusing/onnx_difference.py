@@ -71,11 +71,11 @@ class _Graphs:
         if len(own.input) != len(their.input):
             return f"it has {len(their.input)} inputs, and not {len(own.input)}"
         for mine, yours in zip(own.input, their.input, strict=True):
-            tensors = self._weights[0].get(mine), self._weights[1].get(yours)
-            if tensors[0] is None or tensors[1] is None:
+            weight, counterpart = self._weights[0].get(mine), self._weights[1].get(yours)
+            if weight is None or counterpart is None:
                 if self._same.get(mine) != yours:
                     return f"its input is '{yours}', and not '{mine}'"
-            elif clause := _of_tensors(*tensors):
+            elif clause := _of_tensors(weight, counterpart):
                 return f"weight '{yours}' is {clause}"
         return ""
 

@@ -76,13 +76,7 @@ class _SlotAxis:
     def is_left_in(self, block: Any) -> bool:
         """Whether something still names a buffer without the axis."""
         left: list[Any] = []
-
-        def look(var: Any) -> Any:
-            if var in self._buffers:
-                left.append(var)
-            return var
-
-        tvm_ffi.structural_map(block, (tvm.ir.Var, look))
+        tvm_ffi.structural_walk(block, (tvm.ir.Var, lambda var: left.append(var) if var in self._buffers else None))
         return bool(left)
 
     def _nest(self, nest: Any) -> Any:
@@ -143,7 +137,7 @@ class _SlotAxis:
 
     def _holds_block(self, body: Any) -> bool:
         found: list[Any] = []
-        tvm_ffi.structural_map(body, (s_tir.SBlockRealize, lambda each: found.append(each) or each))  # type: ignore[func-returns-value]
+        tvm_ffi.structural_walk(body, (s_tir.SBlockRealize, found.append))
         return bool(found)
 
     def _widened(self, buffer: Any) -> Any:

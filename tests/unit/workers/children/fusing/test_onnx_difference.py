@@ -14,15 +14,8 @@ from fractune_workers.children.fusing.onnx_difference import first_onnx_differen
 
 def model(**changes: Any) -> bytes:
     """Convolution, reshape and relu; `changes` to what they are made of."""
-    made = {
-        "kernel": 3,
-        "strides": [1, 1],
-        "shape": [1, -1],
-        "last": "Relu",
-        "size": 8,
-        "more": [],
-        "seed": 0,
-    } | changes
+    usual = {"kernel": 3, "strides": [1, 1], "shape": [1, -1], "last": "Relu", "size": 8, "more": [], "seed": 0}
+    made: dict[str, Any] = {**usual, **changes}
     rng = np.random.default_rng(made["seed"])
     weights = {
         "w": rng.standard_normal((4, 4, made["kernel"], made["kernel"])).astype("float32"),
