@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--only", help="operators to tune, as of `fractune tune`")
     parser.add_argument("--trials", type=int, help="candidates of each job, over all operators")
     args = parser.parse_args()
-    trials = args.trials or (8 if args.quick else 32)
+    trials = args.trials or (8 if args.quick else 24)
     model = find_model(args.model)
     only = _ONLY.get(model.name, "") if args.only is None else args.only
     found = {way: _run(model, only, trials, way) for way in (SHARED, APART)}
