@@ -1,6 +1,7 @@
 """Several variants of one model: fused, against a process for each, and against serving them in turn.
 
-The variants are the model with every weight changed a little, each by a seed of its own. Arrangements, each with a
+The variants are the model with every weight changed a little, each by a seed of its own; where the file of a model only
+fills its weights with one number, they are drawn. Arrangements, each with a
 client for every variant that asks again as soon as it is answered, so that as many requests are open in all of them:
 
 - processes: a process for each variant at cpu:1, spread over the cores;
@@ -129,7 +130,9 @@ class _Tuned:
 
 
 def variant_of(model: Model, path: Path, seed: int) -> Path:
-    """The model with its weights changed at random, as the file `path`."""
+    """The model with its weights changed at random, as the file `path`; weights that the file only fills with one
+    number are drawn, as large as those of a layer that keeps the size of what goes through it.
+    """
     rng = np.random.default_rng(seed)
     net = onnx.load(model.path)
     for tensor in net.graph.initializer:
@@ -137,6 +140,13 @@ def variant_of(model: Model, path: Path, seed: int) -> Path:
         if numbers.dtype == np.float32 and numbers.size >= _SMALLEST:
             changed = numbers * rng.normal(1.0, _NOISE, numbers.shape).astype("float32")
             tensor.CopyFrom(onnx.numpy_helper.from_array(changed, tensor.name))
+    shapes = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in net.graph.initializer}
+    filled = [node for node in net.graph.node if node.op_type == "ConstantOfShape" and node.input[0] in shapes]
+    for node in filled:
+        shape = tuple(map(int, shapes[node.input[0]]))
+        drawn = rng.normal(0.0, np.sqrt(2 / max(1, np.prod(shape[1:]))), shape).astype("float32")
+        net.graph.initializer.append(onnx.numpy_helper.from_array(drawn, node.output[0]))
+        net.graph.node.remove(node)
     onnx.save(net, path)
     return path
 

@@ -30,6 +30,22 @@ def test_rounds_come_together() -> None:
     assert 0.1 < told["p99_s"] < 1.0
 
 
+def test_weights_that_a_file_only_fills_with_a_number_are_drawn(tmp_path: Path) -> None:
+    nodes = [
+        onnx.helper.make_node("ConstantOfShape", ["s"], ["w"]),
+        onnx.helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    shape = onnx.numpy_helper.from_array(np.array([4, 4]), "s")
+    path = tmp_path / "filled.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", tensors[:1], tensors[1:], [shape])), path)
+    nets = [onnx.load(variant_of(Model("filled", path), tmp_path / f"{seed}.onnx", seed)) for seed in (0, 1)]
+    assert [node.op_type for node in nets[0].graph.node] == ["MatMul"]
+    first, second = (onnx.numpy_helper.to_array(net.graph.initializer[-1]) for net in nets)
+    assert first.shape == (4, 4)
+    assert np.abs(first - second).min() > 0
+
+
 def test_a_variant_has_weights_of_its_own_and_the_same_graph(tmp_path: Path) -> None:
     model = Model("small", write_model(tmp_path / "small.onnx"))
     nets = [onnx.load(variant_of(model, tmp_path / f"{seed}.onnx", seed)) for seed in (0, 1, 1)]
