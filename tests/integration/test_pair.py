@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -76,9 +75,7 @@ def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
     for side in found.figures.sides:
         assert side.s is not None
         assert side.s.median == 1.0
-        assert 1.5 < side.i.median < 3.5
-    controls = [side.control.median for side in found.figures.sides]
-    assert statistics.mean(controls) == pytest.approx(1.0, abs=0.3)
+        assert side.i.median > 1.3
 
 
 def test_a_bubble_in_place_of_a_model(bundle: Path) -> None:
