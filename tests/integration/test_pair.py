@@ -32,7 +32,9 @@ ROUNDS = 7
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
-    subprocess.run([sys.executable, "-m", "tests.support.real_bundle", str(folder)], check=True, cwd=REPOSITORY)
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.real_bundle", str(folder), "small"], check=True, cwd=REPOSITORY
+    )
     return folder / "small.fractune"
 
 
