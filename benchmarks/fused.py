@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -144,7 +145,7 @@ def variant_of(model: Model, path: Path, seed: int) -> Path:
     filled = [node for node in net.graph.node if node.op_type == "ConstantOfShape" and node.input[0] in shapes]
     for node in filled:
         shape = tuple(map(int, shapes[node.input[0]]))
-        drawn = rng.normal(0.0, np.sqrt(2 / max(1, np.prod(shape[1:]))), shape).astype("float32")
+        drawn = rng.normal(0.0, math.sqrt(2 / max(1, math.prod(shape[1:]))), shape).astype("float32")
         net.graph.initializer.append(onnx.numpy_helper.from_array(drawn, node.output[0]))
         net.graph.node.remove(node)
     onnx.save(net, path)
