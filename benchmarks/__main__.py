@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 BENCHMARKS = (
-    *("queue_cost", "load", "overhead", "match", "rerank"),
+    *("plan", "queue_cost", "load", "overhead", "match", "rerank", "fused", "pairs", "concurrent_jobs"),
     *("warm_start", "k_shares", "memory", "share_matrix", "vs_stock", "vs_onnxruntime"),
 )
 """modules of this package; the longest come last"""

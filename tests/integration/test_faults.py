@@ -83,6 +83,7 @@ class Measurers:
             "work_id": uuid.uuid4().hex,
             "round_id": round_id,
             "job": "j1",
+            "scope": "",
             "kind": "trial",
             "operator": {"workload_hash": "f" * 16, "name": "matmul", "target": TARGET, "target_key": TARGET},
             "share": SHARE,

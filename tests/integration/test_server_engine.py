@@ -115,10 +115,10 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
 
     def turned_until_started() -> bool:
         engine._turn()
-        return bool(context.store.jobs.rounds("job1"))
+        return bool(context.store.jobs.rounds())
 
     wait_until(turned_until_started)
-    round_id = context.store.jobs.rounds("job1")[0].round_id
+    round_id = context.store.jobs.rounds()[0].round_id
     candidates = [f"c{index}" for index in range(4)]
     proposed: Any = {"event": "proposed", "job": "job1", "round_id": round_id, "workload_hash": name}
     proposed |= {"candidates": candidates, "exhausted": False}
@@ -131,7 +131,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
             pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: seal_event(SECRET, event)})
         pipe.execute()
     engine._turn()
-    second = context.store.jobs.rounds("job1")
+    second = context.store.jobs.rounds()
     assert [(each.asked, each.candidates) for each in second] == [(4, None)]
     assert second[0].round_id != round_id
     assert context.store.jobs.get("job1").state is JobState.TUNING

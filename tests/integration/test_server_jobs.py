@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -52,7 +53,14 @@ def fresh(*operators: tuple[str, int], space: int = 1_000_000) -> bytes:
     return model_bytes(*((f"{name}_{mark}", weight) for name, weight in operators or OPERATORS), space=space)
 
 
-def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client) -> None:
+def handled(fleet: SimulatedFleet, do: str, *jobs: pb.Job) -> list[dict[str, Any]]:
+    """What workers were given to do for these jobs, of one kind."""
+    names = {job.name.removeprefix("jobs/") for job in jobs}
+    done = (work for worker in fleet.workers.values() for work in worker.handled)
+    return [work for work in done if work["do"] == do and work["job"] in names]
+
+
+def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client, fleet: SimulatedFleet) -> None:
     model = client.upload(fresh())
     created = client.create(model, trials=48, round_size=8)
     assert created.state == pb.JOB_STATE_QUEUED
@@ -79,10 +87,21 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client)
     payload = b"".join(part.data for part in client.bundles.DownloadBundle(request))
     assert b'"name": "untuned"' in payload
 
+    before = time.time()
     again = client.finish(client.create(model, trials=48, round_size=8).name)
     assert again.state == pb.JOB_STATE_DONE
     assert dict(again.progress.trials_done) == {"cpu:1": 0, "cpu:2": 0}
     assert again.result.bundle == job.result.bundle
+    third = client.finish(client.create(model, trials=48, round_size=8).name)
+    for later in (again, third):
+        assert [each.earlier_job for each in later.result.shares] == [job.name] * 2
+        assert all(0 < each.time.ToSeconds() <= before for each in later.result.shares)
+        assert later.result.shares[0].run_secs == job.result.shares[0].run_secs
+    assert [each.earlier_job for each in job.result.shares] == ["", ""]
+    assert [work["job"] for work in handled(fleet, "time_model", job, again, third)] == [job.name[5:]] * 2
+    measured_again = client.finish(client.create(model, rerank=1).name)
+    assert measured_again.result.bundle == job.result.bundle
+    assert [each.earlier_job for each in measured_again.result.shares] == ["", ""]
 
     more = client.finish(client.create(model, more=8, round_size=8).name)
     assert more.progress.candidates_done == 8
@@ -204,6 +223,22 @@ def test_an_operator_whose_space_is_small_ends_without_the_whole_budget(client: 
     job = client.finish(client.create(client.upload(fresh(("tiny", 1), space=5)), trials=20, round_size=4).name)
     assert job.state == pb.JOB_STATE_DONE
     assert job.progress.candidates_done == 5
+
+
+def test_a_space_that_was_exhausted_is_searched_again_at_another_share_or_for_more(
+    client: Client, fleet: SimulatedFleet
+) -> None:
+    model = client.upload(fresh(("tiny", 1), space=3))
+    first, again = (client.finish(client.create(model, trials=20, shares=["cpu:1"]).name) for _ in range(2))
+    assert [each.operators[0].trials for each in (first, again)] == [3, 3]
+    assert handled(fleet, "search", first)
+    assert not handled(fleet, "search", again)
+    more = client.finish(client.create(model, more=2, shares=["cpu:1"]).name)
+    assert handled(fleet, "search", more)
+    for _ in range(2):  # the instance, which has proposed all of them, has none for this share
+        elsewhere = client.finish(client.create(model, trials=20, shares=["cpu:2"]).name)
+        assert elsewhere.operators[0].trials == 0
+        assert handled(fleet, "search", elsewhere)
 
 
 def test_a_model_that_cannot_be_read_fails_with_the_workers_words(client: Client) -> None:

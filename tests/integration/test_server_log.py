@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ BUILD: messages.BuildWork = {
     "work_id": "work1",
     "round_id": "round1",
     "job": "gone",
+    "scope": "",
     "kind": "trial",
     "operator": {"workload_hash": "a" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
     "device_key": DEVICE.key,
@@ -35,6 +37,7 @@ BUILD: messages.BuildWork = {
     "reply": "",
 }
 MODEL = model_bytes(("conv2d", 2), ("dense", 1))
+NEVER = model_bytes(("never_planned", 1))
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +211,50 @@ def test_match_says_which_record_and_why(client: Client, done: pb.Job, fleet: Si
         assert "no worker of the role compile" in said
     finally:
         fleet.add("compile", "compile-1")
+
+
+def plan_of(client: Client, cores: int = DEVICE.units, **model: Any) -> pb.Plan:
+    asked = pb.PlanModel(name="net", **{"rate_per_s": 100.0, **model})
+    request = pb.MakePlanRequest(cores=cores, models=[asked], penalty=0.0)
+    return client.plans.MakePlan(request, timeout=20)
+
+
+def test_a_plan_is_made_of_what_the_log_knows(client: Client, done: pb.Job) -> None:
+    """A model's time at a share is the sum over its operators of weight x the fastest that was published there."""
+    secs = {
+        share: sum(
+            each.operator.weight * statistics.median(each.record.run_secs) for each in match(client, model, share)
+        )
+        for model in [done.spec.model]
+        for share in ("cpu:1", "cpu:2")
+    }
+    wanted = 1.5 / secs["cpu:1"]
+    plan = plan_of(client, model=done.spec.model, rate_per_s=wanted)
+    parts = [part for device in plan.devices for part in device.parts]
+    assert {part.basis for part in parts} == {"measured"}
+    for part in parts:
+        assert part.latency_s == pytest.approx(secs[part.share])
+        assert part.throughput_per_s == pytest.approx(1 / secs[part.share])
+    assert sum(part.throughput_per_s for part in parts) >= wanted * (1 - 1e-5)
+    batched = plan_of(client, model=done.spec.model, requests_per_run=8, rate_per_s=wanted)
+    assert len(batched.devices[0].parts) == 1
+    assert batched.devices[0].parts[0].batch == 8
+
+
+def test_a_plan_that_cannot_be_is_refused_by_name(client: Client, done: pb.Job) -> None:
+    known = done.spec.model
+    for code, complaint, model in (
+        (grpc.StatusCode.INVALID_ARGUMENT, "model 'net': rate_per_s is -1", {"model": known, "rate_per_s": -1.0}),
+        (grpc.StatusCode.INVALID_ARGUMENT, "nothing is known of its speed", {}),
+        (grpc.StatusCode.INVALID_ARGUMENT, "requests_per_run is -1", {"model": known, "requests_per_run": -1}),
+        (grpc.StatusCode.FAILED_PRECONDITION, "model 'net' is too slow", {"model": known, "latency_s": 1e-9}),
+        (grpc.StatusCode.NOT_FOUND, "no time at a cpu share of 2 cores", {"model": client.upload(NEVER, "n.onnx")}),
+    ):
+        found, said = refused(lambda model=model: plan_of(client, **model))
+        assert (found, complaint in said) == (code, True), said
+    code, said = refused(lambda: plan_of(client, 64, model=known))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert "the log knows nothing of 64 cores: what was measured is of a simulated processor with 2 cores" in said
 
 
 def test_match_without_a_measurer_takes_the_share_from_the_log(

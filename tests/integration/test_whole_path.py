@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ def tuned(fleet: Fleet) -> list[dict[str, Any]]:
 def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dict[str, Any]]) -> None:
     result = tuned[-1]
     assert set(result) == {
-        *("event", "job", "wall_s", "trials", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
+        *("event", "job", "wall_s", "trials", "trials_shared", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
         *("failures", "shares", "layout_transforms", "operators", "bundle"),
     }
     assert result["event"] == "result"
@@ -347,6 +348,21 @@ def test_the_knee_of_two_shares_is_a_bound(fleet: Fleet, tuned: list[dict[str, A
     ended = run_fractune("knee", str(fleet.model), *asked[:-1], "a lot")
     assert ended.returncode == 2
     assert "--slack 'a lot'" in error_line(ended)
+
+
+def test_jobs_at_the_same_time_build_once_and_measure_once_at_each_share(fleet: Fleet) -> None:
+    with fractune.connect(fleet.address) as client:
+        jobs = [
+            client.submit(fleet.model, shares, trials=8, only=ONLY, scope="together")
+            for shares in ("cpu:1", SHARES, "cpu:2")
+        ]
+        ended = [job.wait() for job in jobs]
+        trials = list(client.log.query(scope="together", kind="trial", limit=1000))
+    candidates = {record.candidate_id for record in trials}
+    assert len({(record.candidate_id, record.build_secs) for record in trials}) == len(candidates)
+    assert set(Counter((record.candidate_id, record.share) for record in trials).values()) == {1}
+    assert len(candidates) == sum(each.candidates_done for each in ended) == 8
+    assert [each.candidates_had for each in ended] == [8, 8, 8]
 
 
 def test_a_bundle_for_all_shares_is_one_variant(fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ class Fleet:
             "work_id": uuid.uuid4().hex,
             "round_id": round_id,
             "job": "j1",
+            "scope": "",
             "operator": {
                 "workload_hash": self.workload["hash"],
                 "name": "matmul",
@@ -74,6 +75,8 @@ class Fleet:
             "seed": 3,
             "lost": [],
             "history": [],
+            "known": [],
+            "fresh": False,
             "transferred": [],
         }
         self.enqueue(tune_queue("tuner"), {**self.common(round_id), **extra})
@@ -193,12 +196,11 @@ def test_an_unsigned_artifact_is_not_run(fleet: Fleet) -> None:
     assert (event["event"], event["error"]) == ("work_failed", "Unsigned")
 
 
-def test_work_of_a_cancelled_job_is_skipped(fleet: Fleet) -> None:
+def test_work_of_a_round_that_nobody_waits_for_is_skipped(fleet: Fleet) -> None:
     round_id = uuid.uuid4().hex
-    fleet.redis.set("fractune:cancelled:j2", 1)
+    fleet.redis.set(f"fractune:cancelled:{round_id}", 1)
     work = {
         **fleet.common(round_id),
-        "job": "j2",
         "do": "build",
         "kind": "trial",
         "candidates": [],

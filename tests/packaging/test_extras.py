@@ -28,6 +28,7 @@ HELD = {
     "run": RUN,
     "cuda": {"cuda", "pynvml"},
     "plot": {"matplotlib", "numpy"},
+    "plan": {"highspy", "numpy"},
     "sign": {"cryptography"},
     "onnxruntime": {"onnxruntime", "numpy"},
 }
@@ -41,6 +42,7 @@ PARTS = {
     "run": "tuner_client/fractune/inference",
     "cuda": "workers/fractune_workers",
     "plot": "tuner_client/fractune/reports",
+    "plan": "tuner_core/fractune_core/planning",
     "sign": "tuner_client/fractune/inference",
     "onnxruntime": "tuner_client/fractune/inference",
 }
@@ -76,6 +78,12 @@ OPEN_STORE = """
 import pathlib
 from fractune_server.store.store import Store, sqlite_url
 Store(sqlite_url(pathlib.Path.cwd())).close()
+"""
+PLAN = """
+import fractune
+model = {"name": "m", "rate_per_s": 150, "profile": [{"share": "1g", "throughput_per_s": 100}]}
+planned = fractune.plan({"device": {"gpu": "A100-80GB"}, "models": [model]})
+assert [len(parts) for parts in planned.plan.devices] == [2]
 """
 DRAW = """
 import pathlib, sys
@@ -168,6 +176,7 @@ def test_the_client_alone_runs(client: Environment) -> None:
         ("run {bundle}", "run"),
         ("tune {model} --shares cpu:1 --state {tmp}", "local"),
         ("noise --share cpu:1 --state {tmp}", "worker"),
+        ("plan {plan}", "plan"),
         ("noise --share cpu:1 --state {tmp} --picture {tmp}/noise.svg", "plot"),
         ("server --redis redis://127.0.0.1:1/0 --state {tmp} --secret-file {secret}", "server"),
         ("worker --role build --redis redis://127.0.0.1:1/0 --secret-file {secret}", "worker"),
@@ -179,7 +188,12 @@ def test_the_client_alone_says_what_to_install(
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef")
     secret.chmod(0o600)
-    places = {"bundle": bundle, "model": bundle.with_suffix(".onnx"), "tmp": tmp_path, "secret": secret}
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        "[device]\ngpu = 'A100-80GB'\n[[models]]\nname = 'm'\nrate_per_s = 1\n"
+        "profile = [{share = '1g', throughput_per_s = 2}]\n"
+    )
+    places = {"plan": plan, "bundle": bundle, "model": bundle.with_suffix(".onnx"), "tmp": tmp_path, "secret": secret}
     ended = client.run_command(*(arg.format(**places) for arg in args.split()))
     assert ended.returncode == 1
     assert re.findall(r"install 'fractune\[(.*?)\]'", ended.stderr) == [wanted]
@@ -214,6 +228,10 @@ def test_cuda_brings_what_asks_the_driver_and_a_compiler(with_extra: Callable[[s
     assert findings["package nvidia-ml-py"]
     assert findings["CUDA runtime"]
     assert "NVRTC" in findings["CUDA compiler"]
+
+
+def test_plan_plans(with_extra: Callable[[str], Environment]) -> None:
+    succeed(with_extra("plan"), "-c", PLAN)
 
 
 def test_plot_draws(with_extra: Callable[[str], Environment], tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ def give_work(connection: redis.Redis, round_id: str, workload: str, target: str
         "work_id": round_id,
         "round_id": round_id,
         "job": "j1",
+        "scope": "",
         "kind": "trial",
         "operator": {"workload_hash": workload, "name": "matmul", "target": target, "target_key": target},
         "device_key": "gpu",

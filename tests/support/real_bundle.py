@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fractune_core.fused import write_fused
 from fractune_core.shares import GrantedShare
 from tests.support.processes.cli_process import write_model
 
@@ -16,6 +17,15 @@ def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:
     """A small model and a bundle of it with the variants cpu:1, cpu:2 and untuned; `changes` go to its manifest."""
     model = write_model(folder / "small.onnx")
     return model, compile_model(model, folder / "small.fractune", **changes)
+
+
+def compile_fused(folder: Path) -> tuple[list[Path], Path]:
+    """Two variants of the small model, and a bundle in which they have the first two of three slots."""
+    models = [write_model(folder / f"variant{seed}.onnx", seed=seed) for seed in (1, 2)]
+    fused = folder / "variants.fused"
+    with fused.open("wb") as file:
+        write_fused(file, [model.stem for model in models], models, 3)
+    return models, compile_model(fused, folder / "variants.fractune")
 
 
 def compile_model(
@@ -38,4 +48,7 @@ def compile_model(
 
 
 if __name__ == "__main__":
-    compile_small(Path(sys.argv[1]))
+    if sys.argv[2] == "small":
+        compile_small(Path(sys.argv[1]))
+    else:
+        compile_fused(Path(sys.argv[1]))

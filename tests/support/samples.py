@@ -34,7 +34,7 @@ def validation(trace: str, units: int, secs: float, **changes: Any) -> TuningRec
         granted=granted(units),
         status=Status.OK,
         cause="",
-        run_secs=(secs, secs, secs),
+        run_secs=(secs,) * VALIDATION_POLICY.repeats,
         policy=VALIDATION_POLICY,
         anchor_ratio=1.0,
         neighbours=0,
@@ -45,3 +45,10 @@ def validation(trace: str, units: int, secs: float, **changes: Any) -> TuningRec
         versions={"tvm": "0.27.0"},
     )
     return replace(record, **changes)
+
+
+def divided(trace: str, units: int, choosing_s: float, reported_s: float, **changes: Any) -> TuningRecord:
+    """A published record whose repeats chose by one time, and report another."""
+    choosing = VALIDATION_POLICY.choosing
+    run_secs = (choosing_s,) * choosing + (reported_s,) * (VALIDATION_POLICY.repeats - choosing)
+    return validation(trace, units, reported_s, run_secs=run_secs, **changes)

@@ -17,6 +17,8 @@ from fractune_core import __version__ as __version__
 if _typing.TYPE_CHECKING:
     from fractune.api.client import Client as Client
     from fractune.api.client import connect as connect
+    from fractune.api.fusing import FusedModel as FusedModel
+    from fractune.api.fusing import fuse as fuse
     from fractune.api.job import Job as Job
     from fractune.api.log import Imported as Imported
     from fractune.api.log import Log as Log
@@ -24,11 +26,14 @@ if _typing.TYPE_CHECKING:
     from fractune.api.log import Records as Records
     from fractune.api.noise import NoiseResult as NoiseResult
     from fractune.api.noise import noise as noise
+    from fractune.api.planning import PlanResult as PlanResult
+    from fractune.api.planning import plan as plan
     from fractune.api.results import BundleFile as BundleFile
     from fractune.api.results import KneeResult as KneeResult
     from fractune.api.results import MatchResult as MatchResult
     from fractune.api.results import Matrix as Matrix
     from fractune.api.results import TuneResult as TuneResult
+    from fractune.api.sharing import pair as pair
     from fractune.api.tuning import bundle as bundle
     from fractune.api.tuning import knee as knee
     from fractune.api.tuning import local_stack as local_stack
@@ -52,12 +57,20 @@ if _typing.TYPE_CHECKING:
     from fractune.jobs import OperatorStatus as OperatorStatus
     from fractune.jobs import ShareResult as ShareResult
     from fractune.jobs import Worker as Worker
+    from fractune.pairs import PairResult as PairResult
+    from fractune.pairs import PairSide as PairSide
+    from fractune.pairs import RateLatency as RateLatency
     from fractune.reports.cross_table import Cell as Cell
     from fractune.reports.cross_table import CrossTable as CrossTable
     from fractune.reports.knee_report import KneeReport as KneeReport
     from fractune.reports.rendering import Table as Table
     from fractune_core.analysis.match import Policy as Policy
     from fractune_core.analysis.noise import NoiseAdvice as NoiseAdvice
+    from fractune_core.analysis.sharing import RoundTimes as RoundTimes
+    from fractune_core.analysis.sharing import SharingFigures as SharingFigures
+    from fractune_core.analysis.sharing import SideFigures as SideFigures
+    from fractune_core.analysis.sharing import Verdict as Verdict
+    from fractune_core.analysis.slowdown_ci import Estimate as Estimate
     from fractune_core.analysis.slowdown_ci import Slowdown as Slowdown
     from fractune_core.jobs import JobState as JobState
     from fractune_core.records import TuningRecord as TuningRecord
@@ -71,10 +84,13 @@ _os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _HOMES = {
     "fractune.api.client": ("Client", "connect"),
+    "fractune.api.fusing": ("FusedModel", "fuse"),
     "fractune.api.job": ("Job",),
     "fractune.api.log": ("Imported", "Log", "Pruned", "Records"),
     "fractune.api.noise": ("NoiseResult", "noise"),
+    "fractune.api.planning": ("PlanResult", "plan"),
     "fractune.api.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
+    "fractune.api.sharing": ("pair",),
     "fractune.api.tuning": ("bundle", "knee", "local_stack", "match", "matrix", "tune"),
     "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming"),
     "fractune.inference.choosing": ("VariantChoice",),
@@ -83,12 +99,14 @@ _HOMES = {
     "fractune.inference.session": ("InferenceSession",),
     "fractune.inference.signatures": ("sign_bundle",),
     "fractune.jobs": ("JobStatus", "OfferedShare", "OperatorMatch", "OperatorStatus", "ShareResult", "Worker"),
+    "fractune.pairs": ("PairResult", "PairSide", "RateLatency"),
     "fractune.reports.cross_table": ("Cell", "CrossTable"),
     "fractune.reports.knee_report": ("KneeReport",),
     "fractune.reports.rendering": ("Table",),
     "fractune_core.analysis.match": ("Policy",),
     "fractune_core.analysis.noise": ("NoiseAdvice",),
-    "fractune_core.analysis.slowdown_ci": ("Slowdown",),
+    "fractune_core.analysis.sharing": ("RoundTimes", "SharingFigures", "SideFigures", "Verdict"),
+    "fractune_core.analysis.slowdown_ci": ("Estimate", "Slowdown"),
     "fractune_core.jobs": ("JobState",),
     "fractune_core.records": ("TuningRecord",),
     "fractune_core.roofs": ("Arithmetic", "Roof"),
@@ -106,6 +124,8 @@ __all__ = [
     "Comparison",
     "CrossTable",
     "Device",
+    "Estimate",
+    "FusedModel",
     "Goal",
     "GoalEnd",
     "GoalStep",
@@ -126,28 +146,39 @@ __all__ = [
     "OfferedShare",
     "OperatorMatch",
     "OperatorStatus",
+    "PairResult",
+    "PairSide",
     "PeerTiming",
+    "PlanResult",
     "Policy",
     "Pruned",
+    "RateLatency",
     "Records",
     "Roof",
+    "RoundTimes",
     "ShareResult",
+    "SharingFigures",
+    "SideFigures",
     "Slowdown",
     "Table",
     "TuneResult",
     "TuningRecord",
     "VariantChoice",
+    "Verdict",
     "Worker",
     "bundle",
     "compare",
     "connect",
     "errors",
+    "fuse",
     "knee",
     "load",
     "local_stack",
     "match",
     "matrix",
     "noise",
+    "pair",
+    "plan",
     "sign_bundle",
     "tune",
 ]

@@ -30,6 +30,7 @@ def job_status(job: pb.Job) -> JobStatus:
         shares=tuple(job.spec.shares),
         inputs=shapes_from_proto(job.spec.inputs),
         target=job.spec.target,
+        scope=job.spec.scope,
         minutes=job.spec.minutes,
         created_at=seconds(job.create_time),
         error=job.error,
@@ -38,6 +39,7 @@ def job_status(job: pb.Job) -> JobStatus:
         trials_planned=progress.trials_planned,
         trials_done=dict(progress.trials_done),
         candidates_done=progress.candidates_done,
+        candidates_shared=progress.candidates_shared,
         failures=dict(progress.failures),
         trials_per_s=progress.trials_per_s,
         elapsed_s=progress.elapsed_s,
@@ -79,6 +81,8 @@ def share_result(result: pb.ShareResult) -> ShareResult:
         tuned_s=result.tuned_s,
         run_secs={variant: tuple(repeats.secs) for variant, repeats in result.run_secs.items()},
         max_error=dict(result.max_error),
+        earlier_job=result.earlier_job,
+        timed_at=seconds(result.time),
     )
 
 

@@ -47,6 +47,10 @@ class ShareResult:
     """all repeats in seconds, by variant: `untuned`, `robust`, or the share that it was tuned at"""
     max_error: Mapping[str, float] = field(default_factory=dict)
     """largest difference to the untuned outputs over their largest value, by variant"""
+    earlier_job: str = ""
+    """`jobs/...` that measured all this, where this job took it from there: the very same bundle; empty = this job"""
+    timed_at: float = 0.0
+    """when it was measured, in seconds since 1970, UTC; 0 = not known"""
 
     @property
     def speed_up(self) -> float:
@@ -70,6 +74,8 @@ class JobStatus:
     """shapes given for inputs that the model leaves open"""
     target: str = ""
     """TVM's target as asked for; empty = the measuring processor's own"""
+    scope: str = ""
+    """jobs of one scope share; empty = the server's"""
     minutes: float = 0.0
     """limit of the search; 0 = none"""
     created_at: float = 0.0
@@ -81,11 +87,13 @@ class JobStatus:
     notes: tuple[str, ...] = ()
     """what is being waited for, and what ingest did to the model"""
     trials_planned: int = 0
-    """new candidates that the job will measure, as planned now"""
+    """new candidates that the job will have, its own and shared ones, as planned now"""
     trials_done: Mapping[str, int] = field(default_factory=dict)
     """new measurements by share, failed ones included"""
     candidates_done: int = 0
-    """new candidates measured at every share"""
+    """new candidates measured at every share for this job"""
+    candidates_shared: int = 0
+    """new candidates that it has at every share because another job asked for them"""
     failures: Mapping[str, int] = field(default_factory=dict)
     """failed measurements by cause"""
     trials_per_s: float = 0.0
@@ -112,11 +120,16 @@ class JobStatus:
     """candidates of the budget that were not searched for, because the operators are near their roof"""
 
     @property
+    def candidates_had(self) -> int:
+        """New candidates measured at every share, whoever asked for them."""
+        return self.candidates_done + self.candidates_shared
+
+    @property
     def time_left_s(self) -> float | None:
         """Seconds until the search has its trials at the present rate; None when that is not known."""
         if self.state is not JobState.TUNING or self.trials_per_s <= 0:
             return None
-        left_s = max(self.trials_planned - self.candidates_done, 0) / self.trials_per_s
+        left_s = max(self.trials_planned - self.candidates_had, 0) / self.trials_per_s
         return min(left_s, max(self.minutes * 60 - self.elapsed_s, 0.0)) if self.minutes else left_s
 
 

@@ -63,6 +63,7 @@ class RpcClient:
         self._log = rpc.LogServiceStub(self._channel)
         self._bundles = rpc.BundleServiceStub(self._channel)
         self._fleet = rpc.FleetServiceStub(self._channel)
+        self._plans = rpc.PlanServiceStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -178,6 +179,9 @@ class RpcClient:
     def tabulate_model(self, request: pb.TabulateModelRequest) -> list[pb.OperatorTable]:
         """How the schedule published for each share does at each of the others, operator by operator."""
         return list(self._call(self._log.TabulateModel, request, MATCH_TIMEOUT_S).operators)
+
+    def make_plan(self, request: pb.MakePlanRequest) -> pb.Plan:
+        return self._call(self._plans.MakePlan, request, MATCH_TIMEOUT_S)
 
     def unreadable(self, limit: int) -> pb.ListUnreadableResponse:
         """The newest results that the server could not read, at most `limit`."""

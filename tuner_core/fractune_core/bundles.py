@@ -193,10 +193,17 @@ class Bundle:
 
     def measured(self, mechanism: str) -> dict[int, dict[str, float]]:
         """Seconds of the model's operators by units of a share of that mechanism, then by variant: what `match.choose`
-        asks for. One mechanism says nothing of another.
+        asks for as reported. One mechanism says nothing of another.
         """
-        measured, units = self.manifest.get("measured", {}), self.units(mechanism)
-        known = {share: {name: secs for name, secs in times.items() if secs > 0} for share, times in measured.items()}
+        return self._times("measured", mechanism)
+
+    def choosing(self, mechanism: str) -> dict[int, dict[str, float]]:
+        """The same by the repeats that choose; `measured` where the bundle does not hold them apart."""
+        return self._times("choosing" if "choosing" in self.manifest else "measured", mechanism)
+
+    def _times(self, field: str, mechanism: str) -> dict[int, dict[str, float]]:
+        held, units = self.manifest.get(field, {}), self.units(mechanism)
+        known = {share: {name: secs for name, secs in times.items() if secs > 0} for share, times in held.items()}
         return {units[share]: times for share, times in known.items() if times and share in units}
 
     def units(self, mechanism: str) -> dict[str, int]:

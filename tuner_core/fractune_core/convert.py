@@ -87,8 +87,8 @@ def arithmetic_from_proto(message: pb.Arithmetic) -> Arithmetic:
 
 
 def policy_from_proto(message: pb.TimingPolicy) -> TimingPolicy:
-    name = policy_name(message.name)
-    return TimingPolicy(name, message.warmups, message.repeats, message.min_repeat_ms, message.cache or WARM)
+    name, cache = policy_name(message.name), message.cache or WARM
+    return TimingPolicy(name, message.warmups, message.repeats, message.min_repeat_ms, cache, message.choosing)
 
 
 def disturbance_from_proto(message: pb.Disturbance) -> Disturbance:
@@ -123,6 +123,7 @@ def record_to_proto(record: TuningRecord) -> pb.Record:
         versions=record.versions,
         disturbance=None if record.disturbance is None else pb.Disturbance(**record.disturbance.to_json()),
         attempts=record.attempts,
+        scope=record.scope,
     )
 
 
@@ -161,6 +162,7 @@ def record_from_proto(message: pb.Record) -> TuningRecord:
         versions=dict(message.versions),
         disturbance=disturbance_from_proto(message.disturbance) if message.HasField("disturbance") else None,
         attempts=message.attempts,
+        scope=message.scope,
     )
 
 
@@ -188,6 +190,8 @@ def spec_to_proto(spec: JobSpec) -> pb.JobSpec:
         rerank=spec.rerank,
         variants=spec.variants,
         exact=spec.exact,
+        scope=spec.scope,
+        fresh=spec.fresh,
     )
 
 
@@ -211,6 +215,8 @@ def spec_from_proto(message: pb.JobSpec, model_name: str) -> JobSpec:
         rerank=message.rerank,
         variants=message.variants,
         exact=message.exact,
+        scope=message.scope,
+        fresh=message.fresh,
     )
 
 

@@ -4,7 +4,8 @@
     ├── BadRequest                2   INVALID_ARGUMENT      an option, a budget, a filter
     ├── BadModel                  3   INVALID_ARGUMENT      the model file, its shapes, its operators
     ├── ShareUnavailable          4   FAILED_PRECONDITION   unknown, too large, not verifiable, offered by no worker
-    │   └── ShareNotReady         4   FAILED_PRECONDITION   what serves it is still starting
+    │   ├── ShareNotReady         4   FAILED_PRECONDITION   what serves it is still starting
+    │   └── PlanInfeasible        4   FAILED_PRECONDITION   a plan that the devices cannot hold
     ├── ServerUnreachable         5   UNAVAILABLE           no server, or it went away
     │   └── RedisGone             5   UNAVAILABLE           the queue went away
     ├── JobFailed                 6   ABORTED               a job ended without a result
@@ -52,6 +53,10 @@ class ShareUnavailable(FractuneError):
 
 class ShareNotReady(ShareUnavailable):
     """A share whose service is still starting: a process that is started again may be let in."""
+
+
+class PlanInfeasible(ShareUnavailable):
+    """Models whose rates and targets the devices of a plan cannot meet."""
 
 
 class ServerUnreachable(FractuneError):

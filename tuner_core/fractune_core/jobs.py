@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -10,6 +11,8 @@ from fractune_core.errors import BadRequest
 from fractune_core.fields import known_fields
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import Share
+
+_SCOPE = re.compile(r"[0-9A-Za-z._-]{1,64}")
 
 
 class JobState(StrEnum):
@@ -65,13 +68,19 @@ class JobSpec:
     """of the bundle: empty for one a share, and the robust one; ROBUST_VARIANT for that one only"""
     exact: bool = False
     """no implementation of an operator that rounds otherwise than the operator itself"""
+    scope: str = ""
+    """jobs of one scope share searches, measurements and what the log holds of them; empty = the server's, in which
+    all jobs are that name none"""
+    fresh: bool = False
+    """reads nothing that another job measured, and shares no search with one; what it measures others may read"""
 
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""
         return is_among(self.only, operator)
 
     def check(self) -> None:
-        """Raises BadRequest for a budget, a round or a share that cannot be meant."""
+        """Raises BadRequest for a budget, a round, a scope or a share that cannot be meant."""
+        self._check_sharing()
         if self.trials < 0:
             raise BadRequest(f"trials is {self.trials}; it must be at least 1, or 0 to search nothing")
         if self.round_size <= 0:
@@ -94,6 +103,12 @@ class JobSpec:
                 f"share '{by_kind['cpu']}' is of a CPU, '{by_kind['cuda']}' of a GPU, and a job is for one processor; "
                 "make a job for each"
             )
+
+    def _check_sharing(self) -> None:
+        if self.scope and not _SCOPE.fullmatch(self.scope):
+            raise BadRequest(f"scope '{self.scope}': write at most 64 letters, digits, '.', '_' and '-'")
+        if self.fresh and self.rerank:
+            raise BadRequest(f"rerank is {self.rerank}, which reads the log; leave it out, or fresh")
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "shares": list(self.shares)}

@@ -24,8 +24,21 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"'{field}' is missing"
         elif not check(manifest[field]):
             yield f"'{field}' is not {what}"
+    yield from _slot_complaints(manifest)
     yield from _variant_complaints(manifest)
     yield from _measured_complaints(manifest)
+
+
+def _slot_complaints(manifest: dict[str, Any]) -> Iterator[str]:
+    """Of a fused model: whose slot each is, and what is called once for each."""
+    if "slots" not in manifest:
+        return
+    if not _are_slots(manifest["slots"]) or not _list_of(_is_text)(manifest.get("apart")):
+        yield "'slots' and 'apart' are not a list of names or nulls, and one of names"
+        return
+    for tensor in (*manifest["inputs"], *manifest["outputs"]):
+        if tensor["shape"][:1] != [len(manifest["slots"])]:
+            yield f"'{tensor['name']}' does not have the slots as its first dimension"
 
 
 def _variant_complaints(manifest: dict[str, Any]) -> Iterator[str]:
@@ -50,6 +63,14 @@ def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"'measured' has the share '{share}', 'shares' has not"
         if not set(times) <= variants:
             yield f"'measured' has a variant '{min(set(times) - variants)}' that is not there"
+    choosing = manifest.get("choosing", measured)
+    if not _is_measured(choosing) or _known_times(choosing) != _known_times(measured):
+        yield "'choosing' is not seconds of the shares and variants of 'measured'"
+
+
+def _known_times(held: dict[str, dict[str, float]]) -> set[tuple[str, str]]:
+    """Shares and variants that there is a time of."""
+    return {(share, name) for share, times in held.items() for name, secs in times.items() if secs > 0}
 
 
 def _is_text(value: Any) -> bool:
@@ -91,6 +112,7 @@ def _object_with(**fields: _Check) -> _Check:
     )
 
 
+_are_slots = _list_of(lambda slot: slot is None or _is_text(slot), fewest=1)
 _is_shape = _list_of(_is_count)
 _is_tensor = _object_with(name=_is_text, dtype=_is_text, shape=_is_shape)
 _is_output = _object_with(

@@ -14,7 +14,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 
-PROTOCOL = 3
+PROTOCOL = 4
 """of these messages: counts up when a side of before would not understand the other. It is part of the name of every
 queue, so that no work comes to a worker that cannot do it."""
 
@@ -55,8 +55,14 @@ def worker_key(name: str) -> str:
     return f"{PREFIX}worker:{name}"
 
 
-def cancel_key(job: str) -> str:
-    return f"{PREFIX}cancelled:{job}"
+def cancel_key(name: str) -> str:
+    """There when nobody wants the work of a round, or of a job where it belongs to no round, any more."""
+    return f"{PREFIX}cancelled:{name}"
+
+
+def cancelled_by(work: Work) -> str:
+    """The key that takes this work back. A round may outlive the job that asked for it: others may wait for it."""
+    return cancel_key(str(work.get("round_id", work["job"])))
 
 
 def done_key(work_id: str) -> str:
@@ -141,10 +147,11 @@ class IngestWork(TypedDict):
 
 
 class PastTrial(TypedDict):
+    candidate: str
     trace: str
     """as in a record, and so in all work: of another implementation after its name (`fractune_core.implementations`)"""
-    secs: float
-    """geometric mean of the medians over the job's shares; 0 = failed"""
+    secs: dict[str, float]
+    """median by share, at all those of the round; 0 = failed"""
 
 
 class TargetOperator(TypedDict):
@@ -164,6 +171,9 @@ class RoundWork(TypedDict):
     work_id: str
     round_id: str
     job: str
+    """that asked for the round first; others may wait for it too"""
+    scope: str
+    """of that job"""
     operator: TargetOperator
 
 
@@ -171,6 +181,9 @@ class SearchWork(RoundWork):
     do: Literal["search"]
     device_key: str
     shares: list[str]
+    """of all jobs that wait for the round"""
+    fresh: bool
+    """for a job that shares with no other: a search of its own, which learns from its results alone"""
     count: int
     """candidates wanted"""
     exact: bool
@@ -180,13 +193,24 @@ class SearchWork(RoundWork):
     """candidates that this instance proposed for a job that ended before they were measured: to be proposed again"""
     history: list[PastTrial]
     """of the operator, when it is new to this instance"""
+    known: list[str]
+    """candidates of it that were measured at any of these shares, when it is new: they are not to be proposed"""
     transferred: list[str]
     """traces to try first, when it is new: of donors, operators of the same kind or this one at other shares"""
+
+
+class BuiltItem(TypedDict):
+    """How a candidate was built that ran well."""
+
+    build_secs: float
+    versions: dict[str, str]
 
 
 class CandidateItem(TypedDict):
     candidate: str
     trace: str
+    built: NotRequired[BuiltItem]
+    """it was built in this very round: as long as the artifact is there it is not built again"""
 
 
 class BuildWork(RoundWork):
@@ -292,6 +316,7 @@ def work_record(
         job=work["job"],
         worker="",
         measured_at=time.time(),
+        scope=work["scope"],
     )
 
 

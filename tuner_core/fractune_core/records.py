@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -31,6 +33,11 @@ class Status(StrEnum):
     RUN_TIMEOUT = "run_timeout"
     CRASHED = "crashed"
     WRONG_OUTPUT = "wrong_output"
+
+    @property
+    def built(self) -> bool:
+        """False when no machine code came out, which is so for every share."""
+        return self not in (Status.BUILD_FAILED, Status.BUILD_TIMEOUT)
 
 
 class Kind(StrEnum):
@@ -64,6 +71,13 @@ class TimingPolicy:
     """one repeat calls the kernel until this long has passed"""
     cache: str = WARM
     """WARM or COLD"""
+    choosing: int = 0
+    """how many of the repeats kept, the first of them, say which schedule is used; only the others are reported. 0 =
+    they are not divided: of a trial, of what cannot win, in a record of before"""
+
+    def undivided(self) -> TimingPolicy:
+        """As many repeats as this one reports, and none to choose by: for a timing that chooses nothing."""
+        return replace(self, repeats=self.repeats - self.choosing, choosing=0)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,10 +91,11 @@ FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
 """every trial's first timing, and the only one of a trial that is far behind"""
 TRIAL_POLICY = TimingPolicy("trial", warmups=1, repeats=3, min_repeat_ms=10.0)
 """the timing of a contender"""
-VALIDATION_POLICY = TimingPolicy("validation", warmups=1, repeats=9, min_repeat_ms=10.0)
-"""the interleaved timing of the finalists"""
+VALIDATION_POLICY = TimingPolicy("validation", warmups=1, repeats=14, min_repeat_ms=10.0, choosing=5)
+"""the interleaved timing of the finalists: five repeats choose, the nine after them are reported"""
 
-_COLD_REPEATS = {FIRST_POLICY.name: 5, TRIAL_POLICY.name: 20, VALIDATION_POLICY.name: 50}
+_COLD_REPEATS = {FIRST_POLICY.name: (5, 0), TRIAL_POLICY.name: (20, 0), VALIDATION_POLICY.name: (75, 25)}
+"""all that are kept, and those of them that choose"""
 
 
 def policy_name(written: str) -> str:
@@ -92,7 +107,8 @@ def with_cache(policy: TimingPolicy, cache: str) -> TimingPolicy:
     """One of the three policies, over a warm or a cold cache. A cold repeat is a single call, so there are more."""
     if cache == WARM:
         return policy
-    return replace(policy, cache=cache, min_repeat_ms=0.0, repeats=_COLD_REPEATS[policy.name])
+    repeats, choosing = _COLD_REPEATS[policy.name]
+    return replace(policy, cache=cache, min_repeat_ms=0.0, repeats=repeats, choosing=choosing)
 
 
 def candidate_id(workload_hash: str, target_key: str, trace: str) -> str:
@@ -129,7 +145,8 @@ class TuningRecord:
     cause: str
     """one line; empty when OK"""
     run_secs: tuple[float, ...]
-    """all repeats that were kept; empty unless OK. At one core of a CPU what the thread spent there"""
+    """all repeats that were kept, those that choose first; empty unless OK. At one core of a CPU what the thread spent
+    there"""
     policy: TimingPolicy
     anchor_ratio: float
     """time of the anchor kernel beside this measurement, over its first time in that worker; 0 = not timed"""
@@ -153,12 +170,27 @@ class TuningRecord:
     not known: on a GPU, for a failure, in a record of before"""
     attempts: int = 0
     """how often its batch was measured, this time included: those before were void. 0 = not known"""
+    scope: str = ""
+    """that its job shared it in (`JobSpec.scope`); empty = the server's"""
 
     # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
+    # With one more such value Python would give each record a dictionary of its own, larger than the record.
     @cached_property
     def median_s(self) -> float:
-        """Median run time in seconds; infinite for a failure."""
-        return statistics.median(self.run_secs) if self.run_secs else float("inf")
+        """Median run time in seconds, of the repeats that are reported; infinite for a failure."""
+        return _median(self.reported_secs)
+
+    @property
+    def choosing_s(self) -> float:
+        """Median of the repeats that choose, by which schedules are compared and which is told of none: that of the
+        fastest of many is shorter than it takes. Where the repeats are not divided, `median_s`.
+        """
+        return _median(self.run_secs[: self.policy.choosing]) if self.policy.choosing else self.median_s
+
+    @property
+    def reported_secs(self) -> tuple[float, ...]:
+        """The repeats that chose nothing; all where they are not divided."""
+        return self.run_secs[self.policy.choosing :]
 
     @property
     def implementation(self) -> str:
@@ -167,10 +199,10 @@ class TuningRecord:
 
     @property
     def spread(self) -> float:
-        """(largest - smallest) / median of the repeats; 0 for a failure."""
-        if not self.run_secs:
+        """(largest - smallest) / median of the repeats that are reported; 0 for a failure."""
+        if not self.reported_secs:
             return 0.0
-        return (max(self.run_secs) - min(self.run_secs)) / self.median_s
+        return (max(self.reported_secs) - min(self.reported_secs)) / self.median_s
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
@@ -196,3 +228,8 @@ class TuningRecord:
                 "run_secs": tuple(float(secs) for secs in data["run_secs"]),
             }
         )
+
+
+def _median(secs: Sequence[float]) -> float:
+    """Infinite where there is none."""
+    return statistics.median(secs) if secs else math.inf

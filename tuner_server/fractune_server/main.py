@@ -32,6 +32,7 @@ from fractune_server.services.fleet import FleetService
 from fractune_server.services.jobs import JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
+from fractune_server.services.plans import PlanService
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
@@ -99,7 +100,9 @@ def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc
     )
     rpc.add_ModelServiceServicer_to_server(ModelService(context), server)
     rpc.add_JobServiceServicer_to_server(JobService(context, stopping), server)
-    rpc.add_LogServiceServicer_to_server(LogService(context, Matcher(context)), server)
+    matcher = Matcher(context)
+    rpc.add_LogServiceServicer_to_server(LogService(context, matcher), server)
+    rpc.add_PlanServiceServicer_to_server(PlanService(matcher), server)
     rpc.add_BundleServiceServicer_to_server(BundleService(context), server)
     rpc.add_FleetServiceServicer_to_server(FleetService(context), server)
     healthy = health.HealthServicer()
@@ -168,6 +171,8 @@ def _cancel_open_jobs(context: ServerContext) -> None:
     for job in context.store.jobs.open_ids():
         context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)
         mark_cancelled(context.redis, job)
+    for each in context.store.jobs.rounds():
+        mark_cancelled(context.redis, each.round_id)
 
 
 def _check_address(options: ServerOptions) -> None:

@@ -24,7 +24,7 @@ from fractune_core.messages import (
     Event,
     Work,
     busy_key,
-    cancel_key,
+    cancelled_by,
     done_key,
     handed_back_key,
 )
@@ -49,10 +49,8 @@ class WorkerContext:
     """a folder of its own that goes when the worker goes"""
 
     def is_moot(self, work: Work) -> bool:
-        """True when the work was delivered already by a worker that died after it, or its job was cancelled."""
-        done, cancelled = cast(
-            "list[bytes | None]", self.redis.mget(done_key(work["work_id"]), cancel_key(work["job"]))
-        )
+        """True when the work was delivered already by a worker that died after it, or nobody wants it any more."""
+        done, cancelled = cast("list[bytes | None]", self.redis.mget(done_key(work["work_id"]), cancelled_by(work)))
         if done is not None:
             _log.warning("%s %s is refused: it was delivered before, or taken back", work["do"], work["work_id"])
         return done is not None or cancelled is not None

@@ -61,7 +61,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
             device=DEVICE,
             share=self.share,
             granted=self.granted(),
-            run_secs=(secs,) * 3 if secs else (),
+            run_secs=(secs,) * made_up.policy.repeats if secs else (),
             measured_at=time.time(),
             versions=item["versions"],
         )

@@ -21,9 +21,11 @@ _COMMAND = [sys.executable, "-m", "fractune.cli"]
 _ENV = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
 
-def write_model(path: Path, channels: int = 8) -> Path:
-    """A small network with two convolutions and a matrix product, on an input `x` of 1 x 4 x 16 x 16."""
-    rng = np.random.default_rng(0)
+def write_model(path: Path, channels: int = 8, seed: int = 0) -> Path:
+    """A small network with two convolutions and a matrix product, on an input `x` of 1 x 4 x 16 x 16; its weights
+    follow from `seed`.
+    """
+    rng = np.random.default_rng(seed)
 
     def weight(name: str, *shape: int) -> onnx.TensorProto:
         return onnx.numpy_helper.from_array(rng.uniform(-0.5, 0.5, shape).astype("float32"), name)

@@ -2,7 +2,8 @@
 
 It stands in for workers/fractune_workers/ and TVM, so that the server is tested by itself. A "model" is JSON text:
 `{"operators": [{"name": ..., "weight": ..., "space": N}]}`; `space` bounds the candidates of an operator. Where it has
-`flops` and `io_bytes`, ingest tells them.
+`flops` and `io_bytes`, ingest tells them; where it has `implementation`, candidates are of that one unless they must be
+exact.
 `python -m tests.support.processes.fleet_simulated URL ROLE NAME [SHARE]` runs one worker as a process of its own,
 to be killed.
 """
@@ -30,7 +31,8 @@ from rq.timeouts import TimerDeathPenalty
 from rq.worker import WorkerStatus
 
 from fractune_core import messages
-from fractune_core.blobs import get_blob, get_signed_blob, put_blob, put_signed_blob
+from fractune_core.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
+from fractune_core.implementations import DIRECT, text_of
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
@@ -94,12 +96,15 @@ class SimulatedWorker:
         self.hold = threading.Event()
         self.stopped = threading.Event()
         self.handled: list[dict[str, Any]] = []
+        self.built: list[tuple[str, str]] = []
+        """kind and candidate of each build, failed ones too"""
+        self.measured: list[tuple[str, str, str]] = []
+        """kind, candidate and share of each measurement"""
         self.roof: Roof | None = None
         """sent once, with the next batch that is measured"""
         self.twice = False
         """deliver every result two times"""
-        self._next: dict[str, int] = defaultdict(int)
-        self._tried: dict[str, set[str]] = defaultdict(set)
+        self._next: dict[tuple[str, str, str], int] = defaultdict(int)
         self._handlers: dict[str, Callable[[Any], None]] = {
             "ingest": self._ingest,
             "search": self._search,
@@ -202,7 +207,7 @@ class SimulatedWorker:
         self.handled.append(work)
         while self.hold.is_set() and not self.stopped.is_set():
             time.sleep(0.01)
-        if self.redis.exists(messages.done_key(work["work_id"]), messages.cancel_key(work["job"])):
+        if self.redis.exists(messages.done_key(work["work_id"]), messages.cancelled_by(work)):
             return
         try:
             self._handlers[work["do"]](work)
@@ -245,32 +250,39 @@ class SimulatedWorker:
         name = work["operator"]["workload_hash"]
         operator = json.loads(get_signed_blob(self.redis, SECRET, messages.workload_blob(name)))
         space = operator.get("space", 1_000_000)
-        self._tried[name].update(past["trace"] for past in work["history"])
+        known = {*work["known"], *(past["candidate"] for past in work["history"])}
         items: list[dict[str, str]] = []
-        while len(items) < work["count"] and self._next[name] < space:
-            trace = json.dumps([operator["name"], self._next[name]])
-            self._next[name] += 1
-            if trace not in self._tried[name]:
-                self._tried[name].add(trace)
-                items.append({"candidate": candidate_id(name, work["operator"]["target_key"], trace), "trace": trace})
+        search = (name, work["scope"], work["job"] if work["fresh"] else "")
+        while len(items) < work["count"] and self._next[search] < space:
+            trace = json.dumps([operator["name"], self._next[search]])
+            if not work["exact"]:
+                trace = text_of(operator.get("implementation", DIRECT), trace)
+            self._next[search] += 1
+            candidate = candidate_id(name, work["operator"]["target_key"], trace)
+            if candidate not in known:
+                items.append({"candidate": candidate, "trace": trace})
         stream = messages.tuner_stream(self.name)
         proposed = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
         proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
         self._send(stream, proposed)
-        same = ("round_id", "job", "operator", "device_key", "shares")
+        same = ("round_id", "job", "scope", "operator", "device_key", "shares")
         for start in range(0, len(items), 4):
             build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": stream}
             build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
             self._enqueue(messages.BUILD_QUEUE, build)
 
     def _build(self, work: dict[str, Any]) -> None:
-        same = ("round_id", "job", "kind", "operator", "reply")
+        same = ("round_id", "job", "scope", "kind", "operator", "reply")
         artifacts = [
             {**item, "build_secs": 0.1, "status": outcome(item["trace"]).value, "cause": "made up"}
             for item in work["candidates"]
         ]
         for item in artifacts:
-            put_blob(self.redis, messages.artifact_blob(work["round_id"], item["candidate"]), b"code")
+            artifact = messages.artifact_blob(work["round_id"], item["candidate"])
+            if "built" not in item or not has_blob(self.redis, artifact):
+                self.built.append((work["kind"], item["candidate"]))
+                if item["status"] == Status.OK:
+                    put_blob(self.redis, artifact, b"code")
         for share in work["shares"]:
             measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
             measure |= {field: work[field] for field in same} | {"artifacts": artifacts}
@@ -278,6 +290,7 @@ class SimulatedWorker:
 
     def _measure(self, work: dict[str, Any]) -> None:
         for item in work["artifacts"]:
+            self.measured.append((work["kind"], item["candidate"], work["share"]))
             record = made_up_record(work, item["candidate"], item["trace"], Status(item["status"]), self.name)
             event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
             self._send(work["reply"], {**event, "record": record.to_json()})
@@ -318,7 +331,7 @@ def made_up_record(
     )
     return replace(
         record,
-        run_secs=(secs, secs, secs) if status is Status.OK else (),
+        run_secs=(secs,) * record.policy.repeats if status is Status.OK else (),
         anchor_ratio=1.0,
         worker=worker,
         build_secs=0.1,

@@ -27,6 +27,7 @@ class ScriptedServer(
     rpc.LogServiceServicer,
     rpc.BundleServiceServicer,
     rpc.FleetServiceServicer,
+    rpc.PlanServiceServicer,
 ):
     """Models and bundles are kept; a watched job goes through `script`."""
 
@@ -42,6 +43,8 @@ class ScriptedServer(
         self.tables: list[pb.OperatorTable] = []
         self.imported: list[pb.ImportRecordsRequest] = []
         self.filters: list[pb.RecordFilter] = []
+        self.plan_requests: list[pb.MakePlanRequest] = []
+        self.plans: list[pb.Plan] = []
         self.fail_with: FractuneError | None = None
         self.watch: Callable[[grpc.ServicerContext], Iterator[pb.Job]] | None = None
 
@@ -131,6 +134,11 @@ class ScriptedServer(
             abort(context, NotFound(f"nothing of {request.model} was measured"))
         return pb.TabulateModelResponse(operators=self.tables)
 
+    def MakePlan(self, request: pb.MakePlanRequest, context: Any) -> pb.Plan:
+        self._maybe_fail(context)
+        self.plan_requests.append(request)
+        return self.plans.pop(0) if len(self.plans) > 1 else self.plans[0]
+
     def DownloadBundle(self, request: pb.DownloadBundleRequest, context: Any) -> Iterator[pb.DownloadBundleResponse]:
         if request.name not in self.bundles:
             abort(context, NotFound(f"no {request.name}"))
@@ -155,6 +163,7 @@ def serving(servicer: ScriptedServer, address: str = "127.0.0.1:0") -> Iterator[
     rpc.add_LogServiceServicer_to_server(servicer, server)
     rpc.add_BundleServiceServicer_to_server(servicer, server)
     rpc.add_FleetServiceServicer_to_server(servicer, server)
+    rpc.add_PlanServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)
     servicer.address = f"127.0.0.1:{port}" if address.startswith("127.") else address
     server.start()

@@ -37,6 +37,7 @@ class Client:
         self.log = rpc.LogServiceStub(self.channel)
         self.bundles = rpc.BundleServiceStub(self.channel)
         self.fleet = rpc.FleetServiceStub(self.channel)
+        self.plans = rpc.PlanServiceStub(self.channel)
 
     def __enter__(self) -> Self:
         return self

@@ -20,15 +20,35 @@ class Small:
     bundle: Path
 
 
+@dataclass(frozen=True)
+class FusedVariants:
+    """Two variants of the small model, and a bundle in which they have the first two of three slots."""
+
+    models: tuple[Path, Path]
+    bundle: Path
+
+
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    folder = _compiled("small", tmp_path_factory)
+    return Small(folder / "small.onnx", folder / "small.fractune")
+
+
+@pytest.fixture(scope="session")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedVariants:
+    folder = _compiled("fused", tmp_path_factory)
+    return FusedVariants((folder / "variant1.onnx", folder / "variant2.onnx"), folder / "variants.fractune")
+
+
+def _compiled(what: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In a process of its own: the tests of inference run without the compiler. Once for all workers of a run."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "small"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / what
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "made").exists():
-            subprocess.run([sys.executable, "-m", "tests.support.real_bundle", str(folder)], check=True, cwd=REPOSITORY)
+            command = [sys.executable, "-m", "tests.support.real_bundle", str(folder), what]
+            subprocess.run(command, check=True, cwd=REPOSITORY)
             (folder / "made").touch()
-    return Small(folder / "small.onnx", folder / "small.fractune")
+    return folder

@@ -73,6 +73,20 @@ def test_measured_times_are_by_units_and_variant() -> None:
     assert bundle.measured("mps") == {}
 
 
+def test_the_times_that_choose_are_those_measured_where_a_bundle_does_not_hold_them_apart() -> None:
+    measured = {"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}}
+    assert Bundle(bundle_bytes(measured=measured)).choosing("cpu") == {4: measured["cpu:4"]}
+    choosing = {"cpu:4": {"cpu:4": 0.9e-3, "untuned": 2.1e-3}}
+    assert Bundle(bundle_bytes(measured=measured, choosing=choosing)).choosing("cpu") == {4: choosing["cpu:4"]}
+
+
+@pytest.mark.parametrize("choosing", [{}, {"cpu:4": {"cpu:4": 1e-3}}, {"cpu:4": {"cpu:4": 1e-3, "untuned": 0}}, [1], 1])
+def test_times_that_choose_of_other_variants_than_those_measured_are_refused(choosing: object) -> None:
+    measured = {"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}}
+    with pytest.raises(BadBundle, match="'choosing' is not seconds of the shares and variants of 'measured'"):
+        Bundle(bundle_bytes(measured=measured, choosing=choosing))
+
+
 def test_the_same_contents_make_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
     first = a_bundle()
     monkeypatch.setattr(time, "localtime", lambda *_: time.gmtime(1_000_000_000))

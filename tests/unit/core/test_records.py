@@ -51,6 +51,8 @@ def test_a_cold_repeat_is_one_call_so_there_are_more(policy: TimingPolicy) -> No
     cold = with_cache(policy, COLD)
     assert (cold.name, cold.cache, cold.min_repeat_ms) == (policy.name, COLD, 0.0)
     assert cold.repeats > policy.repeats
+    assert cold.undivided().repeats >= policy.undivided().repeats
+    assert bool(cold.choosing) == bool(policy.choosing)
 
 
 def test_a_failure_has_no_time() -> None:
@@ -60,9 +62,26 @@ def test_a_failure_has_no_time() -> None:
 
 
 def test_median_and_spread() -> None:
-    record = validation("trace", 1, 0.0, run_secs=(1.0, 2.0, 4.0))
-    assert record.median_s == 2.0
+    record = validation("trace", 1, 0.0, run_secs=(1.0, 2.0, 4.0), policy=TRIAL_POLICY)
+    assert (record.median_s, record.choosing_s) == (2.0, 2.0)
     assert record.spread == pytest.approx(1.5)
+
+
+def test_what_chose_is_not_reported() -> None:
+    policy = TimingPolicy("validation", warmups=1, repeats=6, min_repeat_ms=10.0, choosing=3)
+    record = validation("trace", 1, 0.0, run_secs=(0.5, 0.1, 0.2, 1.0, 2.0, 4.0), policy=policy)
+    assert (record.choosing_s, record.median_s, record.reported_secs) == (0.2, 2.0, (1.0, 2.0, 4.0))
+    assert record.spread == pytest.approx(1.5)
+    nothing_left = validation("trace", 1, 0.0, run_secs=(0.5, 0.1, 0.2), policy=policy)
+    assert math.isinf(nothing_left.median_s)
+    assert policy.undivided() == TimingPolicy("validation", warmups=1, repeats=3, min_repeat_ms=10.0)
+
+
+def test_in_a_record_of_before_the_same_repeats_chose_and_are_reported() -> None:
+    data = validation("trace", 1, 0.0, run_secs=(1.0, 2.0, 4.0)).to_json()
+    del data["policy"]["choosing"]
+    record = TuningRecord.from_json(data)
+    assert (record.choosing_s, record.median_s, record.reported_secs) == (2.0, 2.0, (1.0, 2.0, 4.0))
 
 
 @given(st.lists(st.text(), min_size=3, max_size=3, unique=True))

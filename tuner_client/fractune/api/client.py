@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fractune.api.following import submit
 from fractune.api.job import Job
@@ -16,7 +17,11 @@ from fractune.jobs import JobStatus, OfferedShare, Worker
 from fractune.rpc import CALL_TIMEOUT_S, RpcClient
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, roof_from_proto, shapes_to_proto
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.planning.wire import LoggedModel, plan_from_proto, request_to_proto
 from fractune_core.shares import Share
+
+if TYPE_CHECKING:
+    from fractune.api.planning import PlanResult
 
 
 def connect(address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Client:
@@ -70,6 +75,8 @@ class Client:
         rerank: int | None = None,
         only: str = "",
         exact: bool = False,
+        scope: str = "",
+        fresh: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
         priority: int = 0,
     ) -> Job:
@@ -92,6 +99,8 @@ class Client:
                 priority=priority,
                 rerank=rerank,
                 exact=exact,
+                scope=scope,
+                fresh=fresh,
             )
             return Job(self._rpc, submit(self._rpc, path, spec))
 
@@ -112,6 +121,7 @@ class Client:
         allow_unmeasured: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
         target: str = "",
+        scope: str = "",
     ) -> MatchResult:
         """Which record each operator of the model would use at `share`, and why; the options are `fractune.match`'s.
 
@@ -122,11 +132,42 @@ class Client:
         with model_file(model) as path:
             name = self._rpc.upload_model(path).name
         request = pb.MatchModelRequest(
-            model=name, share=wanted, inputs=shown, target=target, loosest=policy, allow_unmeasured=allow_unmeasured
+            model=name,
+            share=wanted,
+            inputs=shown,
+            target=target,
+            loosest=policy,
+            allow_unmeasured=allow_unmeasured,
+            scope=scope,
         )
         answer = self._rpc.match_model(request)
         roof = roof_from_proto(answer.roof) if answer.HasField("roof") else None
         return MatchResult(wanted, tuple(map(operator_match, answer.matches)), roof)
+
+    def plan(
+        self,
+        source: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        gpus: int | None = None,
+        layouts: str = "",
+        simulate: bool = False,
+        seed: int = 0,
+    ) -> PlanResult:
+        """A plan made by the server, with what its log knows of the file's `model` entries; else as `fractune.plan`.
+
+        Raises BadRequest, BadModel, BadBundle, NotFound, PlanInfeasible.
+        """
+        from fractune.api.planning import PlanResult
+        from fractune.planning.plan_file import read_plan
+
+        read = read_plan(source, gpus=gpus, layouts=layouts)
+        logged = {}
+        for name, each in read.logged.items():
+            with model_file(each.path) as path:
+                model = self._rpc.upload_model(path).name
+            logged[name] = LoggedModel(model, each.inputs, each.requests_per_run)
+        request = request_to_proto(read.request, logged, simulate=simulate, seed=seed)
+        return PlanResult(plan_from_proto(self._rpc.make_plan(request)))
 
     def workers(self) -> list[Worker]:
         """The live workers, by role and name."""

@@ -91,8 +91,8 @@ class Log:
 
     Filters: `model` is part of a model's file name, or `models/SHA256`; `operator` part of an operator's name, or a
     workload hash; `share` as it was asked for (`cpu:1`); `device` part of a device key; `kind` is `trial` or
-    `validation`; `job` a job's name. What is left empty lets everything pass. BadRequest for a share or a kind that
-    there cannot be.
+    `validation`; `job` a job's name. What is left empty lets everything pass, but `scope`: records are of one, by
+    default the server's. BadRequest for a share or a kind that there cannot be.
     """
 
     def __init__(self, rpc: RpcClient) -> None:
@@ -107,11 +107,12 @@ class Log:
         device: str = "",
         kind: str = "",
         job: str = "",
+        scope: str = "",
         limit: int = 100,
         fastest: bool = False,
     ) -> Records:
         """At most `limit` records, the newest first, or the fastest."""
-        wanted = record_filter(model, operator, share, device, kind, job)
+        wanted = record_filter(model, operator, share, device, kind, job, scope)
         found = self._rpc.records(wanted, limit, fastest_first=fastest)
         return Records(
             tuple(map(record_from_proto, found.records)),
@@ -132,6 +133,7 @@ class Log:
         device: str = "",
         kind: str = "",
         job: str = "",
+        scope: str = "",
     ) -> int:
         """Write all records that pass to `path`, and return their number.
 
@@ -139,7 +141,7 @@ class Log:
         one share of one device, with validations only unless `kind` says otherwise. Raises BadRequest when `path` is
         there and `force` is False, StateUnusable when it cannot be written, FractuneError without TVM for a folder.
         """
-        wanted = record_filter(model, operator, share, device, kind, job)
+        wanted = record_filter(model, operator, share, device, kind, job, scope)
         check_export(Path(path), file_format, force=force)
         if file_format == "jsondatabase":
             wanted.kind = wanted.kind or Kind.VALIDATION.value  # trials were never checked for right output
@@ -186,12 +188,13 @@ class Log:
         device: str = "",
         kind: str = "",
         job: str = "",
+        scope: str = "",
     ) -> Pruned:
         """Delete trials beyond the fastest `keep_best` of each operator, target, device and share, for good.
 
         Published records stay unless `kind` is `validation`. With `dry_run` they are only counted.
         """
-        wanted = record_filter(model, operator, share, device, kind, job)
+        wanted = record_filter(model, operator, share, device, kind, job, scope)
         answer = self._rpc.prune_records(wanted, keep_best, dry_run=dry_run)
         return Pruned(answer.deleted, answer.kept)
 
@@ -206,11 +209,15 @@ class Log:
         return list(jsondatabase.read_jsondatabase(path, offered))
 
 
-def record_filter(model: str, operator: str, share: str, device: str, kind: str, job: str) -> pb.RecordFilter:
+def record_filter(
+    model: str, operator: str, share: str, device: str, kind: str, job: str, scope: str
+) -> pb.RecordFilter:
     """Raises BadRequest for a share or a kind that there cannot be."""
     check_record_filter(share, kind)
     named = job_name(job) if job else ""
-    return pb.RecordFilter(model=model, operator=operator, share=share, device=device, kind=kind, job=named)
+    return pb.RecordFilter(
+        model=model, operator=operator, share=share, device=device, kind=kind, job=named, scope=scope
+    )
 
 
 def check_export(path: Path, file_format: LogFormat, *, force: bool) -> None:

@@ -96,7 +96,7 @@ def noise(
         held.enter_context(_children_find_us())
         data = measure_noise(
             wanted,
-            _reporter(progress),
+            line_reporter(progress),
             measurers=counts,
             candidates=candidates,
             seed=seed,
@@ -116,7 +116,8 @@ def _check(measurers: Sequence[int], candidates: int) -> None:
         raise BadRequest(f"candidates is {candidates}; it must be from {FEWEST_CANDIDATES} to {MOST_CANDIDATES}")
 
 
-def _reporter(progress: LineProgress) -> Callable[[str], None]:
+def line_reporter(progress: LineProgress) -> Callable[[str], None]:
+    """A function that reports a line as asked for."""
     if callable(progress):
         return progress
     return _print_line if progress else lambda _: None

@@ -60,8 +60,10 @@ def choose_view(progress: ProgressOption) -> View:
 
 
 def status_text(job: JobStatus) -> str:
-    """One line: state, trials, rate, time left, failures."""
-    parts = [job.state.value, f"{job.candidates_done}/{job.trials_planned} trials"]
+    """One line: state, trials, how many of them are shared, rate, time left, failures."""
+    parts = [job.state.value, f"{job.candidates_had}/{job.trials_planned} trials"]
+    if job.candidates_shared:
+        parts.append(f"{job.candidates_shared} shared")
     if job.trials_per_s > 0:
         parts.append(f"{job.trials_per_s:.1f} trials/s")
     if job.time_left_s is not None:
@@ -102,7 +104,7 @@ class BarView(View):
             self._task,
             description=job.model_name,
             total=1 if ended else job.trials_planned or None,
-            completed=1 if ended else job.candidates_done,
+            completed=1 if ended else job.candidates_had,
             status=status_text(job),
             refresh=True,
         )

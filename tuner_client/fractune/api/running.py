@@ -43,7 +43,7 @@ def finished_job(
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
     """The table tuned-at x run-at of every operator that the finished job was about, from published records."""
     request = pb.TabulateModelRequest(
-        model=job.model, shares=job.shares, inputs=shapes_to_proto(job.inputs), target=job.target
+        model=job.model, shares=job.shares, inputs=shapes_to_proto(job.inputs), target=job.target, scope=job.scope
     )
     published = map(operator_records, client.tabulate_model(request))
     selected = {each.workload_hash for each in job.operators if each.selected}

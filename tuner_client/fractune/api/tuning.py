@@ -21,6 +21,7 @@ from fractune.reports.cross_table import model_table
 from fractune.reports.knee_report import fastest_knee
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest, JobFailed
+from fractune_core.fused import is_fused
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import Share
 
@@ -43,6 +44,8 @@ def tune(
     rerank: int | None = None,
     only: str = "",
     exact: bool = False,
+    scope: str = "",
+    fresh: bool = False,
     inputs: Shapes | None = None,
     priority: int = 0,
     out: PathText = ".",
@@ -64,9 +67,10 @@ def tune(
     of a round. `target` is TVM's, by default the measuring processor. With `rerank` nothing is searched: so many of
     every share's best are measured here. `only` names the operators to tune by parts of their names ("conv2d,dense").
     `exact` leaves out implementations that round otherwise than the operator itself, as Winograd's convolutions do.
-    `inputs` gives shapes to inputs that the model leaves open. The job of the highest `priority` goes first. The bundle
-    is `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls a function with each
-    JobStatus.
+    Jobs that run at the same time search an operator once, and read what the log holds of it: those of one `scope`
+    (default: the server's), and with `fresh` none but this one. `inputs` gives shapes to inputs that the model leaves
+    open. The job of the highest `priority` goes first. The bundle is `<model>.fractune` in the folder `out`. `progress`
+    shows a bar, nothing (False), or calls a function with each JobStatus.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
     """
@@ -85,9 +89,15 @@ def tune(
             priority=priority,
             rerank=rerank,
             exact=exact,
+            scope=scope,
+            fresh=fresh,
         )
         written = bundle_file(out, path.name)
         check_writable("out", written)
+        if until_beats is not None and is_fused(path):
+            raise BadRequest(f"{path.name} is a fused model, which no peer runs; leave until_beats out")
+        if fresh and until_beats is not None:
+            raise BadRequest("fresh: until_beats tunes in steps, of which each reads what those before it measured")
         goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=server)
         if goal is not None:
             return tune_until_beaten(path, spec, goal, written, folder(state), choose_view(progress))
@@ -106,6 +116,7 @@ def bundle(
     rerank: int = 1,
     target: str = "",
     exact: bool = False,
+    scope: str = "",
     inputs: Shapes | None = None,
     out: PathText | None = None,
     server: str | None = None,
@@ -125,7 +136,8 @@ def bundle(
     with model_file(model) as path:
         written = Path(out).absolute() if out is not None else bundle_file(".", path.name)
         check_writable("out", written)
-        spec = job_spec(path.name, shares, inputs or {}, target=target, rerank=rerank, variants=variants, exact=exact)
+        limits = {"rerank": rerank, "variants": variants, "exact": exact, "scope": scope}
+        spec = job_spec(path.name, shares, inputs or {}, target=target, **limits)
         with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
             if not job.bundle:
                 raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
@@ -141,6 +153,7 @@ def matrix(
     rerank: int = 1,
     only: str = "",
     target: str = "",
+    scope: str = "",
     inputs: Shapes | None = None,
     server: str | None = None,
     state: PathText | None = None,
@@ -152,7 +165,7 @@ def matrix(
     """
     check_above_zero("rerank", rerank)
     with model_file(model) as path:
-        spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=rerank)
+        spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=rerank, scope=scope)
         with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
             return Matrix((model_table(job), *(operator_tables(client, job) if operators else ())))
 
@@ -165,6 +178,7 @@ def knee(
     operators: bool = False,
     only: str = "",
     target: str = "",
+    scope: str = "",
     inputs: Shapes | None = None,
     server: str | None = None,
     state: PathText | None = None,
@@ -178,7 +192,7 @@ def knee(
     if not 0 <= slack <= 1:
         raise BadRequest(f"slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
     with model_file(model) as path:
-        spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=1)
+        spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=1, scope=scope)
         with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
             tables = [model_table(job), *(operator_tables(client, job) if operators else ())]
     granted = {each.share: each.granted for each in job.results}
@@ -194,6 +208,7 @@ def match(
     allow_unmeasured: bool = False,
     inputs: Shapes | None = None,
     target: str = "",
+    scope: str = "",
     server: str | None = None,
     state: PathText | None = None,
 ) -> MatchResult:
@@ -205,7 +220,8 @@ def match(
     Share.parse(share)
     shapes(inputs or {})
     with model_file(model) as path, session(folder(state), server, compile=True) as client:
-        return client.match(path, share, policy=policy, allow_unmeasured=allow_unmeasured, inputs=inputs, target=target)
+        how = {"policy": policy, "target": target, "scope": scope}
+        return client.match(path, share, allow_unmeasured=allow_unmeasured, inputs=inputs, **how)
 
 
 @contextlib.contextmanager

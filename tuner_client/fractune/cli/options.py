@@ -34,6 +34,9 @@ Only = Annotated[str, typer.Option("--only", help="Only operators whose name con
 Exact = Annotated[
     bool, typer.Option("--exact", help="Only implementations that round as the operators themselves: no Winograd.")
 ]
+Scope = Annotated[
+    str, typer.Option("--scope", metavar="NAME", help="Share searches and the log with jobs of this scope only.")
+]
 ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule (JSON or TVMScript) or torch.export file.")]
 Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
 

@@ -61,6 +61,7 @@ def progress_json(job: JobStatus) -> dict[str, Any]:
         "trials_planned": job.trials_planned,
         "trials_done": dict(job.trials_done),
         "candidates_done": job.candidates_done,
+        "candidates_shared": job.candidates_shared,
         "failures": dict(job.failures),
         "trials_per_s": job.trials_per_s,
         "elapsed_s": job.elapsed_s,

@@ -37,13 +37,13 @@ def choose_variant(
     `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
     """
     unit = "core" if mechanism == "cpu" else "sm"
-    tuned, measured = _tuned_units(bundle, mechanism), bundle.measured(mechanism)
+    tuned, measured = _tuned_units(bundle, mechanism), bundle.choosing(mechanism)
     row = measured.get(units, {})
     own = next((name for name, at in tuned.items() if at == units and name in row), None)
     if own is not None and row[own] <= min(row.values()):
         reason = f"tuned at {units_text(units, unit)}, and none is known to be faster there"
         return VariantChoice(own, How.EXACT, 0.0, reason)
-    choice = choose(measured, units, UNTUNED_VARIANT, policy, unit)
+    choice = choose(measured, units, UNTUNED_VARIANT, policy, unit, reported=bundle.measured(mechanism))
     if choice.name is not None:
         return VariantChoice(choice.name, choice.how, choice.regret, choice.reason)
     if units in measured:

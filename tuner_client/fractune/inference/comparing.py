@@ -30,13 +30,13 @@ def time_in_turns(
     for turn in range(repeats):
         for name in list(finalists)[:: -1 if turn % 2 else 1]:
             if apart:
-                _wait_for_quiet()
+                wait_for_quiet()
                 finalists[name]()
             run_secs[name].append(_one_turn(finalists[name]))
     return run_secs
 
 
-def _wait_for_quiet() -> None:
+def wait_for_quiet() -> None:
     """Until this process hardly uses its processor, for a second at most."""
     for _ in range(_QUIET_LOOKS):
         used_s = time.process_time()

@@ -19,6 +19,7 @@ from fractune.inference.choosing import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.runner import Runner
 from fractune.inference.signatures import check_signature
+from fractune.inference.slots import Slots
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.bundles import Bundle
 from fractune_core.shares import Share
@@ -56,6 +57,8 @@ class Model:
     """the variant that `run` runs, and why"""
     share: ShareHere
     """the share that it was chosen for"""
+    slots: tuple[str | None, ...]
+    """of a fused model: the name of each slot's variant, None for an empty slot; of any other model there are none"""
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class Model:
         self.bundle = bundle
         self.inputs = tensors.specs_of(bundle.manifest["inputs"])
         self.outputs = tensors.specs_of(bundle.manifest["outputs"])
+        self._slots = Slots(bundle.name, bundle.manifest.get("slots", ()), self.inputs)
+        self.slots = self._slots.names
         self._backend = backend_for(bundle, Share.parse(share) if share else None)
         self._policy = policy
         self._turn = threading.Lock()
@@ -77,13 +82,33 @@ class Model:
         self._stop: Callable[[], Any] | None = None
         self._take(self._backend.look())
 
-    def run(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Array]:
+    def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
         """The outputs of the chosen variant, or of another, as arrays of their own. Raises BadRequest for wrong inputs.
 
         Inputs are NumPy arrays, or anything with `__dlpack__` in the memory of the CPU (PyTorch, JAX, CuPy's pinned
-        arrays) or of the GPU that the model runs on, and are not copied where they need not be.
+        arrays) or of the GPU that the model runs on, and are not copied where they need not be. A fused model takes
+        those of all slots, stacked, or with `slot` those of one (`run_slots`).
         """
+        if slot is not None:
+            return self.run_slots({slot: inputs}, variant)[slot]
         return [self._backend.array(tensor) for tensor in self.run_tensors(inputs, variant)]
+
+    def run_slots(
+        self, requests: Mapping[int, Mapping[str, Any]], variant: str | None = None
+    ) -> dict[int, list[Array]]:
+        """The outputs of a fused model by slot, of inputs by slot, which lie in the memory of the CPU.
+
+        All slots are computed, however many are asked for: `occupancy`. Raises BadRequest for wrong inputs, and for a
+        slot that is empty, or that there is not.
+        """
+        outputs = self.run(self._slots.stacked(requests), variant)
+        self._slots.count(len(requests))
+        return {slot: [output[slot].copy() for output in outputs] for slot in requests}
+
+    @property
+    def occupancy(self) -> float:
+        """The part of the slots computed for `run_slots` that served a request; 0 before the first."""
+        return self._slots.occupancy
 
     def run_tensors(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Any]:
         """As `run`, with the outputs where the model left them: read-only tensors with `__dlpack__`.

@@ -28,7 +28,7 @@ CPU = (1, 0)
 """a device as TVM and DLPack number them: its kind, and which of them"""
 _SHARE_ALL_CPUS = -3
 """TVM's mode of a thread pool all of whose threads may be on all CPUs of a list"""
-_SPIN_YIELDS = "20000"
+SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "20000"
 """How long a thread of TVM's pool waits for more work before it sleeps: some 20 ms, where TVM's own number takes 0.3 s
 of a core after every inference, which others on the machine miss"""
 _loading = threading.Lock()
@@ -46,7 +46,7 @@ def _load_libraries() -> None:
         import tvm_ffi_orcjit  # noqa: F401  registers the loader of object files
     except ImportError as error:
         raise FractuneError(f"running a bundle needs TVM ({error}); install 'fractune[run]'") from error
-    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", _SPIN_YIELDS)
+    os.environ.setdefault(SPIN_COUNT, SPIN_YIELDS)
     for name in _LIBRARIES:
         try:
             ctypes.CDLL(str(_library_folder() / name), ctypes.RTLD_GLOBAL)

@@ -54,9 +54,23 @@ def as_arguments(
     a multiple of 64 bytes; else they are copied. They may lie on the `gpu` (DLPack's numbers) too, and are not copied
     there. Raises BadRequest, which lists what is expected, for wrong inputs.
     """
+    readable = _checked(specs, inputs, gpu)
+    return [_tensor(spec.name, readable[spec.name]) for spec in specs]
+
+
+def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """The inputs, in memory of the CPU, as NumPy arrays over that. Raises BadRequest as `as_arguments`."""
+    import numpy as np
+
+    readable = _checked(specs, inputs, None)
+    return {name: value if isinstance(value, np.ndarray) else as_array(value) for name, value in readable.items()}
+
+
+def _checked(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None) -> dict[str, Any]:
+    """The inputs as what can be read, just those that `specs` ask for."""
     readable = {name: _readable(name, value, gpu) for name, value in inputs.items()}
     check_inputs(specs, readable)
-    return [_tensor(spec.name, readable[spec.name]) for spec in specs]
+    return readable
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ CSV_COLUMNS = (
     "run_secs",
     "policy",
     "cache",
+    "choosing",
     "anchor_ratio",
     "neighbours",
     "build_secs",
@@ -100,6 +101,7 @@ def csv_row(record: TuningRecord) -> dict[str, Any]:
         "run_secs": ";".join(repr(secs) for secs in record.run_secs),
         "policy": record.policy.name,
         "cache": record.policy.cache,
+        "choosing": record.policy.choosing,
         "throttled_ns": ";".join(f"{reason}={ns}" for reason, ns in sorted(record.throttled_ns.items())),
         "lost": "" if disturbance is None else disturbance.lost,
         "disturbance": ";".join(f"{name}={count}" for name, count in disturbance.to_json().items())

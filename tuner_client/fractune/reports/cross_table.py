@@ -119,7 +119,7 @@ def operator_table(published: OperatorRecords, shares: Sequence[str]) -> CrossTa
     """Of one operator: published measurements; those of one job at one share were taken in turn."""
     found: dict[str, dict[str, Cell]] = {}
     for tuned_at, run_at, record in published.cells:
-        found.setdefault(tuned_at, {})[run_at] = Cell(record.run_secs, record.job)
+        found.setdefault(tuned_at, {})[run_at] = Cell(record.reported_secs, record.job)
     order = [UNTUNED_VARIANT, *shares]
     cells = {variant: found[variant] for variant in order if variant in found}
     return CrossTable(published.operator.name, published.operator.weight, tuple(shares), cells)

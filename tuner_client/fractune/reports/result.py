@@ -8,7 +8,7 @@ from fractune.jobs import JobStatus, OperatorStatus, ShareResult
 from fractune.reports.cross_table import model_table
 from fractune.reports.rendering import Column, Table
 from fractune.reports.tables import cross_text
-from fractune.reports.text import counts_text, ratio_text, span_text, spent_text, table_console, time_text
+from fractune.reports.text import counts_text, moment_text, ratio_text, span_text, spent_text, table_console, time_text
 from fractune.reports.time_table import operator_time, operators_s, time_table
 from fractune_core.analysis.roofline import NEAR
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name
@@ -39,6 +39,7 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
         "job": job.name,
         "wall_s": job.wall_s,
         "trials": {share: job.trials_done.get(share, 0) for share in job.shares},
+        "trials_shared": job.candidates_shared,
         "trials_saved": job.trials_saved,
         "trials_per_s": job.trials_per_s,
         "phases_s": dict(job.phases_s),
@@ -63,6 +64,8 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
         "granted": each.granted.to_json(),
         "untuned_s": each.untuned_s,
         "tuned_s": each.tuned_s,
+        "timed_by": each.earlier_job or job.name,
+        "timed_at": each.timed_at or None,
         "roof": None if roof is None else roof.to_json(),
         "operators_s": in_operators_s,
         "rest_s": each.tuned_s - in_operators_s,
@@ -80,6 +83,8 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
         print(line)
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
     print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
+    if job.candidates_shared:
+        print(f"shared: {job.candidates_shared} more trials, which other jobs asked for")
     print(f"layout transforms in one inference: {layout_transforms(job)}")
     if job.trials_saved:
         print(
@@ -103,6 +108,19 @@ def doubts(job: JobStatus) -> list[str]:
     ]
 
 
+def timed_before(job: JobStatus) -> list[str]:
+    """A line for each earlier job that the latencies are from."""
+    shares: dict[tuple[str, str], list[str]] = {}
+    for each in job.results:
+        if each.earlier_job:
+            shares.setdefault((each.earlier_job, moment_text(each.timed_at)), []).append(each.share)
+    return [
+        f"note: the latencies at {', '.join(at)} are from {earlier}, which timed this very bundle on {day}; "
+        f"'fractune run BUNDLE --share {at[0]}' times it now"
+        for (earlier, day), at in shares.items()
+    ]
+
+
 def latency_table(job: JobStatus) -> Table:
     """A row for each share: what it granted, the latencies and the largest difference of the outputs."""
     numbers = (Column(name, numbers=True) for name in ("untuned", "tuned", "speed-up", "largest output difference"))
@@ -111,7 +129,7 @@ def latency_table(job: JobStatus) -> Table:
         columns=(Column("share"), Column("granted"), *numbers),
         cells=tuple(map(_latency_cells, job.results)),
         rows=tuple(map(_latency_row, job.results)),
-        notes=tuple(doubts(job)),
+        notes=(*timed_before(job), *doubts(job)),
     )
 
 

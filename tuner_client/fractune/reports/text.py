@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from rich.console import Console
 
@@ -42,6 +43,11 @@ def span_text(secs: float) -> str:
     """A span that people wait for: `42 s`, `3 min 05 s`."""
     whole = max(round(secs), 0)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def moment_text(secs: float) -> str:
+    """A time of day in seconds since 1970: `2026-01-31 13:05 UTC`."""
+    return datetime.fromtimestamp(secs, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def spent_text(spent_s: Mapping[str, float]) -> str:

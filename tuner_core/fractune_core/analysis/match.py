@@ -1,7 +1,8 @@
 """Match: which schedule to use at a share. Exact, near with measured regret, robust, or none with the reason.
 
 One rule serves two readers: the server chooses a record for each operator of a model (`find_match`), and inference
-chooses a variant of a bundle (`choose`). Times are seconds by granted units, then by finalist.
+chooses a variant of a bundle (`choose`). Times are seconds by granted units, then by finalist. What is told of a choice
+does not come from the repeats that made it, by which the fastest of many looks faster than it is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fractune_core.analysis.validated import Times, ValidatedRecords
+from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, units_text
 
@@ -76,8 +77,17 @@ class Match:
     reason: str
 
 
-def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLICY, unit: str = "unit") -> Choice:
+def choose(
+    times: Times,
+    units: int,
+    default: str,
+    policy: Policy = DEFAULT_POLICY,
+    unit: str = "unit",
+    *,
+    reported: Times | None = None,
+) -> Choice:
     """Choose among finalists for a share of `units` units; `default` names the untuned one, `unit` what a unit is.
+    `times` choose; what the answer loses is told by `reported`, of the same finalists and shares (None = by `times`).
 
     1. Measured at this very share: the fastest there.
     2. Else the one whose measured times lose least at the two nearest shares, on either side where there are such; the
@@ -95,8 +105,9 @@ def choose(times: Times, units: int, default: str, policy: Policy = DEFAULT_POLI
         found = least_regret(times, shares, default) if policy.allows(how) and len(shares) > 1 else None
         if found is not None:
             label = "the nearest shares" if how is How.NEAR else "all shares measured"
-            reason = f"loses at most {found[1]:.1%} at {label} ({units_text(sorted(shares), unit)})"
-            return _chosen(how, found[0], default, found[1], reason)
+            regret = reported_regret(found[0], times, times if reported is None else reported, shares, default)
+            reason = f"loses at most {regret:.1%} at {label} ({units_text(sorted(shares), unit)})"
+            return _chosen(how, found[0], default, regret, reason)
     measured = units_text(sorted(times), unit) if times else "no share"
     if policy.allow_unmeasured and times:
         nearest = min(times, key=lambda other: (_ratio(other, units), other))
@@ -124,6 +135,15 @@ def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str
     return name, worst[name]
 
 
+def reported_regret(name: str, times: Times, reported: Times, shares: Iterable[int], default: str) -> float:
+    """What a finalist that was measured at all of `shares` loses at the worst of them against the one chosen there, by
+    `reported`. Which share is the worst, and which is chosen there, `times` say: the largest of several losses would be
+    too large. So it may come out a little below 0 where both are as fast.
+    """
+    worst = max(shares, key=lambda share: times[share][name] / min(times[share].values()))
+    return reported[worst][name] / reported[worst][_fastest(times[worst], default)] - 1.0
+
+
 def find_match(
     validated: ValidatedRecords,
     granted: GrantedShare,
@@ -134,19 +154,21 @@ def find_match(
     """Choose among the validations of one workload for the share `granted` of the device `device_key`.
 
     Only published measurements count: right output, this device, target and mechanism. The fastest of several
-    measurements of a schedule at a share counts, so that more records never make an exact match slower; when they
-    contradict each other, the reason says so.
+    measurements of a schedule at a share counts, by the repeats that choose, so that by these more records never make
+    an exact match slower; when they contradict each other, the reason says so.
     """
     measured = validated.measured(device_key, target_key, granted.mechanism)
     if not measured.records:
         return Match(How.NONE, None, 0.0, _why_nothing(validated.published, granted, device_key, target_key))
-    choice = choose(measured.times, granted.units, measured.default, policy, granted.unit)
+    choice = choose(
+        measured.choosing, granted.units, measured.default, policy, granted.unit, reported=measured.reported
+    )
     if choice.name is None:
         return Match(choice.how, None, choice.regret, choice.reason)
     own = measured.by_candidate[choice.name]
     return Match(
         choice.how,
-        _nearest_record(own, granted.units),
+        _nearest_record(measured, choice.name, granted.units),
         choice.regret,
         choice.reason + _contradiction(own, granted.unit),
     )
@@ -190,9 +212,10 @@ def _ratio(one: int, other: int) -> float:
     return max(one / other, other / one)
 
 
-def _nearest_record(own: list[TuningRecord], units: int) -> TuningRecord:
+def _nearest_record(measured: MeasuredTimes, name: str, units: int) -> TuningRecord | None:
     """Of a chosen schedule: its fastest measurement at the share nearest to `units`."""
-    return min(own, key=lambda r: (_ratio(r.granted.units, units), r.median_s, r.record_id))
+    known = {other: row[name] for other, row in measured.choosing.items() if name in row}
+    return measured.fastest(name, min(known, key=lambda other: (_ratio(other, units), known[other])))
 
 
 def _contradiction(own: list[TuningRecord], unit: str) -> str:

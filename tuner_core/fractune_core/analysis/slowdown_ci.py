@@ -38,6 +38,23 @@ class Slowdown:
         return not apart or abs(self.median) <= self.margin
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """A median of several values, and an interval that covers the true one as often as it was asked to."""
+
+    median: float
+    low: float
+    high: float
+    """not a number, as `low`, where there are too few values to tell"""
+
+
+def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
+    """The median of `values`, each measured anew, with the interval of the sign test: see `slowdown`, `in_turn`."""
+    ordered, at = sorted(values), _bound_of_signs(len(values), level)
+    low, high = (ordered[at - 1], ordered[-at]) if at else (math.nan, math.nan)
+    return Estimate(statistics.median(ordered), low, high)
+
+
 def slowdown(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool, level: float = LEVEL) -> Slowdown:
     """How much longer `run_secs` are than `best_secs`, both in seconds, with an interval that covers with `level`.
 

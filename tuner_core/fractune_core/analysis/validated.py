@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,8 +27,28 @@ class MeasuredTimes:
         return candidate_id(some.workload_hash, some.target_key, UNTUNED)
 
     @cached_property
-    def times(self) -> Times:
-        return best_times(self.records)
+    def _fastest(self) -> Mapping[int, Mapping[str, tuple[float, str, TuningRecord]]]:
+        """By granted units, then by candidate: of several measurements the fastest, behind what orders them."""
+        found: dict[int, dict[str, tuple[float, str, TuningRecord]]] = {}
+        for record in self.records:
+            row, name = found.setdefault(record.granted.units, {}), record.candidate_id
+            order = choosing_order(record)
+            if name not in row or order < row[name][:2]:
+                row[name] = (*order, record)
+        return found
+
+    @cached_property
+    def choosing(self) -> Times:
+        """What chooses among the candidates."""
+        return {units: {name: secs for name, (secs, _, _) in row.items()} for units, row in self._fastest.items()}
+
+    @cached_property
+    def reported(self) -> Times:
+        """What is told of them: of the same measurements as `choosing`, by other repeats."""
+        return {
+            units: {name: record.median_s for name, (_, _, record) in row.items()}
+            for units, row in self._fastest.items()
+        }
 
     @cached_property
     def by_candidate(self) -> dict[str, list[TuningRecord]]:
@@ -39,8 +59,12 @@ class MeasuredTimes:
 
     def fastest(self, candidate: str, units: int) -> TuningRecord | None:
         """The fastest measurement of a candidate at a share of so many units; None when there is none."""
-        found = (r for r in self.by_candidate.get(candidate, ()) if r.granted.units == units)
-        return min(found, key=lambda r: (r.median_s, r.record_id), default=None)
+        found = self._fastest.get(units, {}).get(candidate)
+        return None if found is None else found[2]
+
+    def fastest_s(self, units: int) -> float:
+        """What is reported of the candidate that is chosen at a share of so many units, of which there must be one."""
+        return min(self._fastest[units].values(), key=lambda found: found[:2])[2].median_s
 
 
 _NOTHING = MeasuredTimes(())
@@ -55,6 +79,21 @@ class ValidatedRecords:
     def measured(self, device_key: str, target_key: str, mechanism: str) -> MeasuredTimes:
         """What counts there; without records when nothing does."""
         return self._by_place.get((device_key, target_key, mechanism), _NOTHING)
+
+    def of_scope(self, scope: str) -> ValidatedRecords:
+        """Those that were shared in this scope."""
+        return self._by_scope.get(scope, _NONE)
+
+    def of_job(self, job: str) -> ValidatedRecords:
+        """Those that were measured for this job."""
+        return ValidatedRecords(tuple(record for record in self.records if record.job == job))
+
+    @cached_property
+    def _by_scope(self) -> dict[str, ValidatedRecords]:
+        scopes = {record.scope for record in self.records}
+        if len(scopes) == 1:
+            return dict.fromkeys(scopes, self)
+        return {each: ValidatedRecords(tuple(r for r in self.records if r.scope == each)) for each in scopes}
 
     @cached_property
     def exact(self) -> ValidatedRecords:
@@ -77,10 +116,9 @@ class ValidatedRecords:
         return {place: MeasuredTimes(tuple(records)) for place, records in found.items()}
 
 
-def best_times(records: Iterable[TuningRecord]) -> Times:
-    """Seconds by granted units, then by candidate: the smallest median counts."""
-    times: dict[int, dict[str, float]] = {}
-    for record in records:
-        row = times.setdefault(record.granted.units, {})
-        row[record.candidate_id] = min(record.median_s, row.get(record.candidate_id, math.inf))
-    return times
+_NONE = ValidatedRecords()
+
+
+def choosing_order(record: TuningRecord) -> tuple[float, str]:
+    """Orders measurements: the fastest first, by the repeats that choose."""
+    return record.choosing_s, record.record_id

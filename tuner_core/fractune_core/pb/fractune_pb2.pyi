@@ -215,6 +215,8 @@ class JobSpec(_message.Message):
     RERANK_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
@@ -242,6 +244,12 @@ class JobSpec(_message.Message):
     """Variants of the bundle: empty for one a share, and the robust one; "robust" for that one only."""
     exact: _builtins.bool
     """No implementation of an operator that rounds otherwise than the operator itself does, as Winograd's convolutions do."""
+    scope: _builtins.str
+    """Jobs of one scope share searches, measurements and what the log holds of them: letters, digits, '.', '_', '-'.
+    Empty = the server's, in which all jobs are that name none.
+    """
+    fresh: _builtins.bool
+    """Reads nothing that another job measured, and shares no search with one."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text, such as "cpu:1"."""
@@ -267,10 +275,12 @@ class JobSpec(_message.Message):
         rerank: _builtins.int = ...,
         variants: _builtins.str = ...,
         exact: _builtins.bool = ...,
+        scope: _builtins.str = ...,
+        fresh: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "exact", b"exact", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "scope", b"scope", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
@@ -524,8 +534,9 @@ class Progress(_message.Message):
     TRIALS_SAVED_FIELD_NUMBER: _builtins.int
     PHASES_S_FIELD_NUMBER: _builtins.int
     BUSY_S_FIELD_NUMBER: _builtins.int
+    CANDIDATES_SHARED_FIELD_NUMBER: _builtins.int
     trials_planned: _builtins.int
-    """New candidates this job will measure, as planned now."""
+    """New candidates that this job will have, as planned now: its own and shared ones."""
     candidates_done: _builtins.int
     """New candidates measured at every share."""
     trials_per_s: _builtins.float
@@ -534,6 +545,8 @@ class Progress(_message.Message):
     """Seconds since the job was created."""
     trials_saved: _builtins.int
     """Candidates of the budget that were not searched for, because the operators are near their roof."""
+    candidates_shared: _builtins.int
+    """New candidates that this job has at every share because another job asked for them."""
     @_builtins.property
     def trials_done(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """New measurements this job has made, by share; failed ones are in it."""
@@ -564,10 +577,11 @@ class Progress(_message.Message):
         trials_saved: _builtins.int = ...,
         phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         busy_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        candidates_shared: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "candidates_shared", b"candidates_shared", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,10 +729,16 @@ class ShareResult(_message.Message):
     TUNED_S_FIELD_NUMBER: _builtins.int
     RUN_SECS_FIELD_NUMBER: _builtins.int
     MAX_ERROR_FIELD_NUMBER: _builtins.int
+    EARLIER_JOB_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     untuned_s: _builtins.float
-    """Median latency of the whole model, measured alone in this job, in seconds."""
+    """Median latency of the whole model, measured alone, in seconds."""
     tuned_s: _builtins.float
+    earlier_job: _builtins.str
+    """The job that measured all this, where this one took it from there: the very same bundle, at the same share of the
+    same device. jobs/{job}; empty = this job.
+    """
     @_builtins.property
     def granted(self) -> Global___GrantedShare: ...
     @_builtins.property
@@ -729,6 +749,10 @@ class ShareResult(_message.Message):
     def max_error(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Largest difference to the untuned output, over that output's largest value, by variant."""
 
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """When it was measured."""
+
     def __init__(
         self,
         *,
@@ -738,10 +762,12 @@ class ShareResult(_message.Message):
         tuned_s: _builtins.float = ...,
         run_secs: _abc.Mapping[_builtins.str, Global___Repeats] | None = ...,
         max_error: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        earlier_job: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "max_error", b"max_error", "run_secs", b"run_secs", "share", b"share", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -926,7 +952,7 @@ Global___WatchJobRequest: _TypeAlias = WatchJobRequest  # noqa: Y015
 
 @_typing.final
 class RecordFilter(_message.Message):
-    """Empty fields let everything pass."""
+    """Empty fields let everything pass, but for scope."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -936,6 +962,7 @@ class RecordFilter(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}, or part of a model's display name."""
     operator: _builtins.str
@@ -948,6 +975,8 @@ class RecordFilter(_message.Message):
     """"trial" or "validation"."""
     job: _builtins.str
     """jobs/{job}"""
+    scope: _builtins.str
+    """Only records of this scope; empty = the server's."""
     def __init__(
         self,
         *,
@@ -957,10 +986,11 @@ class RecordFilter(_message.Message):
         device: _builtins.str = ...,
         kind: _builtins.str = ...,
         job: _builtins.str = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "job", b"job", "kind", b"kind", "model", b"model", "operator", b"operator", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "job", b"job", "kind", b"kind", "model", b"model", "operator", b"operator", "scope", b"scope", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1050,12 +1080,17 @@ class TimingPolicy(_message.Message):
     REPEATS_FIELD_NUMBER: _builtins.int
     MIN_REPEAT_MS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    CHOOSING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     warmups: _builtins.int
     repeats: _builtins.int
     min_repeat_ms: _builtins.float
     cache: _builtins.str
     """What the second-level cache holds when a call begins: "warm" or "cold"; empty = "warm"."""
+    choosing: _builtins.int
+    """How many of a record's run_secs, the first of them, say which schedule is used; only the others are reported.
+    0 = they are not divided.
+    """
     def __init__(
         self,
         *,
@@ -1064,10 +1099,11 @@ class TimingPolicy(_message.Message):
         repeats: _builtins.int = ...,
         min_repeat_ms: _builtins.float = ...,
         cache: _builtins.str = ...,
+        choosing: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "min_repeat_ms", b"min_repeat_ms", "name", b"name", "repeats", b"repeats", "warmups", b"warmups"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "choosing", b"choosing", "min_repeat_ms", b"min_repeat_ms", "name", b"name", "repeats", b"repeats", "warmups", b"warmups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1143,6 +1179,7 @@ class Record(_message.Message):
     THROTTLED_NS_FIELD_NUMBER: _builtins.int
     DISTURBANCE_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """records/{record}"""
     kind: _builtins.str
@@ -1174,6 +1211,8 @@ class Record(_message.Message):
     """SM clock, the lower of before and after; 0 = not known."""
     attempts: _builtins.int
     """How often its batch was measured, this time included: those before were void; 0 = not known."""
+    scope: _builtins.str
+    """That its job shared it in; empty = the server's."""
     @_builtins.property
     def device(self) -> Global___Device: ...
     @_builtins.property
@@ -1225,10 +1264,11 @@ class Record(_message.Message):
         throttled_ns: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         disturbance: Global___Disturbance | None = ...,
         attempts: _builtins.int = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "max_error", b"max_error", "measure_time", b"measure_time", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "scope", b"scope", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_error: _TypeAlias = _typing.Literal["max_error"]  # noqa: Y015
     _WhichOneofArgType__max_error: _TypeAlias = _typing.Literal["_max_error", b"_max_error"]  # noqa: Y015
@@ -1718,6 +1758,7 @@ class MatchModelRequest(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     LOOSEST_FIELD_NUMBER: _builtins.int
     ALLOW_UNMEASURED_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     share: _builtins.str
@@ -1729,6 +1770,8 @@ class MatchModelRequest(_message.Message):
     """The loosest way to match that is allowed: "exact", "near" or "robust" (the default)."""
     allow_unmeasured: _builtins.bool
     """Offer the fastest of the nearest share also where nobody has measured what it loses elsewhere."""
+    scope: _builtins.str
+    """Only by records of this scope; empty = the server's."""
     @_builtins.property
     def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     def __init__(
@@ -1740,10 +1783,11 @@ class MatchModelRequest(_message.Message):
         target: _builtins.str = ...,
         loosest: _builtins.str = ...,
         allow_unmeasured: _builtins.bool = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unmeasured", b"allow_unmeasured", "inputs", b"inputs", "loosest", b"loosest", "model", b"model", "share", b"share", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unmeasured", b"allow_unmeasured", "inputs", b"inputs", "loosest", b"loosest", "model", b"model", "scope", b"scope", "share", b"share", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1841,9 +1885,12 @@ class TabulateModelRequest(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
+    scope: _builtins.str
+    """Only records of this scope; empty = the server's."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text."""
@@ -1857,10 +1904,11 @@ class TabulateModelRequest(_message.Message):
         shares: _abc.Iterable[_builtins.str] | None = ...,
         inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         target: _builtins.str = ...,
+        scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "shares", b"shares", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "scope", b"scope", "shares", b"shares", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2144,3 +2192,444 @@ class ListSharesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListSharesResponse: _TypeAlias = ListSharesResponse  # noqa: Y015
+
+@_typing.final
+class MakePlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GPU_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
+    MEMORY_GIB_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    INTERFERENCE_FIELD_NUMBER: _builtins.int
+    PENALTY_FIELD_NUMBER: _builtins.int
+    HEADROOM_FIELD_NUMBER: _builtins.int
+    LATENCY_PART_FIELD_NUMBER: _builtins.int
+    SIMULATE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    gpu: _builtins.str
+    """"A100-80GB", "H200-141GB", ...; or else cores."""
+    cores: _builtins.int
+    memory_gib: _builtins.float
+    """Of a host with cores; 0 = it does not matter."""
+    layouts: _builtins.str
+    """"mig", "mps", "green" or "cpu"; empty = "mig" for a GPU."""
+    count: _builtins.int
+    """Devices at most; 0 = as many as needed."""
+    penalty: _builtins.float
+    """What a neighbour costs where nothing was measured, as a fraction. Absent = 0.13."""
+    headroom: _builtins.float
+    """Planned for beyond each rate, as a fraction."""
+    latency_part: _builtins.float
+    """Of each latency target, what a batch may take. Absent = 0.5."""
+    simulate: _builtins.bool
+    """Simulate the plan, with as much headroom as makes every model's p99 hold."""
+    seed: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanModel]: ...
+    @_builtins.property
+    def interference(self) -> _containers.RepeatedCompositeFieldContainer[Global___Interference]: ...
+    def __init__(
+        self,
+        *,
+        gpu: _builtins.str = ...,
+        cores: _builtins.int = ...,
+        memory_gib: _builtins.float = ...,
+        layouts: _builtins.str = ...,
+        count: _builtins.int = ...,
+        models: _abc.Iterable[Global___PlanModel] | None = ...,
+        interference: _abc.Iterable[Global___Interference] | None = ...,
+        penalty: _builtins.float | None = ...,
+        headroom: _builtins.float = ...,
+        latency_part: _builtins.float | None = ...,
+        simulate: _builtins.bool = ...,
+        seed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_part", b"_latency_part", "_penalty", b"_penalty", "latency_part", b"latency_part", "penalty", b"penalty"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_part", b"_latency_part", "_penalty", b"_penalty", "cores", b"cores", "count", b"count", "gpu", b"gpu", "headroom", b"headroom", "interference", b"interference", "latency_part", b"latency_part", "layouts", b"layouts", "memory_gib", b"memory_gib", "models", b"models", "penalty", b"penalty", "seed", b"seed", "simulate", b"simulate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__latency_part: _TypeAlias = _typing.Literal["latency_part"]  # noqa: Y015
+    _WhichOneofArgType__latency_part: _TypeAlias = _typing.Literal["_latency_part", b"_latency_part"]  # noqa: Y015
+    _WhichOneofReturnType__penalty: _TypeAlias = _typing.Literal["penalty"]  # noqa: Y015
+    _WhichOneofArgType__penalty: _TypeAlias = _typing.Literal["_penalty", b"_penalty"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_part) -> _WhichOneofReturnType__latency_part | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__penalty) -> _WhichOneofReturnType__penalty | None: ...
+
+Global___MakePlanRequest: _TypeAlias = MakePlanRequest  # noqa: Y015
+
+@_typing.final
+class PlanModel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class InputsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Shape: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Shape | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    MEMORY_GIB_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_RUN_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rate_per_s: _builtins.float
+    """Requests. Of every model, or of none."""
+    latency_s: _builtins.float
+    """Target of a request. Absent = none."""
+    memory_gib: _builtins.float
+    """Of one process; 0 = not known."""
+    model: _builtins.str
+    """models/{sha256}, whose times the log has; empty when the rows say all."""
+    requests_per_run: _builtins.int
+    """Requests that one run of that model serves. 0 = 1."""
+    @_builtins.property
+    def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanRow]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rate_per_s: _builtins.float | None = ...,
+        latency_s: _builtins.float | None = ...,
+        memory_gib: _builtins.float = ...,
+        model: _builtins.str = ...,
+        inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
+        requests_per_run: _builtins.int = ...,
+        rows: _abc.Iterable[Global___PlanRow] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "_rate_per_s", b"_rate_per_s", "latency_s", b"latency_s", "rate_per_s", b"rate_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "_rate_per_s", b"_rate_per_s", "inputs", b"inputs", "latency_s", b"latency_s", "memory_gib", b"memory_gib", "model", b"model", "name", b"name", "rate_per_s", b"rate_per_s", "requests_per_run", b"requests_per_run", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__latency_s: _TypeAlias = _typing.Literal["latency_s"]  # noqa: Y015
+    _WhichOneofArgType__latency_s: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s"]  # noqa: Y015
+    _WhichOneofReturnType__rate_per_s: _TypeAlias = _typing.Literal["rate_per_s"]  # noqa: Y015
+    _WhichOneofArgType__rate_per_s: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_s) -> _WhichOneofReturnType__latency_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_per_s) -> _WhichOneofReturnType__rate_per_s | None: ...
+
+Global___PlanModel: _TypeAlias = PlanModel  # noqa: Y015
+
+@_typing.final
+class PlanRow(_message.Message):
+    """How fast a model is on a part of the device, in one way of running it there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARE_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
+    share: _builtins.str
+    """Share as text; or else units: slices, SMs or cores."""
+    units: _builtins.int
+    batch: _builtins.int
+    """Requests that one run serves. 0 = 1."""
+    processes: _builtins.int
+    """Processes that share the part. 0 = 1."""
+    throughput_per_s: _builtins.float
+    """Requests of all its processes together."""
+    latency_s: _builtins.float
+    """Of one batch."""
+    measured: _builtins.bool
+    """Measured by fractune; otherwise the plan calls it stated."""
+    def __init__(
+        self,
+        *,
+        share: _builtins.str = ...,
+        units: _builtins.int = ...,
+        batch: _builtins.int = ...,
+        processes: _builtins.int = ...,
+        throughput_per_s: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        measured: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "latency_s", b"latency_s", "measured", b"measured", "processes", b"processes", "share", b"share", "throughput_per_s", b"throughput_per_s", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanRow: _TypeAlias = PlanRow  # noqa: Y015
+
+@_typing.final
+class Interference(_message.Message):
+    """`model` takes `i` times as long on its part while `beside` runs on another part of the device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
+    I_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    beside: _builtins.str
+    i: _builtins.float
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        beside: _builtins.str = ...,
+        i: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside", b"beside", "i", b"i", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Interference: _TypeAlias = Interference  # noqa: Y015
+
+@_typing.final
+class Plan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    UNITS_PER_DEVICE_FIELD_NUMBER: _builtins.int
+    AXIS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    HEADROOM_FIELD_NUMBER: _builtins.int
+    STP_FIELD_NUMBER: _builtins.int
+    PROVED_FIELD_NUMBER: _builtins.int
+    SOLVE_S_FIELD_NUMBER: _builtins.int
+    SIMULATED_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    """Name of the device, and how it is divided."""
+    layouts: _builtins.str
+    unit: _builtins.str
+    """"slice", "SM" or "core"."""
+    units_per_device: _builtins.int
+    axis: _builtins.int
+    """Length of a device's axis, along which parts have places: for MIG its memory slices."""
+    headroom: _builtins.float
+    stp: _builtins.float
+    """Without rates: the sum of the jobs' speeds, each over its own on the whole device."""
+    proved: _builtins.bool
+    """Whether there is none better by these figures."""
+    solve_s: _builtins.float
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedDevice]: ...
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedModel]: ...
+    @_builtins.property
+    def simulated(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimulatedModel]:
+        """Empty when nothing was simulated."""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        layouts: _builtins.str = ...,
+        unit: _builtins.str = ...,
+        units_per_device: _builtins.int = ...,
+        axis: _builtins.int = ...,
+        devices: _abc.Iterable[Global___PlannedDevice] | None = ...,
+        models: _abc.Iterable[Global___PlannedModel] | None = ...,
+        headroom: _builtins.float = ...,
+        stp: _builtins.float | None = ...,
+        proved: _builtins.bool = ...,
+        solve_s: _builtins.float = ...,
+        simulated: _abc.Iterable[Global___SimulatedModel] | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stp", b"_stp", "stp", b"stp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stp", b"_stp", "axis", b"axis", "device", b"device", "devices", b"devices", "headroom", b"headroom", "layouts", b"layouts", "models", b"models", "notes", b"notes", "proved", b"proved", "simulated", b"simulated", "solve_s", b"solve_s", "stp", b"stp", "unit", b"unit", "units_per_device", b"units_per_device"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stp: _TypeAlias = _typing.Literal["stp"]  # noqa: Y015
+    _WhichOneofArgType__stp: _TypeAlias = _typing.Literal["_stp", b"_stp"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stp) -> _WhichOneofReturnType__stp | None: ...
+
+Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class PlannedDevice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedPart]: ...
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___PlannedPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedDevice: _TypeAlias = PlannedDevice  # noqa: Y015
+
+@_typing.final
+class PlannedPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARE_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    PROCESSES_FIELD_NUMBER: _builtins.int
+    THROUGHPUT_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    BASIS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    SLOWDOWN_FIELD_NUMBER: _builtins.int
+    share: _builtins.str
+    units: _builtins.int
+    place: _builtins.int
+    length: _builtins.int
+    model: _builtins.str
+    batch: _builtins.int
+    processes: _builtins.int
+    throughput_per_s: _builtins.float
+    """Requests, as counted on: predictions less their error, neighbours allowed for."""
+    latency_s: _builtins.float
+    basis: _builtins.str
+    """"measured", "stated" or "predicted"."""
+    error: _builtins.float
+    """Of a prediction, as a fraction."""
+    slowdown: _builtins.float
+    """By neighbours: how many times as long it takes."""
+    def __init__(
+        self,
+        *,
+        share: _builtins.str = ...,
+        units: _builtins.int = ...,
+        place: _builtins.int = ...,
+        length: _builtins.int = ...,
+        model: _builtins.str = ...,
+        batch: _builtins.int = ...,
+        processes: _builtins.int = ...,
+        throughput_per_s: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        basis: _builtins.str = ...,
+        error: _builtins.float = ...,
+        slowdown: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["basis", b"basis", "batch", b"batch", "error", b"error", "latency_s", b"latency_s", "length", b"length", "model", b"model", "place", b"place", "processes", b"processes", "share", b"share", "slowdown", b"slowdown", "throughput_per_s", b"throughput_per_s", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedPart: _TypeAlias = PlannedPart  # noqa: Y015
+
+@_typing.final
+class PlannedModel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RATE_PER_S_FIELD_NUMBER: _builtins.int
+    CAPACITY_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    SPEED_FIELD_NUMBER: _builtins.int
+    SPEED_ERROR_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rate_per_s: _builtins.float
+    capacity_per_s: _builtins.float
+    latency_s: _builtins.float
+    speed: _builtins.float
+    """Without rates: of its speed on the whole device, as a fraction, and what that may be off by."""
+    speed_error: _builtins.float
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rate_per_s: _builtins.float | None = ...,
+        capacity_per_s: _builtins.float = ...,
+        latency_s: _builtins.float | None = ...,
+        speed: _builtins.float | None = ...,
+        speed_error: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "_rate_per_s", b"_rate_per_s", "_speed", b"_speed", "latency_s", b"latency_s", "rate_per_s", b"rate_per_s", "speed", b"speed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "_rate_per_s", b"_rate_per_s", "_speed", b"_speed", "capacity_per_s", b"capacity_per_s", "latency_s", b"latency_s", "name", b"name", "rate_per_s", b"rate_per_s", "speed", b"speed", "speed_error", b"speed_error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__latency_s: _TypeAlias = _typing.Literal["latency_s"]  # noqa: Y015
+    _WhichOneofArgType__latency_s: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s"]  # noqa: Y015
+    _WhichOneofReturnType__rate_per_s: _TypeAlias = _typing.Literal["rate_per_s"]  # noqa: Y015
+    _WhichOneofArgType__rate_per_s: _TypeAlias = _typing.Literal["_rate_per_s", b"_rate_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__speed: _TypeAlias = _typing.Literal["speed"]  # noqa: Y015
+    _WhichOneofArgType__speed: _TypeAlias = _typing.Literal["_speed", b"_speed"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_s) -> _WhichOneofReturnType__latency_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rate_per_s) -> _WhichOneofReturnType__rate_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speed) -> _WhichOneofReturnType__speed | None: ...
+
+Global___PlannedModel: _TypeAlias = PlannedModel  # noqa: Y015
+
+@_typing.final
+class SimulatedModel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    P50_S_FIELD_NUMBER: _builtins.int
+    P99_S_FIELD_NUMBER: _builtins.int
+    LATE_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    requests: _builtins.int
+    p50_s: _builtins.float
+    p99_s: _builtins.float
+    late: _builtins.float
+    """The part of the requests that took longer than the target."""
+    holds: _builtins.bool
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        p50_s: _builtins.float = ...,
+        p99_s: _builtins.float = ...,
+        late: _builtins.float = ...,
+        holds: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "late", b"late", "name", b"name", "p50_s", b"p50_s", "p99_s", b"p99_s", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimulatedModel: _TypeAlias = SimulatedModel  # noqa: Y015

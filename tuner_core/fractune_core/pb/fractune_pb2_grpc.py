@@ -989,3 +989,86 @@ class FleetService:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class PlanServiceStub:
+    """---- Plans ------------------------------------------------------------------------------------
+
+    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.MakePlan = channel.unary_unary(
+                '/fractune.v1.PlanService/MakePlan',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.MakePlanRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.Plan.FromString,
+                _registered_method=True)
+
+
+class PlanServiceServicer:
+    """---- Plans ------------------------------------------------------------------------------------
+
+    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    """
+
+    def MakePlan(self, request, context):
+        """The fewest devices that serve the models' rates, then the fewest units of them; without rates the best layout of one
+        device. The server needs the solver of the extra `plan` for rates.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PlanServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'MakePlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.MakePlan,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.MakePlanRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.Plan.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'fractune.v1.PlanService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('fractune.v1.PlanService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class PlanService:
+    """---- Plans ------------------------------------------------------------------------------------
+
+    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    """
+
+    @staticmethod
+    def MakePlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.PlanService/MakePlan',
+            fractune__core_dot_pb_dot_fractune__pb2.MakePlanRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.Plan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

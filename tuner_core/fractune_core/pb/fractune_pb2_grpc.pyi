@@ -337,3 +337,49 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         """What can be asked for now: the shares that live workers hold."""
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class PlanServiceStub:
+    """---- Plans ------------------------------------------------------------------------------------
+
+    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> PlanServiceAsyncStub: ...
+    MakePlan: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.MakePlanRequest, _fractune_pb2.Plan]
+    """The fewest devices that serve the models' rates, then the fewest units of them; without rates the best layout of one
+    device. The server needs the solver of the extra `plan` for rates.
+    """
+
+@_typing.type_check_only
+class PlanServiceAsyncStub(PlanServiceStub):
+    """---- Plans ------------------------------------------------------------------------------------
+
+    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    MakePlan: _aio.UnaryUnaryMultiCallable[_fractune_pb2.MakePlanRequest, _fractune_pb2.Plan]  # type: ignore[assignment]
+    """The fewest devices that serve the models' rates, then the fewest units of them; without rates the best layout of one
+    device. The server needs the solver of the extra `plan` for rates.
+    """
+
+class PlanServiceServicer(metaclass=_abc_1.ABCMeta):
+    """---- Plans ------------------------------------------------------------------------------------
+
+    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    """
+
+    @_abc_1.abstractmethod
+    def MakePlan(
+        self,
+        request: _fractune_pb2.MakePlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.Plan, _abc.Awaitable[_fractune_pb2.Plan]]:
+        """The fewest devices that serve the models' rates, then the fewest units of them; without rates the best layout of one
+        device. The server needs the solver of the extra `plan` for rates.
+        """
+
+def add_PlanServiceServicer_to_server(servicer: PlanServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

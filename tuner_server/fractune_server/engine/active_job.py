@@ -12,11 +12,9 @@ from fractune_core.analysis.roofline import attainable_s
 from fractune_core.jobs import JobState
 from fractune_core.messages import RoundWork, TargetOperator
 from fractune_core.records import Kind, TuningRecord, candidate_id
-from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.trial_counts import TrialCounts
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
-from fractune_server.store.log import LogKey, TuningLog
-from fractune_server.store.rounds import Round
+from fractune_server.store.log import LogKey
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 
@@ -37,9 +35,9 @@ class ActiveJob:
     operators: list[StoredOperator]
     plans: dict[str, OperatorPlan] = field(default_factory=dict)
     """by workload hash, selected operators only; filled when tuning begins"""
-    rounds: dict[str, LiveRound] = field(default_factory=dict)
-    """by id"""
     own: TrialCounts = field(default_factory=TrialCounts)
+    own_done: int = 0
+    """candidates complete at the job's shares, at one of which at least for this job"""
     asked: set[SingleWork] = field(default_factory=set)
     """what is under way"""
     attempts: Counter[SingleWork] = field(default_factory=Counter)
@@ -50,6 +48,7 @@ class ActiveJob:
     """rounds of validation that were started, by workload hash"""
     validated: set[str] = field(default_factory=set)
     """workload hashes of the operators that need no (further) validation"""
+    validation_began: bool = False
     dirty: bool = False
     saved_at: float = 0.0
     """monotonic seconds"""
@@ -79,9 +78,13 @@ class ActiveJob:
         return Budget(spec.trials, spec.more, spec.round_size, closed=bool(spec.rerank))
 
     @property
-    def own_done(self) -> int:
-        """Candidates that this job has measured at every share."""
-        return self.own.complete(len(self.shares))
+    def gained(self) -> int:
+        """Candidates that the job has at every share beyond what the log held when it began, whoever measured them."""
+        return max(0, self._complete - (self.stored.progress.known or 0))
+
+    @property
+    def _complete(self) -> int:
+        return sum(plan.complete for plan in self.plans.values())
 
     @property
     def order(self) -> tuple[int, float]:
@@ -96,8 +99,14 @@ class ActiveJob:
     def log_key(self, workload_hash: str) -> LogKey:
         key = self._log_keys.get(workload_hash)
         if key is None or key.target_key != self.stored.target_key:
+            spec = self.stored.spec
             key = self._log_keys[workload_hash] = LogKey(
-                workload_hash, self.stored.target_key, self.stored.device.key, self.stored.spec.exact
+                workload_hash,
+                self.stored.target_key,
+                self.stored.device.key,
+                spec.exact,
+                spec.scope,
+                self.id if spec.fresh else "",
             )
         return key
 
@@ -144,16 +153,30 @@ class ActiveJob:
 
     def load_plans(self, store: Store) -> None:
         """Read from the log how the operators stand."""
+        self.own_done = 0
         for operator in self.selected:
             plan = OperatorPlan(operator.workload_hash, operator.weight, self.share_keys)
             for row in store.log.trials(self.log_key(operator.workload_hash)):
-                plan.add_trial(row.candidate_id, row.share_key, row.median_s)
-                if row.job == self.id:
+                plan.add_trial(row.candidate_id, row.share_key, row.median_s, built=row.status.built)
+                if row.job == self.id and row.share in self.stored.granted:
                     self.own.add(row.candidate_id, row.share, row.status)
+            self.own_done += sum(plan.has(name) for name in plan.measured if name in self.own.candidates)
             self.plans[operator.workload_hash] = plan
             self._copy_plan(operator, plan)
+        self._load_spaces(store)
+        if self.stored.progress.known is None:
+            self.stored.progress.known = self._complete - self.own_done
         self.load_roofs(store)
         self.count_progress()
+
+    def _load_spaces(self, store: Store) -> None:
+        """No search for what an earlier one did not find; one that is asked to go beyond the log may look again."""
+        if self.stored.spec.more:
+            return
+        held = store.spaces.of(self.stored.target_key, self.plans, exact=self.stored.spec.exact)
+        for name, candidates in held.items():
+            # At other shares, or after a part of the log was deleted, they are to be measured.
+            self.plans[name].exhausted = self.plans[name].complete >= candidates
 
     def load_roofs(self, store: Store) -> None:
         """Let the plans know what is attainable at the device's shares."""
@@ -163,14 +186,6 @@ class ActiveJob:
             least_s = {share: attainable_s(known, roof) for share, roof in roofs.items()} if known else {}
             plan.set_attainable({share: secs for share, secs in least_s.items() if secs is not None})
 
-    def load_rounds(self, found: Iterable[Round], log: TuningLog) -> None:
-        for stored in found:
-            live = LiveRound(stored)
-            if stored.candidates is not None:
-                live.propose(stored.candidates, self.shares)
-                live.drop_known(log)
-            self.rounds[live.id] = live
-
     def round_work(self, round_id: str, workload_hash: str) -> RoundWork:
         """What the first work of a new round says."""
         operator: TargetOperator = {
@@ -179,40 +194,38 @@ class ActiveJob:
             "target": self.stored.target,
             "target_key": self.stored.target_key,
         }
-        return {"work_id": round_id, "round_id": round_id, "job": self.id, "operator": operator}
-
-    def close_round(self, live: LiveRound) -> None:
-        """Take the round out; the plan of its operator learns what it gained."""
-        del self.rounds[live.id]
-        self.dirty = True
-        plan = self.plans.get(live.stored.workload_hash)
-        if plan is None or live.stored.kind is not Kind.TRIAL or not live.proposed:
-            return
-        plan.end_round(live.best_before_s)
-        if plan.complete == live.complete_before and not live.missing:
-            plan.exhausted = True  # nothing but what the log held already
+        return {
+            "work_id": round_id,
+            "round_id": round_id,
+            "job": self.id,
+            "scope": self.stored.spec.scope,
+            "operator": operator,
+        }
 
     def take_trial(self, record: TuningRecord) -> None:
         """Take note of a committed trial of any job; the same one twice changes nothing."""
         plan = self.plans.get(record.workload_hash)
         if plan is None or record.kind is not Kind.TRIAL or not self.log_key(record.workload_hash).has(record):
             return
-        plan.add_trial(record.candidate_id, record.granted.key, record.median_s)
-        if record.job == self.id:
+        if record.job == self.id and record.share in self.stored.granted:
             self.own.add(record.candidate_id, record.share, record.status)
+        if plan.add_trial(record.candidate_id, record.granted.key, record.median_s, built=record.status.built):
+            self.own_done += record.candidate_id in self.own.candidates
         self._copy_plan(self.operator(record.workload_hash), plan)
         self.dirty = True
 
     def count_progress(self) -> None:
         """Bring the counts that people see up to date."""
         progress = self.stored.progress
-        under_way = sum(r.in_flight for r in self.rounds.values() if r.stored.kind is Kind.TRIAL)
         progress.done = self.own_done
+        progress.shared = max(0, self.gained - self.own_done)
         progress.by_share = dict.fromkeys(self.shares, 0) | self.own.by_share
         progress.failures = dict(self.own.failures)
-        progress.planned = progress.done + under_way
-        if self.stored.state is JobState.TUNING and self.plans and not self.time_is_up:
-            progress.planned += self.budget.remaining(list(self.plans.values()), self.own_done)
+        progress.planned = progress.done + progress.shared
+        if self.stored.state is JobState.TUNING and self.plans:
+            plans = list(self.plans.values())
+            progress.planned += sum(plan.in_flight for plan in plans)
+            progress.planned += 0 if self.time_is_up else self.budget.remaining(plans, self.gained)
 
     def _copy_plan(self, operator: StoredOperator, plan: OperatorPlan) -> None:
         operator.trials = plan.complete

@@ -16,7 +16,6 @@ import redis
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
-from fractune_core.records import Kind
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers
@@ -26,7 +25,7 @@ from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import TunePhase
 from fractune_server.engine.validate import ValidatePhase
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.dead_letters import write_dead_letters
+from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import TUNE, live_workers
 from fractune_server.transport.recorder import Arrival, Recorder
 from fractune_server.transport.requeue import Requeuer
@@ -117,7 +116,8 @@ class Engine:
         if batch.arrivals:
             self._quiet_since = time.monotonic()
         # Jobs move on only when all that came in while the server was away has been taken in.
-        self._caught_up = self._caught_up or not batch.arrivals
+        if not self._caught_up and not batch.arrivals:
+            self._caught_up, self._swept_at = True, 0.0  # who is there decides what goes on
         if time.monotonic() - self._swept_at >= SWEEP_EVERY_S:
             self._sweep()
         if self._caught_up:
@@ -131,40 +131,51 @@ class Engine:
         if arrival.record is not None:
             for each in self._jobs.all():
                 each.take_trial(arrival.record)
-        if arrival.event["event"] == "roof_measured":
-            self._tune.take_roof(arrival.event, self._jobs.all())
-        job = self._jobs.get(arrival.event["job"])
+        event = arrival.event
+        if event["event"] == "roof_measured":
+            self._tune.take_roof(event, self._jobs.all())
+        elif event["event"] == "measured" and arrival.record is not None:
+            self._rounds.take_record(arrival.record, event["round_id"])
+        elif event["event"] == "proposed":
+            self._tune.take_proposed(event)
+        elif event["event"] == "work_failed" and "round_id" in event:
+            self._take_failed_round(event)
+        else:
+            self._take_for_job(event)
+
+    def _take_failed_round(self, event: WorkFailed) -> None:
+        """A lost round is bearable, but for a validation that goes on like that: its job ends with the error."""
+        live = self._rounds.get(event["round_id"])
+        if live is None:
+            return
+        if live.is_trial:
+            self._tune.take_failed(live, event)
+            return
+        for job in list(live.subscribers.values()):
+            try:
+                self._validate.take_failed(job, live, event)
+            except FractuneError as error:
+                self._jobs.fail(job, error)
+
+    def _take_for_job(self, event: Event) -> None:
+        job = self._jobs.get(event["job"])
         if job is None:
-            self._take_without_job(arrival.event)
+            self._take_without_job(event)
             return
         try:
-            self._take_for(job, arrival)
+            self._take_for(job, event)
         except FractuneError as error:
             self._jobs.fail(job, error)
 
-    def _take_for(self, job: ActiveJob, arrival: Arrival) -> None:
-        event, state = arrival.event, job.stored.state
-        if event["event"] == "measured" and arrival.record is not None:
-            self._rounds.take_record(job, arrival.record, event["round_id"])
-        elif event["event"] == "proposed":
-            self._tune.take_proposed(job, event)
-        elif event["event"] == "ingested":
+    def _take_for(self, job: ActiveJob, event: Event) -> None:
+        state = job.stored.state
+        if event["event"] == "ingested":
             self._ingest.save(ingest_key(job.stored), event)
         elif event["event"] == "compiled" and state is JobState.COMPILING:
             self._publish.take_compiled(job, event)
         elif event["event"] == "model_timed" and state is JobState.TIMING:
             self._publish.take_timed(job, event)
-        elif event["event"] == "work_failed":
-            self._take_failed(job, event)
-
-    def _take_failed(self, job: ActiveJob, event: WorkFailed) -> None:
-        """A lost round is bearable; for anything else the job ends with the worker's error."""
-        live = job.rounds.get(event.get("round_id", ""))
-        if live is not None and live.stored.kind is Kind.TRIAL:
-            self._tune.take_failed(job, live, event)
-        elif live is not None:
-            self._validate.take_failed(job, live, event)
-        elif event["do"] in ("ingest", "compile", "time_model"):
+        elif event["event"] == "work_failed" and event["do"] in ("ingest", "compile", "time_model"):
             raise error_from_name(event["error"], event["message"])
 
     def _take_without_job(self, event: Event) -> None:
@@ -184,6 +195,7 @@ class Engine:
                 self._advance(job)
             except FractuneError as error:
                 self._jobs.fail(job, error)
+        self._rounds.drop_unwanted()
 
     def _advance(self, job: ActiveJob) -> None:
         """Move on as far as it goes without waiting."""
@@ -192,7 +204,7 @@ class Engine:
             before = job.stored.state
             match job.stored.state:
                 case JobState.QUEUED | JobState.INGESTING:
-                    self._ingest.advance(job)
+                    self._ingest.advance(job, self._jobs.all())
                 case JobState.TUNING:
                     if not job.plans:
                         self._tune.begin(job)
@@ -212,31 +224,35 @@ class Engine:
         fleet, jobs = live_workers(self._context.redis, self._context.secret), self._jobs.all()
         if self._caught_up:
             # Before the requeuer: what a dead tuner instance was to search goes to another, not back to its queue.
-            self._tune.update_instances(fleet, jobs)
+            self._tune.update_instances(fleet)
             self._find_stalled()
         self._requeuer.sweep(fleet)
         self._missing_workers.note(fleet, jobs)
         alive = [worker["name"] for worker in fleet.of_role(TUNE)]
         self._queues.drop_tuners_but(alive)
         self._recorder.expect(tuner_stream(name) for name in alive)
-        needed = {live.stored.instance for job in jobs for live in job.rounds.values()}
+        needed = {live.stored.instance for live in self._rounds.all()}
         trim(self._context.redis, self._recorder, alive, needed)
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
-        owing = [job for job in self._jobs.all() if job.asked or job.rounds]
-        if not owing or not self._queues.idle():
+        owed_jobs, owed_rounds = [job for job in self._jobs.all() if job.asked], self._rounds.all()
+        if not (owed_jobs or owed_rounds) or not self._queues.idle():
             self._quiet_since = time.monotonic()
         elif time.monotonic() - self._quiet_since > STALL_S:
-            for job in owing:
+            for job in owed_jobs:
                 _log.warning("job %s waits for work that is nowhere; asking for it again", job.id)
                 job.asked.clear()
-                self._rounds.end_all(job)
+            for live in owed_rounds:
+                _log.warning("round %s waits for work that is nowhere; asking for it again", live.id)
+                self._rounds.lose(live)
 
     def _give_up(self, work: Work) -> None:
         if work["do"] == "ingest":
             self._context.model_ingests.fail(_ingest_given_up(work))
-        write_dead_letters(self._context.redis, self._context.secret, work, self._jobs.stored)
+        live = self._rounds.get(str(work.get("round_id", "")))
+        place = None if live is None else RoundPlace(live.device, live.stored.granted)
+        write_dead_letters(self._context.redis, self._context.secret, work, place)
 
 
 def _ingest_given_up(work: Work) -> WorkFailed:

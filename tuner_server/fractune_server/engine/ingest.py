@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from fractune_core.blobs import drop_blobs
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobState, OperatorTask
-from fractune_core.messages import Ingested, OperatorItem, workload_blob
+from fractune_core.messages import Ingested, OperatorItem
 from fractune_core.roofs import Arithmetic
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import request_ingest
+from fractune_server.transport.outgoing import renew_workload, request_ingest
 from fractune_server.transport.work_queues import WorkQueues
 
 _INGEST = SingleWork("ingest")
@@ -29,18 +28,20 @@ class IngestPhase:
         self._context = context
         self._queues = queues
 
-    def advance(self, job: ActiveJob) -> None:
-        """Take the operators from an earlier ingest, or ask for one."""
-        found = self._context.store.models.find_ingested(ingest_key(job.stored))
+    def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
+        """Take the operators from an earlier ingest, or ask for one unless another job has asked for the same."""
+        key = ingest_key(job.stored)
+        found = self._context.store.models.find_ingested(key)
         if found is not None:
             _take(job, found)
-        elif _INGEST not in job.asked:
-            if job.stored.state is JobState.QUEUED:
-                job.enter(JobState.INGESTING)
+            return
+        if job.stored.state is JobState.QUEUED:
+            job.enter(JobState.INGESTING)
+        if not any(_INGEST in each.asked and ingest_key(each.stored) == key for each in jobs):
             work_id = job.work_id(_INGEST)
             if not self._queues.has(work_id):
                 isa = job.stored.device.isa
-                request_ingest(self._context, self._queues, ingest_key(job.stored), isa, job.id, work_id)
+                request_ingest(self._context, self._queues, key, isa, job.id, work_id)
             job.note_asked(_INGEST)
 
     def save(self, key: IngestKey, event: Ingested) -> None:
@@ -48,8 +49,8 @@ class IngestPhase:
         operators = event["operators"]
         tasks = [OperatorTask(item["workload_hash"], item["name"], item["weight"]) for item in operators]
         self._context.store.log.add_workloads([(item["workload_hash"], item["workload"]) for item in operators])
-        # Workers that ask from now on are to have all implementations, whatever was sent before.
-        drop_blobs(self._context.redis, [workload_blob(item["workload_hash"]) for item in operators])
+        for item in operators:
+            renew_workload(self._context, item["workload_hash"])
         self._context.store.log.set_arithmetic(_arithmetic(operators))
         found = IngestedModel(event["target"], event["target_key"], tasks)
         self._context.store.models.save_ingested(key, found)

@@ -9,7 +9,6 @@ from fractune_core.errors import FractuneError, StateUnusable
 from fractune_core.jobs import JobState
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
-from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.busy import busy_s
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
@@ -26,6 +25,8 @@ class OpenJobs:
         self._context = context
         self._rounds = rounds
         self._jobs: dict[str, ActiveJob] = {}
+        self._loaded = False
+        """True once what an earlier server left under way was taken up"""
 
     def all(self) -> list[ActiveJob]:
         return list(self._jobs.values())
@@ -33,18 +34,17 @@ class OpenJobs:
     def get(self, name: str) -> ActiveJob | None:
         return self._jobs.get(name)
 
-    def stored(self, name: str) -> StoredJob | None:
-        job = self._jobs.get(name)
-        return None if job is None else job.stored
-
     def update(self) -> bool:
         """Take up new jobs, and drop those that were cancelled. True when there was a new one."""
         still_open = self._context.store.jobs.open_ids()
         for name in set(self._jobs) - still_open:
-            self._rounds.end_all(self._jobs.pop(name))
+            self._rounds.leave(self._jobs.pop(name))
         new = still_open - set(self._jobs)
         for name in new:
             self._jobs[name] = self._load(name)
+        if not self._loaded:
+            self._rounds.load(self.all())
+            self._loaded = True
         return bool(new)
 
     def fail(self, job: ActiveJob, error: FractuneError) -> None:
@@ -71,7 +71,6 @@ class OpenJobs:
         job = ActiveJob(store.jobs.get(name), store.jobs.operators(name))
         if job.operators:
             job.load_plans(store)
-            job.load_rounds(store.jobs.rounds(name), store.log)
         return job
 
     def _save(self, job: ActiveJob, now: float) -> None:
@@ -80,5 +79,5 @@ class OpenJobs:
         kept = self._context.store.jobs.save(job.stored, job.operators)
         job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
         if not kept or not job.stored.state.open:
-            self._rounds.end_all(self._jobs.pop(job.id))
+            self._rounds.leave(self._jobs.pop(job.id))
         self._context.notifier.announce()

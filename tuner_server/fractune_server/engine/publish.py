@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class PublishPhase:
         self._queues = queues
 
     def compile(self, job: ActiveJob) -> None:
-        """Ask for the bundle, unless the very same one was made before."""
+        """Ask for the bundle, unless the very same one was made before; what is known of its times is taken along."""
         if _COMPILE in job.asked:
             return
         deployment, operators = self._deployment(job), self._operators(job)
@@ -48,12 +49,16 @@ class PublishPhase:
         items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
         bundle = bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
+            if not job.stored.spec.rerank:  # which is asked for to have things measured again
+                job.stored.timings = self._context.store.jobs.timings(bundle, job.stored.device, job.stored.granted)
             self._take_bundle(job, bundle)
             return
         work_id = job.work_id(_COMPILE)
         if not self._queues.has(work_id):
             send_model(self._context, job.stored.spec.model)
-            manifest = _manifest(job, variants, measured_secs(deployment, operators, variants))
+            measured = measured_secs(deployment, operators, variants)
+            choosing = measured_secs(deployment, operators, variants, choosing=True)
+            manifest = _manifest(job, variants, measured, choosing)
             records = [record.to_json() for record in _published(variants)]
             self._queues.enqueue(COMPILE_QUEUE, _compile_work(job, work_id, bundle, manifest, items, records))
         job.note_asked(_COMPILE)
@@ -66,7 +71,7 @@ class PublishPhase:
         self._take_bundle(job, bundle)
 
     def time(self, job: ActiveJob) -> None:
-        """Ask for the timings, one share after the other: the model is timed alone."""
+        """Ask for the timings that are not known, one share after the other: the model is timed alone."""
         waiting = [share for share in job.shares if share not in job.stored.timings]
         if not waiting:
             job.end(JobState.DONE)
@@ -94,6 +99,8 @@ class PublishPhase:
                 "granted": event["granted"],
                 "run_secs": event["run_secs"],
                 "max_error": event["max_error"],
+                "job": job.id,
+                "timed_at": time.time(),
             }
             job.dirty = True
 
@@ -111,8 +118,11 @@ class PublishPhase:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)
 
     def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
+        spec = job.stored.spec
         found = self._context.store.log.validated_of(op.workload_hash for op in job.operators)
-        validated = {name: records.exact if job.stored.spec.exact else records for name, records in found.items()}
+        shared = {name: records.of_scope(spec.scope) for name, records in found.items()}
+        own = {name: records.of_job(job.id) for name, records in shared.items()} if spec.fresh else shared
+        validated = {name: records.exact if spec.exact else records for name, records in own.items()}
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
 
 
@@ -141,7 +151,10 @@ def _compile_work(
 
 
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
-    """32 hex digits: the same version makes the same bundle of the same model, shapes, target, shares and schedules."""
+    """32 hex digits: the same version makes the same bundle of the same model, shapes, target, shares and schedules.
+
+    Its records are of one scope, and of a fresh job alone.
+    """
     spec = job.stored.spec
     parts = [
         __version__,
@@ -151,6 +164,7 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         job.stored.target,
         sorted(job.stored.granted),
         variants,
+        *([spec.scope, job.id if spec.fresh else ""] if spec.scope or spec.fresh else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -161,7 +175,12 @@ def _published(variants: Sequence[Variant]) -> list[TuningRecord]:
     return list({record.record_id: record for record in records if record is not None}.values())
 
 
-def _manifest(job: ActiveJob, variants: Sequence[Variant], measured: dict[str, dict[str, float]]) -> dict[str, Any]:
+def _manifest(
+    job: ActiveJob,
+    variants: Sequence[Variant],
+    measured: dict[str, dict[str, float]],
+    choosing: dict[str, dict[str, float]],
+) -> dict[str, Any]:
     stored = job.stored
     return {
         "model": {"name": stored.spec.model_name, "sha256": stored.spec.model},
@@ -172,6 +191,7 @@ def _manifest(job: ActiveJob, variants: Sequence[Variant], measured: dict[str, d
         "created_at": stored.created_at,
         "shares": {share: granted.to_json() for share, granted in stored.granted.items()},
         "measured": measured,
+        "choosing": choosing,
         "operators": [
             {
                 "name": op.name,

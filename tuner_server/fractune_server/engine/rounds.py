@@ -1,18 +1,23 @@
-"""The rounds of all jobs: how they start, what comes in for them, and how they end."""
+"""The rounds that are under way: how they start, who waits for them, what comes in, and how they end.
+
+A round belongs to an operator, not to a job: whoever searches the same operator subscribes to it with its shares, and
+it goes on as long as one of them is there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import zlib
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from fractune_core.blobs import drop_blobs
-from fractune_core.messages import BuildWork, SearchWork, artifact_blob
-from fractune_core.records import Kind, TuningRecord
+from fractune_core.messages import BUILD_QUEUE, BuildWork, SearchWork, artifact_blob, tuner_stream
+from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.store.log import LogKey
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import send_workload
+from fractune_server.transport.outgoing import mark_cancelled, send_workload
 from fractune_server.transport.work_queues import WorkQueues
 
 
@@ -22,67 +27,161 @@ class Rounds:
     def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
         self._context = context
         self._queues = queues
+        self._live: dict[str, LiveRound] = {}
         self._lost: dict[LogKey, set[str]] = {}
-        """candidates of searches whose jobs ended before they were measured"""
+        """candidates of rounds that nobody waited for any more before they were measured anywhere"""
 
-    def start(self, job: ActiveJob, live: LiveRound, queue: str, work: SearchWork | BuildWork) -> None:
+    def all(self) -> list[LiveRound]:
+        return list(self._live.values())
+
+    def get(self, round_id: str) -> LiveRound | None:
+        return self._live.get(round_id)
+
+    def trials(self) -> list[LiveRound]:
+        return [live for live in self._live.values() if live.is_trial]
+
+    def validations(self) -> list[LiveRound]:
+        return [live for live in self._live.values() if not live.is_trial]
+
+    def load(self, jobs: Collection[ActiveJob]) -> None:
+        """Take up what an earlier server left under way; open jobs wait again for what they had asked for first."""
+        store, open_jobs = self._context.store, {job.id: job for job in jobs}
+        for stored in store.jobs.rounds():
+            asker = open_jobs.get(stored.job) or ActiveJob(store.jobs.get(stored.job), [])
+            granted = stored.granted or asker.stored.granted
+            live = LiveRound(replace(stored, granted=granted), asker.log_key(stored.workload_hash), asker.stored.device)
+            if stored.job in open_jobs:
+                live.subscribers[stored.job] = asker
+            if stored.candidates is not None:
+                live.propose(stored.candidates)
+                live.drop_known(store.log)
+            self._live[live.id] = live
+
+    def start(self, live: LiveRound, queue: str, works: Sequence[SearchWork | BuildWork]) -> None:
+        """For the subscribers of the round."""
         send_workload(self._context, live.stored.workload_hash)
+        at_front = any(job.stored.spec.priority > 0 for job in live.subscribers.values())
         # First the queue, then the store: a round that is not stored costs a few trials too many, a stored one that
         # no worker was given would hold the job up.
-        self._queues.enqueue(queue, work, at_front=job.stored.spec.priority > 0)
+        for work in works:
+            self._queues.enqueue(queue, work, at_front=at_front)
         self._context.store.jobs.save_round(live.stored)
-        job.rounds[live.id] = live
-        job.dirty = True
+        self._live[live.id] = live
+        self._mark_dirty(live)
 
-    def take_record(self, job: ActiveJob, record: TuningRecord, round_id: str) -> None:
-        """Strike a result out of its round; the round ends with the last one."""
-        live = job.rounds.get(round_id)
+    def take_proposed(self, live: LiveRound, candidates: Iterable[str]) -> None:
+        # Its results come after it in the same stream, so that none of them can have come before.
+        live.propose(candidates)
+        self._context.store.jobs.save_round(live.stored)
+        self._mark_dirty(live)
+        if not live.missing:
+            self._finish(live)
+
+    def take_record(self, record: TuningRecord, round_id: str) -> None:
+        """Strike a result out of its round; with the last one the round ends, or goes on at further shares."""
+        live = self._live.get(round_id)
         if live is None or not live.proposed:
             return
-        live.missing.discard((record.candidate_id, record.share))
+        live.take(record)
         if not live.missing:
-            self.end(job, live)
+            self._finish(live)
 
-    def end(self, job: ActiveJob, live: LiveRound) -> None:
-        job.close_round(live)
-        drop_blobs(self._context.redis, [artifact_blob(live.id, name) for name in live.stored.candidates or []])
+    def end(self, live: LiveRound) -> None:
+        """End a round, whatever it lacks; what its search gained is learned."""
+        del self._live[live.id]
+        self._drop_artifacts(live, live.stored.candidates or [])
         self._context.store.jobs.drop_round(live.id)
+        self._mark_dirty(live)
+        for job in live.subscribers.values() if live.is_trial and live.proposed else ():
+            job.plans[live.stored.workload_hash].end_round(whole=not live.missing)
 
-    def end_all(self, job: ActiveJob) -> None:
-        """End the rounds of a job that ends; what they had not measured is nobody's fault."""
-        for live in list(job.rounds.values()):
-            if live.stored.kind is Kind.TRIAL and live.missing:
-                lost = self._lost.setdefault(search_key(job, live.stored.workload_hash), set())
-                lost |= {candidate for candidate, _ in live.missing}
-            self.end(job, live)
+    def leave(self, job: ActiveJob) -> None:
+        """The job waits for none of them any more."""
+        for live in self._live.values():
+            live.subscribers.pop(job.id, None)
+
+    def drop_unwanted(self) -> None:
+        """Take back the rounds that nobody waits for."""
+        for live in self.all():
+            if not live.subscribers:
+                mark_cancelled(self._context.redis, live.id)
+                self.lose(live)
+
+    def lose(self, live: LiveRound) -> None:
+        """End a round; what it has not measured anywhere is nobody's fault, and to be proposed again."""
+        if live.is_trial:
+            shares = set(live.stored.granted)
+            unmeasured = {name for name, _ in live.missing if all((name, share) in live.missing for share in shares)}
+            self._lost.setdefault(search_key(live.key), set()).update(unmeasured - live.ran.keys())
+        self.end(live)
 
     def take_lost(self, key: LogKey) -> list[str]:
         """The candidates of an operator that were lost since they were last asked for."""
         return sorted(self._lost.pop(key, ()))
 
-    def withdraw(self, job: ActiveJob, live: LiveRound) -> None:
+    def withdraw(self, live: LiveRound) -> None:
         """End a round that was not proposed, and take its search back."""
         self._queues.withdraw(live.id)
-        self.end(job, live)
+        self.end(live)
+
+    def _finish(self, live: LiveRound) -> None:
+        """All has come in: go on where a job that came late needs the same, else end."""
+        before = live.stored.candidates or []
+        if not live.is_trial or not live.widen():
+            self.end(live)
+            return
+        kept = set(live.stored.candidates or ())
+        self._drop_artifacts(live, [name for name in before if name not in kept])
+        work = _further_work(live)
+        # As in `start`; the id is the same when a restarted server asks once more.
+        if not self._queues.has(work["work_id"]):
+            self._queues.enqueue(BUILD_QUEUE, work)
+        self._context.store.jobs.save_round(live.stored)
+
+    def _drop_artifacts(self, live: LiveRound, candidates: Iterable[str]) -> None:
+        drop_blobs(self._context.redis, [artifact_blob(live.id, name) for name in candidates])
+
+    def _mark_dirty(self, live: LiveRound) -> None:
+        for job in live.subscribers.values():
+            job.dirty = True
 
 
-def search_key(job: ActiveJob, workload_hash: str) -> LogKey:
+def search_key(key: LogKey) -> LogKey:
     """Under which an operator is searched: one search proposes for all jobs, exact or not."""
-    return replace(job.log_key(workload_hash), exact=False)
+    return replace(key, exact=False)
 
 
-def count_in_flight(jobs: Collection[ActiveJob]) -> None:
-    """Note in every plan what is under way for its operator, in any job."""
-    counts: dict[tuple[LogKey, tuple[str, ...]], int] = {}
-    busy: set[LogKey] = set()
-    for job in jobs:
-        for live in job.rounds.values():
-            if live.stored.kind is Kind.TRIAL:
-                key = search_key(job, live.stored.workload_hash)
-                busy.add(key)
-                counts[key, job.share_keys] = counts.get((key, job.share_keys), 0) + live.in_flight
-    for job in jobs:
-        for plan in job.plans.values():
-            key = search_key(job, plan.workload_hash)
-            plan.busy = key in busy
-            plan.in_flight = counts.get((key, job.share_keys), 0)
+def _compiler_of(record: TuningRecord) -> dict[str, str]:
+    """What made the code, where a record says it; the other versions are those of whoever measures."""
+    return {name: version for name, version in record.versions.items() if name == "compiler"}
+
+
+def _further_work(live: LiveRound) -> BuildWork:
+    """The work of a round that goes on at further shares, with what was built for the first ones."""
+    records = [live.ran[name] for name in live.stored.candidates or ()]
+    some = records[0]
+    return {
+        "do": "build",
+        "work_id": f"{live.id}-{zlib.crc32(' '.join(live.stored.granted).encode()):x}",
+        "round_id": live.id,
+        "job": live.stored.job,
+        "scope": live.key.scope,
+        "operator": {
+            "workload_hash": some.workload_hash,
+            "name": some.operator,
+            "target": some.target,
+            "target_key": some.target_key,
+        },
+        "kind": live.stored.kind.value,
+        "device_key": live.device.key,
+        "shares": list(live.stored.granted),
+        "candidates": [
+            {
+                "candidate": record.candidate_id,
+                "trace": record.trace,
+                "built": {"build_secs": record.build_secs, "versions": _compiler_of(record)},
+            }
+            for record in records
+        ],
+        "reply": tuner_stream(live.stored.instance),
+    }

@@ -12,10 +12,7 @@ class TrialCounts:
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str]] = set()
-        self._shares: Counter[str] = Counter()
-        """shares at which a candidate was measured"""
-        self._candidates: Counter[int] = Counter()
-        """candidates by the number of shares at which they were measured"""
+        self.candidates: set[str] = set()
         self.by_share: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         """by cause, without those that went well"""
@@ -25,13 +22,7 @@ class TrialCounts:
         if (candidate, share) in self._known:
             return
         self._known.add((candidate, share))
-        self._candidates[self._shares[candidate]] -= 1
-        self._shares[candidate] += 1
-        self._candidates[self._shares[candidate]] += 1
+        self.candidates.add(candidate)
         self.by_share[share] += 1
         if status is not Status.OK:
             self.failures[status.value] += 1
-
-    def complete(self, shares: int) -> int:
-        """Candidates measured at that many shares or more."""
-        return sum(count for at, count in self._candidates.items() if at >= max(1, shares))

@@ -5,18 +5,32 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
+from math import isfinite
 
 from fractune_core.jobs import JobState
-from fractune_core.messages import PastTrial, Proposed, RoofMeasured, SearchWork, WorkerInfo, WorkFailed, tune_queue
+from fractune_core.messages import (
+    BUILD_QUEUE,
+    BuildWork,
+    PastTrial,
+    Proposed,
+    RoofMeasured,
+    RoundWork,
+    SearchWork,
+    WorkerInfo,
+    WorkFailed,
+    tune_queue,
+    tuner_stream,
+)
 from fractune_core.records import Kind
 from fractune_core.roofs import Roof
+from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
-from fractune_server.engine.rounds import Rounds, count_in_flight, search_key
+from fractune_server.engine.rounds import Rounds, search_key
 from fractune_server.scheduler.allocation import FIRST_ROUND, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.log import LogKey
@@ -29,6 +43,8 @@ _HISTORY = 256
 _TRANSFERRED = 3
 """schedules of each donor for an operator that is new to an instance"""
 _FAILURES_ALLOWED = 3
+_BATCH = 8
+"""candidates in one piece of build work, as tuner instances have it"""
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +66,8 @@ class TunePhase:
         self._instances: dict[str, Instance] = {}
         self._owners: dict[LogKey, str] = {}
         """the instance that has searched an operator before"""
+        self._offered: set[tuple[str, str]] = set()
+        """device key and share of what live workers measure at"""
         self._enough = FIRST_ROUND
         """candidates under way with which an instance's builders have work, so that it need not search yet"""
 
@@ -62,30 +80,38 @@ class TunePhase:
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
         """Start the rounds that can start now; go on to validation when nothing is left to do or wait for."""
-        count_in_flight(jobs)
+        self._count_in_flight(jobs)
         if not job.time_is_up:
+            self._subscribe(job, jobs)
             self._start_rounds(job, jobs)
         plans = list(job.plans.values())
-        waiting = bool(job.rounds) or any(plan.busy for plan in plans)
-        if waiting or (not job.time_is_up and next_round(plans, job.budget, job.own_done) is not None):
+        if any(plan.in_flight for plan in plans) or self._waits(job):
+            return
+        left = 0 if job.time_is_up else job.budget.remaining(plans, job.gained)
+        if left and (any(plan.busy for plan in plans) or next_round(plans, job.budget, job.gained) is not None):
             return
         if not job.time_is_up:
-            job.stored.progress.saved = job.budget.saved(plans, job.own_done)
+            job.stored.progress.saved = job.budget.saved(plans, job.gained)
         job.stored.tuning_ended = time.time()
+        self._rounds.leave(job)
         job.enter(JobState.VALIDATING)
 
-    def take_proposed(self, job: ActiveJob, event: Proposed) -> None:
-        live = job.rounds.get(event["round_id"])
+    def take_proposed(self, event: Proposed) -> None:
+        live = self._rounds.get(event["round_id"])
         if live is None or live.proposed:
             return
-        # Its results come after it in the same stream, so that none of them can have come before.
-        live.propose(event["candidates"], job.shares)
-        plan = job.plans[live.stored.workload_hash]
-        plan.exhausted = plan.exhausted or event["exhausted"]
-        self._store.jobs.save_round(live.stored)
-        job.dirty = True
-        if not live.missing:
-            self._rounds.end(job, live)
+        for job in live.subscribers.values():
+            plan = job.plans[live.stored.workload_hash]
+            plan.exhausted = plan.exhausted or event["exhausted"]
+        if event["exhausted"]:
+            self._note_space(live.key, event["candidates"])
+        self._rounds.take_proposed(live, event["candidates"])
+
+    def _note_space(self, key: LogKey, last: Collection[str]) -> None:
+        """Keep how many candidates there are of an operator, when those in the log and the `last` are all."""
+        found = {row.candidate_id for row in self._store.log.trials(key)} | set(last)
+        if found:  # else the instance has proposed them for another device
+            self._store.spaces.add(key, len(found))
 
     def take_roof(self, event: RoofMeasured, jobs: Collection[ActiveJob]) -> None:
         """Keep the roof of a share; jobs on that device learn what is attainable there."""
@@ -94,17 +120,18 @@ class TunePhase:
             if job.stored.device.key == event["device_key"]:
                 job.load_roofs(self._store)
 
-    def take_failed(self, job: ActiveJob, live: LiveRound, event: WorkFailed) -> None:
+    def take_failed(self, live: LiveRound, event: WorkFailed) -> None:
         """A search, or the building or measuring of a round, ended without a result."""
-        plan = job.plans[live.stored.workload_hash]
-        job.failed_searches[plan.workload_hash] += 1
-        if job.failed_searches[plan.workload_hash] >= _FAILURES_ALLOWED:
-            plan.exhausted = True
-            name = job.operator(plan.workload_hash).name
-            job.note(f"gave up the search of {name}: {event['message']}")
-        self._rounds.end(job, live)
+        for job in live.subscribers.values():
+            plan = job.plans[live.stored.workload_hash]
+            job.failed_searches[plan.workload_hash] += 1
+            if job.failed_searches[plan.workload_hash] >= _FAILURES_ALLOWED:
+                plan.given_up = True
+                name = job.operator(plan.workload_hash).name
+                job.note(f"gave up the search of {name}: {event['message']}")
+        self._rounds.end(live)
 
-    def update_instances(self, fleet: Fleet, jobs: Collection[ActiveJob]) -> None:
+    def update_instances(self, fleet: Fleet) -> None:
         """Take up new tuner instances; what one that is gone had not proposed is searched by another."""
         present = {worker["name"]: worker for worker in fleet.of_role(TUNE)}
         gone = {name for name, known in self._instances.items() if not _same(known, present.get(name))}
@@ -115,67 +142,165 @@ class TunePhase:
         for name, worker in present.items():
             self._instances.setdefault(name, Instance(name, worker["started_at"]))
         self._enough = FIRST_ROUND * max(1, len(fleet.of_role(BUILD)) // max(1, len(present)))
-        for job in jobs:
-            self._withdraw_lost(job, gone, present)
-
-    def _withdraw_lost(self, job: ActiveJob, gone: Collection[str], present: Collection[str]) -> None:
-        for live in list(job.rounds.values()):
-            lost = live.stored.instance in gone or live.stored.instance not in present
-            if live.stored.kind is Kind.TRIAL and not live.proposed and lost:
+        self._offered = {(held.device.key, held.granted.share) for held in fleet.offers()}
+        for live in self._rounds.trials():
+            if not live.proposed and (live.stored.instance in gone or live.stored.instance not in present):
                 _log.info("tuner instance %s is gone; round %s ends", live.stored.instance, live.id)
-                self._rounds.withdraw(job, live)
+                self._rounds.withdraw(live)
+
+    # ---- what is under way ----------------------------------------------------------------------
+
+    def _count_in_flight(self, jobs: Collection[ActiveJob]) -> None:
+        """Note in every plan what is under way for its operator, whoever asked for it."""
+        for job in jobs:
+            for plan in job.plans.values():
+                plan.busy, plan.in_flight = False, 0
+        for live in self._rounds.trials():
+            for job in jobs:
+                found = job.plans.get(live.stored.workload_hash)
+                if found is None or search_key(job.log_key(found.workload_hash)) != search_key(live.key):
+                    continue
+                found.busy = found.busy or live.is_due(self._awaited(job))
+                found.in_flight += live.in_flight(found) if job.id in live.subscribers else 0
+
+    def _awaited(self, job: ActiveJob) -> set[str]:
+        """Shares whose measurements are worth waiting for: the job's own, and those that a live worker holds."""
+        device = job.stored.device.key
+        return {*job.shares, *(share for key, share in self._offered if key == device)}
+
+    def _waits(self, job: ActiveJob) -> bool:
+        """True while a round owes the job a measurement."""
+        shares = set(job.shares)
+        return any(job.id in live.subscribers and live.is_due(shares) for live in self._rounds.trials())
+
+    def _subscribe(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
+        """Wait for what is under way already, as far as the job can use it."""
+        for live in self._rounds.trials():
+            if job.id not in live.subscribers and self._would_take(job, live.key):
+                live.subscribers[job.id] = job
+                self._count_in_flight(jobs)
+
+    def _would_take(self, job: ActiveJob, key: LogKey) -> bool:
+        """Whether the job can use further candidates of this operator, and somebody measures at its shares."""
+        plan = job.plans.get(key.workload_hash)
+        if plan is None or job.stored.state is not JobState.TUNING or job.time_is_up:
+            return False
+        offered = all((key.device_key, share) in self._offered for share in job.shares)
+        fits = offered and job.log_key(key.workload_hash) == key
+        return fits and job.budget.room(plan, list(job.plans.values()), job.gained) > 0
+
+    # ---- what is started ------------------------------------------------------------------------
 
     def _start_rounds(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
         for instance in self._instances.values():
-            if not self._has_room(instance, jobs):
+            if not self._has_room(instance, job):
                 continue
             allowed = partial(self._may_search, job, instance)
-            found = next_round(list(job.plans.values()), job.budget, job.own_done, allowed)
+            found = next_round(list(job.plans.values()), job.budget, job.gained, allowed)
             if found is not None:
-                self._start(job, instance, *found)
-                count_in_flight(jobs)
+                self._start(job, jobs, instance, *found)
+                self._count_in_flight(jobs)
 
-    def _has_room(self, instance: Instance, jobs: Collection[ActiveJob]) -> bool:
+    def _has_room(self, instance: Instance, job: ActiveJob) -> bool:
         """One search at a time, as late as the builders allow: it then knows more."""
-        held = [live for job in jobs for live in job.rounds.values() if live.stored.instance == instance.name]
-        return all(live.proposed for live in held) and sum(live.in_flight for live in held) <= self._enough
+        held = [live for live in self._rounds.trials() if live.stored.instance == instance.name]
+        awaited = self._awaited(job)
+        return all(live.proposed for live in held) and sum(live.under_way(awaited) for live in held) <= self._enough
 
     def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""
-        return self._owners.get(search_key(job, plan.workload_hash), instance.name) == instance.name
+        return self._owners.get(search_key(job.log_key(plan.workload_hash)), instance.name) == instance.name
 
-    def _start(self, job: ActiveJob, instance: Instance, plan: OperatorPlan, count: int) -> None:
-        round_id, key = uuid.uuid4().hex, job.log_key(plan.workload_hash)
-        searched = search_key(job, plan.workload_hash)
+    def _start(
+        self, job: ActiveJob, jobs: Collection[ActiveJob], instance: Instance, plan: OperatorPlan, count: int
+    ) -> None:
+        """A round for the job, and for all that can use it too: of what the log holds in part, else of a search."""
+        key = job.log_key(plan.workload_hash)
+        others = [each for each in jobs if each is not job and self._would_take(each, key)]
+        stored = Round(uuid.uuid4().hex, job.id, Kind.TRIAL, plan.workload_hash, instance.name, count)
+        live = LiveRound(stored, key, job.stored.device, {each.id: each for each in (job, *others)})
+        candidates, lacked = plan.lacking(count)
+        if candidates:
+            stored.granted = {share: each for share, each in job.stored.granted.items() if each.key in lacked}
+            live.propose(candidates)
+            self._rounds.start(live, BUILD_QUEUE, self._build_works(job, live))
+        else:
+            for each in live.subscribers.values():
+                stored.granted.update(each.stored.granted)
+                each.plans[plan.workload_hash].begin_round()
+            self._rounds.start(live, tune_queue(instance.name), [self._search_work(job, live, instance)])
+
+    def _build_works(self, job: ActiveJob, live: LiveRound) -> list[BuildWork]:
+        """What the log holds at some of the job's shares is built for the others."""
+        names = live.stored.candidates or []
+        traces = self._store.log.traces(live.key, names)
+        operator = self._operator_work(job, live)
+        return [
+            {
+                **operator,
+                "work_id": f"{live.id}-{start}",
+                "do": "build",
+                "kind": Kind.TRIAL.value,
+                "device_key": live.device.key,
+                "shares": list(live.stored.granted),
+                "candidates": [{"candidate": name, "trace": traces[name]} for name in names[start : start + _BATCH]],
+                "reply": tuner_stream(live.stored.instance),
+            }
+            for start in range(0, len(names), _BATCH)
+        ]
+
+    def _search_work(self, job: ActiveJob, live: LiveRound, instance: Instance) -> SearchWork:
+        searched = search_key(live.key)
         new = self._owners.get(searched) != instance.name
+        self._owners[searched] = instance.name
+        plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
         transfer = new and plan.complete < TRIALS_AT_LEAST
-        work: SearchWork = {
-            **job.round_work(round_id, plan.workload_hash),
+        known = self._times(live) if new else {}
+        return {
+            **self._operator_work(job, live),
             "do": "search",
-            "device_key": job.stored.device.key,
-            "shares": job.shares,
-            "count": count,
+            "device_key": live.device.key,
+            "shares": list(live.stored.granted),
+            "fresh": job.stored.spec.fresh,
+            "count": live.stored.asked,
             "exact": job.stored.spec.exact,
             "seed": job.stored.spec.seed,
             "lost": self._rounds.take_lost(searched),
-            "history": self._history(key, plan) if new else [],
-            "transferred": self._transferred(key, plan, job.operator(plan.workload_hash).name) if transfer else [],
+            "history": self._history(live, known),
+            "known": list(known),
+            "transferred": self._transferred(live.key, plan, operator.name) if transfer else [],
         }
-        stored = Round(round_id, job.id, Kind.TRIAL, plan.workload_hash, instance.name, count)
-        live = LiveRound(stored, best_before_s=plan.best_s, complete_before=plan.complete)
-        self._rounds.start(job, live, tune_queue(instance.name), work)
-        self._owners[searched] = instance.name
 
-    def _history(self, key: LogKey, plan: OperatorPlan) -> list[PastTrial]:
-        """The fastest of the candidates measured at all shares, and some that failed."""
+    def _operator_work(self, job: ActiveJob, live: LiveRound) -> RoundWork:
+        """The target has the cores of the largest share, as that of a job for all of these shares would."""
+        work = job.round_work(live.id, live.key.workload_hash)
+        cores = max((each.units for each in live.stored.granted.values() if each.mechanism == "cpu"), default=0)
+        work["operator"]["target"] = with_cores(job.stored.target, cores)
+        return work
+
+    def _times(self, live: LiveRound) -> dict[str, dict[str, float]]:
+        """Medians in seconds by candidate and share, of all that the log holds at any share of the round."""
+        shares = {granted.key: share for share, granted in live.stored.granted.items()}
         times: dict[str, dict[str, float]] = {}
-        for row in self._store.log.trials(key):
-            times.setdefault(row.candidate_id, {})[row.share_key] = row.median_s
-        joint = joint_times(times, plan.shares)
+        for row in self._store.log.trials(search_key(live.key)):
+            if row.share_key in shares:
+                times.setdefault(row.candidate_id, {})[shares[row.share_key]] = row.median_s
+        return times
+
+    def _history(self, live: LiveRound, times: Mapping[str, Mapping[str, float]]) -> list[PastTrial]:
+        """The fastest of the candidates measured at all shares, and some that failed."""
+        joint = joint_times(times, list(live.stored.granted))
         best = sorted((name for name, secs in joint.items() if secs), key=lambda name: joint[name])[:_HISTORY]
         failed = [name for name, secs in joint.items() if not secs][:_HISTORY]
-        traces = self._store.log.traces(key, best + failed)
-        return [{"trace": traces[name], "secs": joint[name]} for name in best + failed]
+        traces = self._store.log.traces(search_key(live.key), best + failed)
+        return [
+            {
+                "candidate": name,
+                "trace": traces[name],
+                "secs": {share: secs if isfinite(secs) else 0.0 for share, secs in times[name].items()},
+            }
+            for name in best + failed
+        ]
 
     def _transferred(self, key: LogKey, plan: OperatorPlan, operator: str) -> list[str]:
         """The donors' fastest traces: the fastest of each first, then the second of each."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
+from fractune_core.analysis.validated import choosing_order
 from fractune_core.errors import NotFound, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
@@ -41,20 +42,30 @@ class ValidatePhase:
 
     def advance(self, job: ActiveJob) -> None:
         """Start what is missing; go on when every operator is validated."""
-        if not job.validated and not job.rounds:
+        own = [live for live in self._rounds.validations() if job.id in live.subscribers]
+        if not job.validation_began and not own:
             self._begin(job)
-        under_way = {live.stored.workload_hash for live in job.rounds.values()}
+        job.validation_began = True
+        under_way = {live.stored.workload_hash for live in own}
         for operator in job.selected:
-            if operator.workload_hash not in job.validated | under_way:
+            name = operator.workload_hash
+            if name not in job.validated | under_way and not self._is_validated_elsewhere(job, name):
                 self._validate(job, operator)
-        if not job.rounds:
+        if all(operator.workload_hash in job.validated for operator in job.selected):
             job.enter(JobState.COMPILING)
+
+    def _is_validated_elsewhere(self, job: ActiveJob, workload_hash: str) -> bool:
+        """Whether another job has finalists of the same operator measured at a share of this one: the log will say
+        what is left to do.
+        """
+        key, shares = job.log_key(workload_hash), set(job.shares)
+        return any(live.key == key and live.is_due(shares) for live in self._rounds.validations())
 
     def take_failed(self, job: ActiveJob, live: LiveRound, event: WorkFailed) -> None:
         """The finalists could not be built or measured at all. Raises the error when it goes on like that."""
         if job.validations[live.stored.workload_hash] >= _PASSES:
             raise error_from_name(event["error"], event["message"])
-        self._rounds.end(job, live)
+        self._rounds.end(live)
 
     def _begin(self, job: ActiveJob) -> None:
         """Leave out what cannot matter to the model; a rerank is asked for all that the log knows."""
@@ -135,22 +146,25 @@ class ValidatePhase:
             "candidates": [{"candidate": name, "trace": trace} for name, trace in chosen.items()],
             "reply": SERVER_STREAM,
         }
-        stored = Round(round_id, job.id, Kind.VALIDATION, operator.workload_hash, "", len(chosen), list(chosen))
-        live = LiveRound(stored)
-        live.propose(chosen, job.shares)
-        self._rounds.start(job, live, BUILD_QUEUE, work)
+        stored = Round(round_id, job.id, Kind.VALIDATION, operator.workload_hash, "", len(chosen))
+        stored.granted = dict(job.stored.granted)
+        live = LiveRound(stored, job.log_key(operator.workload_hash), job.stored.device, {job.id: job})
+        live.propose(chosen)
+        self._rounds.start(live, BUILD_QUEUE, [work])
 
 
 def _copy_times(job: ActiveJob, operator: StoredOperator, validations: list[TuningRecord]) -> None:
-    """What people see of an operator once it was measured alone: the newest time of each finalist counts."""
+    """What people see of an operator once it was measured alone: the newest measurement of each finalist counts. It is
+    of the one that is fastest by the repeats that choose, and by those that are reported.
+    """
     untuned = job.untuned(operator.workload_hash)
     for share, granted in job.stored.granted.items():
-        newest: dict[str, float] = {}
+        newest: dict[str, TuningRecord] = {}
         for record in sorted(validations, key=lambda record: record.measured_at):
             if record.granted.key == granted.key and record.status is Status.OK:
-                newest[record.candidate_id] = record.median_s
+                newest[record.candidate_id] = record
         if newest:
-            operator.best_s[share] = min(newest.values())
+            operator.best_s[share] = min(newest.values(), key=choosing_order).median_s
         if untuned in newest:
-            operator.untuned_s[share] = newest[untuned]
+            operator.untuned_s[share] = newest[untuned].median_s
     job.dirty = True

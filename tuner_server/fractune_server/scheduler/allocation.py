@@ -26,35 +26,73 @@ class OperatorPlan:
     weight: int
     shares: tuple[str, ...]
     """keys of the granted shares that each candidate is measured at"""
-    measured: dict[str, set[str]] = field(default_factory=dict)
-    """share keys by candidate: where the log holds a trial of it"""
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    """medians by candidate and share key: where the log holds a trial of it, infinite for a failure"""
     best: dict[str, float] = field(default_factory=dict)
     """best median by share key"""
     in_flight: int = 0
-    """candidates asked for or proposed, and not yet measured at every share"""
+    """candidates asked for or proposed for its job, and not yet measured at every share"""
     busy: bool = False
-    """True while a round of it is under way"""
+    """True while a round of it is under way that is worth waiting for"""
     exhausted: bool = False
+    """True when its space holds no further candidate"""
+    given_up: bool = False
+    """True when its rounds fail"""
     attainable_s: dict[str, float] = field(default_factory=dict)
     """by share key: seconds that it takes at least, where that is known"""
     near_roof: bool = False
     """True when its best leaves next to nothing to gain, at every share"""
     complete: int = 0
     """candidates that the log holds at every share"""
+    _lacking: dict[str, None] = field(default_factory=dict)
+    """candidates that ran well at some shares and were not measured at others, in the order in which they came"""
+    _before: tuple[float | None, int] | None = None
+    """the best and the number of complete candidates when a search began"""
     _gains: int = 0
     _gain: float = _PRIOR_GAIN
 
-    def add_trial(self, candidate: str, share: str, median_s: float) -> None:
-        """Take note of a trial at one of the plan's shares; twice the same one counts once."""
-        if share not in self.shares:
-            return
-        shares = self.measured.setdefault(candidate, set())
-        if share not in shares:
-            shares.add(share)
-            self.complete += len(shares) == len(self.shares)
+    def add_trial(self, candidate: str, share: str, median_s: float, *, built: bool = True) -> bool:
+        """Take note of a trial at one of the plan's shares; twice the same one counts once. What was not built fails at
+        every share, wherever that came out. True when the candidate is measured at every share by this.
+        """
+        if built and share not in self.shares:
+            return False
+        medians, before = self.measured.setdefault(candidate, {}), self.has(candidate)
+        for each in (share,) if built else self.shares:
+            medians.setdefault(each, median_s)
+        if self.has(candidate) or not all(map(math.isfinite, medians.values())):
+            self._lacking.pop(candidate, None)
+        else:
+            self._lacking[candidate] = None
         if median_s < self.best.get(share, math.inf):
             self.best[share] = median_s
             self._look_at_roof()
+        self.complete += (now := self.has(candidate)) and not before
+        return now and not before
+
+    def has(self, candidate: str) -> bool:
+        """Whether it was measured at every share."""
+        return len(self.measured.get(candidate, ())) == len(self.shares)
+
+    @property
+    def partial(self) -> int:
+        """How many candidates ran well at some shares and were not measured at others."""
+        return len(self._lacking)
+
+    def lacks(self, candidate: str, share: str) -> bool:
+        """Whether it was not measured at this share, and did not fail at another."""
+        medians = self.measured.get(candidate, {})
+        return share not in medians and all(map(math.isfinite, medians.values()))
+
+    def lacking(self, most: int) -> tuple[list[str], frozenset[str]]:
+        """Candidates that ran well at some shares and lack the same others: the fastest, at most so many; and the keys
+        of the shares that they lack.
+        """
+        speeds = {name: max(self.best[at] / secs for at, secs in self.measured[name].items()) for name in self._lacking}
+        ranked = sorted(speeds, key=lambda name: -speeds[name])
+        lacked = {name: frozenset(self.shares) - self.measured[name].keys() for name in ranked}
+        first = lacked[ranked[0]] if ranked else frozenset()
+        return [name for name in ranked if lacked[name] == first][:most], first
 
     def set_attainable(self, attainable_s: Mapping[str, float]) -> None:
         """Take note of the roofs at the plan's shares: what they let it attain, in seconds by share key."""
@@ -64,7 +102,7 @@ class OperatorPlan:
     @property
     def open(self) -> bool:
         """True while a further trial may gain something."""
-        return not self.exhausted and not self.near_roof
+        return not self.near_roof and not self.given_up and (not self.exhausted or self.partial > 0)
 
     @property
     def count(self) -> int:
@@ -76,8 +114,16 @@ class OperatorPlan:
         """Geometric mean of the best medians over the shares that have one."""
         return joint_time_s(self.best.values()) if self.best else None
 
-    def end_round(self, best_before_s: float | None) -> None:
-        """Learn how much the round that has ended gained."""
+    def begin_round(self) -> None:
+        """Note how it stands when a search begins."""
+        self._before = self.best_s, self.complete
+
+    def end_round(self, *, whole: bool) -> None:
+        """Learn how much the search gained; `whole`: all that it proposed was measured."""
+        best_before_s, complete_before = self._before or (None, -1)
+        self._before = None
+        if whole and self.complete == complete_before:
+            self.exhausted = True  # nothing but what the log held already
         if best_before_s is None or self.best_s is None:
             return
         gain = max(0.0, 1.0 - self.best_s / best_before_s)
@@ -106,47 +152,61 @@ class Budget:
     closed: bool = False
     """True = nothing is searched"""
 
-    def remaining(self, plans: Sequence[OperatorPlan], own: int) -> int:
-        """Candidates still to be asked for; `own` = those that this job has measured already."""
+    def remaining(self, plans: Sequence[OperatorPlan], gained: int) -> int:
+        """Candidates still to be asked for; `gained` = those that the job has beyond what the log held at its start."""
         if self.closed:
             return 0
         if self.more:
-            return max(0, self.more - own - sum(plan.in_flight for plan in plans))
+            return max(0, self.more - gained - sum(plan.in_flight for plan in plans))
         searchable = [plan.count for plan in plans if plan.open]
         return budget.remaining(self.trials, searchable, [plan.count for plan in plans if not plan.open])
 
-    def saved(self, plans: Sequence[OperatorPlan], own: int) -> int:
+    def most(self, operators: int) -> float:
+        """Candidates that one of so many operators may have."""
+        return math.inf if self.more else budget.cap(self.trials, operators)
+
+    def room(self, plan: OperatorPlan, plans: Sequence[OperatorPlan], gained: int) -> float:
+        """How many candidates more of the operator `plan`, one of `plans`, the job would take."""
+        if not plan.open:
+            return 0
+        return min(self.remaining(plans, gained), self.most(len(plans)) - plan.count)
+
+    def saved(self, plans: Sequence[OperatorPlan], gained: int) -> int:
         """Candidates that operators near their roof were not searched for, once nothing is left to search.
 
         What the others could use of them they had: it is what is left of the budget.
         """
         near = [plan.count for plan in plans if plan.near_roof and not plan.exhausted]
         if self.more:
-            return max(0, self.more - own) if near else 0
+            return max(0, self.more - gained) if near else 0
         return budget.unused(self.trials, [plan.count for plan in plans], near)
 
 
 def next_round(
     plans: Sequence[OperatorPlan],
     limits: Budget,
-    own: int,
+    gained: int,
     allowed: Callable[[OperatorPlan], bool] = lambda _: True,
 ) -> tuple[OperatorPlan, int] | None:
     """The operator whose turn it is, and how many candidates to ask for. None = nothing can start now.
 
-    `own` = candidates that this job has measured already; `allowed` leaves out operators of other instances.
+    `gained` is as in `Budget.remaining`; `allowed` leaves out operators of other instances.
 
     1. Operators with a round under way wait. Out are those that are exhausted, near their roof, or at their cap.
-    2. First every operator up to the minimum, the heavier ones first.
-    3. Then the largest expected saving.
+    2. First what the log holds at some of the shares: no search is needed for it.
+    3. Then every operator up to the minimum, the heavier ones first.
+    4. Then the largest expected saving.
     """
-    left = limits.remaining(plans, own)
+    left = limits.remaining(plans, gained)
     free = [plan for plan in plans if not plan.busy and plan.open and allowed(plan)]
     low = budget.minimum(limits.trials, len(plans))
-    high = math.inf if limits.more else budget.cap(limits.trials, len(plans))
+    high = limits.most(len(plans))
     free = [plan for plan in free if plan.count < high]
     if left <= 0 or not free:
         return None
+    part = max((plan for plan in free if plan.partial), key=lambda plan: plan.weight, default=None)
+    if part is not None:
+        return part, int(min(part.partial, limits.round_size, left, high - part.count))
     owed = [] if limits.more else [plan for plan in free if plan.count < low]
     if owed:
         plan = max(owed, key=lambda plan: plan.weight)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fractune_core.analysis.validated import choosing_order
 from fractune_core.records import Status, TuningRecord
 
 BEST_PER_SHARE = 2
@@ -29,7 +30,7 @@ def finalists(
     chosen = {untuned: ""}
     for share, records in best.items():
         held = [record for record in earlier if record.granted.key == share and record.candidate_id not in refused]
-        winner = min(held, key=lambda record: (record.median_s, record.candidate_id), default=None)
+        winner = min(held, key=choosing_order, default=None)
         fit = [record for record in records if record.candidate_id not in refused][:count]
         chosen.update({record.candidate_id: record.trace for record in [*([winner] if winner else []), *fit]})
     return chosen
@@ -90,6 +91,7 @@ def outlook(weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningR
     """Of an operator that occurs `weight` times: by its fastest trials at a share (key) and its earlier validations."""
     held = [record for record in earlier if record.granted.key == share]
     known = {record.candidate_id for record in held}
-    published = [record.median_s for record in held if record.status is Status.OK]
+    published = min((record for record in held if record.status is Status.OK), key=choosing_order, default=None)
     promised = [record.median_s for record in best if record.candidate_id not in known]
-    return Outlook(weight * min(published) if published else None, weight * min(promised, default=math.inf))
+    published_s = None if published is None else weight * published.median_s
+    return Outlook(published_s, weight * min(promised, default=math.inf))

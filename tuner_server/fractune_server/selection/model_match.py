@@ -12,6 +12,7 @@ from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound, ServerUnreachable, ShareUnavailable
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.planning.devices import DeviceType
 from fractune_core.records import TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare, Share
@@ -62,6 +63,8 @@ class MatchQuery:
     """empty = the device's own"""
     time_left_s: float | None
     """how long the asker will wait"""
+    scope: str = ""
+    """whose records count"""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Matcher:
         fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._device_share(fleet, Share.parse(share))
         found = self._ingested(fleet, query, device_share)
-        validated = self._validated(found.operators)
+        validated = self._validated(found.operators, query.scope)
         device, target_key = device_share.device.key, found.target_key
         arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
         answers = [
@@ -120,11 +123,53 @@ class Matcher:
         deployment = Deployment(
             device_share.device.key, found.target_key, {share: each.granted for share, each in device_shares.items()}
         )
-        validated = self._validated(found.operators)
+        validated = self._validated(found.operators, query.scope)
         return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
-    def _validated(self, tasks: Sequence[OperatorTask]) -> dict[str, ValidatedRecords]:
-        return self._context.store.log.validated_of(task.workload_hash for task in tasks)
+    def fastest(self, query: MatchQuery, wanted: DeviceType) -> dict[int, float]:
+        """Seconds of the whole model by units of `wanted`: the sum over operators of weight x what is reported of the
+        fastest there. Units at which one of the measured operators lacks a time are absent.
+
+        Raises what `match` raises, and NotFound when the log knows no such device or no such time.
+        """
+        fleet = live_workers(self._context.redis, self._context.secret)
+        device_share = self._on_device(fleet, wanted)
+        found = self._ingested(fleet, query, device_share)
+        validated = self._validated(found.operators, query.scope)
+        secs: dict[int, float] = {}
+        for mechanism in (wanted.layouts.value, "full"):
+            measured = {
+                task: validated[task.workload_hash].measured(device_share.device.key, found.target_key, mechanism)
+                for task in found.operators
+            }
+            known = {task: each for task, each in measured.items() if each.records}
+            for granted in set.intersection(*(set(each.choosing) for each in known.values())) if known else ():
+                units = wanted.units_of_granted(granted)
+                if units is not None:
+                    secs[units] = sum(task.weight * each.fastest_s(granted) for task, each in known.items())
+        if not secs:
+            raise NotFound(
+                f"models/{query.model[:12]}...: the log has no time at a {wanted.layouts} share of {wanted.name}; "
+                "tune it there"
+            )
+        return secs
+
+    def _on_device(self, fleet: Fleet, wanted: DeviceType) -> DeviceShare:
+        """Of a live worker or of the log, whose device is the one wanted."""
+        known = [DeviceShare(offer.device, offer.granted, offer.target) for offer in fleet.offers()]
+        newest = self._context.store.log.newest_of_kind(wanted.kind)
+        if newest is not None:
+            known.append(DeviceShare(newest.device, newest.granted, newest.target_key))
+        same = [each for each in known if not wanted.difference(each.device)]
+        if same:
+            return same[0]
+        others = sorted({wanted.difference(each.device) for each in known})
+        seen = f"what was measured is of {others[0]}" if others else "it is empty"
+        raise NotFound(f"the log knows nothing of {wanted.name}: {seen}; give a profile, or tune there")
+
+    def _validated(self, tasks: Sequence[OperatorTask], scope: str) -> dict[str, ValidatedRecords]:
+        found = self._context.store.log.validated_of(task.workload_hash for task in tasks)
+        return {name: validated.of_scope(scope) for name, validated in found.items()}
 
     def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: DeviceShare) -> IngestedModel:
         key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)

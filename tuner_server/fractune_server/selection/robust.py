@@ -14,15 +14,21 @@ Rows = Mapping[str, Mapping[str, Sequence[float]]]
 
 
 def robust_for_model(
-    times: Mapping[str, Times], weights: Mapping[str, int], shares: Sequence[int], default: Mapping[str, str]
+    times: Mapping[str, Times],
+    weights: Mapping[str, int],
+    shares: Sequence[int],
+    default: Mapping[str, str],
+    *,
+    reported: Mapping[str, Times] | None = None,
 ) -> tuple[dict[str, str], float]:
     """A finalist for each operator, so that the whole model loses least at the worst of `shares` (units); and that
     loss, relative to every operator's best at that share.
 
-    `times`, `weights` and `default` (the untuned finalist) are by operator. An operator without a finalist that
-    was measured at all shares is left out. The search starts from each operator's own least worst-case regret and from
-    the fastest at each share, and changes one operator at a time while that helps: never worse than where it started,
-    not always the best there is.
+    `times` choose, and say at which share the loss is worst; `reported`, of the same finalists and shares, tell how
+    large it is there (None = `times`). They, `weights` and `default` (the untuned finalist) are by operator. An
+    operator without a finalist that was measured at all shares is left out. The search starts from each operator's own
+    least worst-case regret and from the fastest at each share, and changes one operator at a time while that helps:
+    never worse than where it started, not always the best there is.
     """
     rows = {op: _measured_at_all(found, shares) for op, found in times.items()}
     rows = {op: row for op, row in rows.items() if row}
@@ -32,7 +38,11 @@ def robust_for_model(
     best = [_sums(chosen, rows, weights)[place] for place, chosen in enumerate(fastest)]
     starts = [{op: _least(row, default.get(op, "")) for op, row in rows.items()}, *fastest]
     found = [_improved(start, rows, weights, best) for start in starts]
-    return min(found, key=lambda answer: answer[1])
+    chosen, _ = min(found, key=lambda answer: answer[1])
+    sums = _sums(chosen, rows, weights)
+    worst = max(range(len(shares)), key=lambda place: sums[place] / best[place])
+    told = rows if reported is None else {op: _measured_at_all(reported[op], shares) for op in rows}
+    return chosen, _sums(chosen, told, weights)[worst] / _sums(fastest[worst], told, weights)[worst] - 1.0
 
 
 def _improved(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.match import How, Match, find_match
-from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords
+from fractune_core.analysis.match import How, Match, find_match, reported_regret
+from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords, choosing_order
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, candidate_id
 from fractune_core.shares import GrantedShare, units_text
@@ -71,14 +71,22 @@ def variants_for(deployment: Deployment, operators: Sequence[ValidatedOperator],
 
 
 def measured_secs(
-    deployment: Deployment, operators: Sequence[ValidatedOperator], variants: Sequence[Variant]
+    deployment: Deployment,
+    operators: Sequence[ValidatedOperator],
+    variants: Sequence[Variant],
+    *,
+    choosing: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Seconds by share, then by variant: the sum over operators of weight x published median of the schedule in it.
+    """Seconds by share, then by variant: the sum over operators of weight x published median of the schedule in it;
+    with `choosing` that of the repeats that choose.
 
     An operator that was never measured counts in no sum. A variant is absent at a share where one of its schedules was
     not measured.
     """
-    times = {share: _times_at(deployment, operators, granted) for share, granted in deployment.granted.items()}
+    times = {
+        share: _times_at(deployment, operators, granted, choosing=choosing)
+        for share, granted in deployment.granted.items()
+    }
     return {
         share: {
             variant.name: sum(secs)
@@ -90,10 +98,11 @@ def measured_secs(
 
 
 def _times_at(
-    deployment: Deployment, operators: Sequence[ValidatedOperator], granted: GrantedShare
+    deployment: Deployment, operators: Sequence[ValidatedOperator], granted: GrantedShare, *, choosing: bool
 ) -> dict[str, Mapping[str, float]]:
     """Seconds by workload hash and candidate, of the operators that were measured at all."""
-    times = {op.workload_hash: deployment.measured(op, granted.mechanism).times for op in operators}
+    measured = {op.workload_hash: deployment.measured(op, granted.mechanism) for op in operators}
+    times = {name: found.choosing if choosing else found.reported for name, found in measured.items()}
     return {name: found.get(granted.units, {}) for name, found in times.items() if found}
 
 
@@ -121,10 +130,11 @@ def _secs_of(
 def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> Variant:
     """The schedules with which the whole model loses least at the worst share; empty where no loss is known."""
     shares = sorted({granted.key: granted for granted in deployment.granted.values()}.values(), key=lambda g: g.units)
-    times = {op.workload_hash: _rows(deployment, op, shares) for op in operators}
+    choosing = {op.workload_hash: _rows(deployment, op, shares, choosing=True) for op in operators}
+    reported = {op.workload_hash: _rows(deployment, op, shares, choosing=False) for op in operators}
     defaults = {op.workload_hash: deployment.default(op) for op in operators}
     weights = {op.workload_hash: op.weight for op in operators}
-    chosen, regret = robust_for_model(times, weights, range(len(shares)), defaults)
+    chosen, regret = robust_for_model(choosing, weights, range(len(shares)), defaults, reported=reported)
     reason = f"the model loses at most {regret:.1%} at {_shares_text(shares)}"
     return Variant(
         ROBUST_VARIANT,
@@ -136,21 +146,25 @@ def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> V
     )
 
 
-def _rows(deployment: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare]) -> Times:
+def _rows(
+    deployment: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare], *, choosing: bool
+) -> Times:
     """Seconds of the operator by the number of the share, then by candidate."""
+    measured = [deployment.measured(operator, granted.mechanism) for granted in shares]
+    times = [found.choosing if choosing else found.reported for found in measured]
     return {
-        number: deployment.measured(operator, granted.mechanism).times.get(granted.units, {})
-        for number, granted in enumerate(shares)
+        number: found.get(granted.units, {}) for number, (found, granted) in enumerate(zip(times, shares, strict=True))
     }
 
 
 def _robust_match(
     deployment: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare], candidate: str, reason: str
 ) -> Match:
-    regret = max(row[candidate] / min(row.values()) - 1.0 for row in _rows(deployment, operator, shares).values())
+    choosing, reported = (_rows(deployment, operator, shares, choosing=each) for each in (True, False))
+    regret = reported_regret(candidate, choosing, reported, choosing, deployment.default(operator))
     mechanisms = dict.fromkeys(granted.mechanism for granted in shares)
     own = [record for each in mechanisms for record in deployment.measured(operator, each).by_candidate[candidate]]
-    return Match(How.ROBUST, min(own, key=lambda r: (r.median_s, r.record_id)), regret, reason)
+    return Match(How.ROBUST, min(own, key=choosing_order), regret, reason)
 
 
 def _shares_text(shares: Sequence[GrantedShare]) -> str:

@@ -59,8 +59,9 @@ def _progress(job: StoredJob) -> pb.Progress:
         trials_planned=progress.planned,
         trials_done=progress.by_share,
         candidates_done=progress.done,
+        candidates_shared=progress.shared,
         failures=progress.failures,
-        trials_per_s=progress.done / tuning_s if tuning_s > 0 else 0.0,
+        trials_per_s=(progress.done + progress.shared) / tuning_s if tuning_s > 0 else 0.0,
         elapsed_s=(job.ended_at or now) - job.created_at,
         trials_saved=progress.saved,
         phases_s=job.phases_s(now),
@@ -84,13 +85,13 @@ def _operator(operator: StoredOperator, arithmetic: Arithmetic | None) -> pb.Ope
 def _result(job: StoredJob) -> pb.JobResult:
     return pb.JobResult(
         wall_s=(job.ended_at or 0.0) - job.created_at,
-        shares=[_share_result(share, timing) for share, timing in job.timings.items()],
+        shares=[_share_result(job.id, share, timing) for share, timing in job.timings.items()],
         bundle=Collection.BUNDLES.of(job.bundle),
     )
 
 
-def _share_result(share: str, timing: dict[str, Any]) -> pb.ShareResult:
-    run_secs = timing["run_secs"]
+def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResult:
+    run_secs, timed_by = timing["run_secs"], timing.get("job", job)
     return pb.ShareResult(
         share=share,
         granted=granted_to_proto(GrantedShare.from_json(timing["granted"])),
@@ -98,4 +99,6 @@ def _share_result(share: str, timing: dict[str, Any]) -> pb.ShareResult:
         tuned_s=statistics.median(run_secs.get(share) or run_secs[ROBUST_VARIANT]),
         run_secs={variant: pb.Repeats(secs=secs) for variant, secs in run_secs.items()},
         max_error=timing["max_error"],
+        earlier_job=Collection.JOBS.of(timed_by) if timed_by != job else "",
+        time=timestamp(timing["timed_at"]) if "timed_at" in timing else None,
     )

@@ -143,6 +143,7 @@ def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grp
         shapes_from_proto(request.inputs),
         request.target,
         context.time_remaining(),
+        request.scope,
     )
 
 
@@ -194,4 +195,5 @@ def _filter(message: pb.RecordFilter) -> RecordFilter:
         device=message.device,
         kind=kind,
         job=Collection.JOBS.parse(message.job) if message.job else "",
+        scope=message.scope,
     )

@@ -16,7 +16,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from fractune_core.errors import StateUnusable
 
-SCHEMA = "0006"
+SCHEMA = "0008"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500

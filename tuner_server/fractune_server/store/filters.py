@@ -12,7 +12,7 @@ from fractune_server.store.tables import job_operators, jobs, records
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """Empty fields let everything pass."""
+    """Empty fields let everything pass, but for the scope."""
 
     model: str = ""
     """SHA-256 of a model, or part of a model's file name"""
@@ -23,10 +23,11 @@ class RecordFilter:
     """part of a device key"""
     kind: Kind | None = None
     job: str = ""
+    scope: str = ""
 
     def clauses(self) -> list[ColumnElement[bool]]:
         columns = records.c
-        found: list[ColumnElement[bool]] = []
+        found: list[ColumnElement[bool]] = [columns.scope == self.scope]
         if self.model:
             found.append(columns.workload_hash.in_(self._workloads_of_model()))
         if self.operator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -62,6 +62,21 @@ class JobStore:
         with self._database.read() as connection:
             return set(connection.scalars(select(jobs.c.id).where(jobs.c.state.in_(still))))
 
+    def timings(self, bundle: str, device: Device, granted: Mapping[str, GrantedShare]) -> dict[str, dict[str, Any]]:
+        """How the newest job took the bundle's times at shares of this device that granted the same; empty for none.
+
+        `granted` is by share, as text, and so is the result: as `StoredJob.timings`.
+        """
+        query = select(jobs).where(jobs.c.bundle == bundle, jobs.c.state == JobState.DONE.value)
+        with self._database.read() as connection:
+            found = map(_from_row, connection.execute(query.order_by(jobs.c.seq.desc())).mappings().all())
+        same = (job for job in found if job.device.key == device.key and _keys(job.granted) == _keys(granted))
+        newest = next(same, None)
+        if newest is None:
+            return {}
+        own: dict[str, Any] = {"job": newest.id, "timed_at": newest.ended_at}
+        return {share: {**own, **timing} for share, timing in newest.timings.items()}
+
     def save(self, job: StoredJob, operators: Sequence[StoredOperator] | None = None) -> bool:
         """Write the job, one revision on, and its operators when given.
 
@@ -74,8 +89,6 @@ class JobStore:
             ).rowcount
             if changed and operators is not None:
                 _replace_operators(connection, job.id, operators)
-            if changed and not job.state.open:
-                connection.execute(delete(rounds).where(rounds.c.job == job.id))
         if changed:
             job.revision += 1
         return bool(changed)
@@ -93,8 +106,6 @@ class JobStore:
             changed = connection.execute(
                 update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(_ENDED)).values(values)
             ).rowcount
-            if changed:
-                connection.execute(delete(rounds).where(rounds.c.job == job))
         return bool(changed)
 
     def operators(self, job: str) -> list[StoredOperator]:
@@ -104,7 +115,8 @@ class JobStore:
         return [StoredOperator(**{k: v for k, v in row.items() if k not in ("job", "position")}) for row in rows]
 
     def save_round(self, round_: Round) -> None:
-        row = {**asdict(round_), "kind": round_.kind.value}
+        granted = [share.to_json() for share in round_.granted.values()]
+        row = {**asdict(round_), "kind": round_.kind.value, "granted": granted}
         with self._database.write() as connection:
             connection.execute(delete(rounds).where(rounds.c.round_id == round_.round_id))
             connection.execute(insert(rounds).values(row))
@@ -113,10 +125,15 @@ class JobStore:
         with self._database.write() as connection:
             connection.execute(delete(rounds).where(rounds.c.round_id == round_id))
 
-    def rounds(self, job: str) -> list[Round]:
+    def rounds(self) -> list[Round]:
+        """All that are under way, also of jobs that have ended: others may wait for them."""
         with self._database.read() as connection:
-            rows = connection.execute(select(rounds).where(rounds.c.job == job)).mappings().all()
-        return [Round(**{**row, "kind": Kind(row["kind"])}) for row in rows]
+            rows = connection.execute(select(rounds)).mappings().all()
+        return list(map(_round_from_row, rows))
+
+
+def _keys(granted: Mapping[str, GrantedShare]) -> dict[str, str]:
+    return {share: each.key for share, each in granted.items()}
 
 
 def _replace_operators(connection: Connection, job: str, operators: Sequence[StoredOperator]) -> None:
@@ -124,6 +141,11 @@ def _replace_operators(connection: Connection, job: str, operators: Sequence[Sto
     rows = [{"job": job, "position": index, **asdict(op)} for index, op in enumerate(operators)]
     if rows:
         connection.execute(insert(job_operators), rows)
+
+
+def _round_from_row(row: RowMapping) -> Round:
+    granted = [GrantedShare.from_json(data) for data in row["granted"]]
+    return Round(**{**row, "kind": Kind(row["kind"]), "granted": {share.share: share for share in granted}})
 
 
 def _to_row(job: StoredJob) -> dict[str, Any]:

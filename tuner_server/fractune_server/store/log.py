@@ -42,12 +42,19 @@ class LogKey:
     device_key: str
     exact: bool = False
     """without candidates that round otherwise than the operator itself"""
+    scope: str = ""
+    job: str = ""
+    """only what was measured for this job; empty = for any of the scope"""
 
     def has(self, record: TuningRecord) -> bool:
         """Whether the record is about this."""
         named = (record.workload_hash, record.target_key, record.device.key)
-        fits = named == (self.workload_hash, self.target_key, self.device_key)
+        fits = named == (self.workload_hash, self.target_key, self.device_key) and self.may_read(record)
         return fits and (not self.exact or is_exact(record.trace))
+
+    def may_read(self, record: TuningRecord) -> bool:
+        """Whether the record is of the scope, and of the job where that counts alone."""
+        return record.scope == self.scope and self.job in ("", record.job)
 
     def clauses(self, kind: Kind) -> list[ColumnElement[bool]]:
         inexact = sorted(INEXACT) if self.exact else []
@@ -56,8 +63,13 @@ class LogKey:
             records.c.kind == kind.value,
             records.c.target_key == self.target_key,
             records.c.device_key == self.device_key,
+            *self.readable(),
             *(records.c.trace.not_like(f"{text_of(name, '')}%") for name in inexact),
         ]
+
+    def readable(self) -> list[ColumnElement[bool]]:
+        """As `may_read`."""
+        return [records.c.scope == self.scope, *([records.c.job == self.job] if self.job else [])]
 
 
 @dataclass(frozen=True)
@@ -279,6 +291,7 @@ class TuningLog:
                 columns.target_key == key.target_key,
                 columns.device_key == key.device_key,
                 columns.operator.like(pattern),
+                *key.readable(),
             )
             .group_by(columns.workload_hash, columns.share_key)
         )

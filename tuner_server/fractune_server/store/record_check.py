@@ -68,6 +68,9 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
         yield "anchor_ratio, build_secs and min_repeat_ms must be finite"
     if record.policy.cache not in {WARM, COLD}:
         yield f"its timing policy has a cache '{record.policy.cache}', neither {WARM} nor {COLD}"
+    choosing, kept = record.policy.choosing, len(record.run_secs)
+    if choosing < 0 or (kept and choosing >= kept):
+        yield f"{choosing} of its {kept} run times choose; at least one must be left to report"
     if record.clock_mhz < 0 or any(ns < 0 for ns in record.throttled_ns.values()):
         yield "clock_mhz and throttled_ns must not be below 0"
     if record.attempts < 0:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fractune_core.records import Kind
+from fractune_core.shares import GrantedShare
 
 
 @dataclass
@@ -13,6 +14,7 @@ class Round:
 
     round_id: str
     job: str
+    """that asked for it first"""
     kind: Kind
     workload_hash: str
     instance: str
@@ -21,3 +23,5 @@ class Round:
     """candidates asked for"""
     candidates: list[str] | None = None
     """None until the tuner instance has proposed them"""
+    granted: dict[str, GrantedShare] = field(default_factory=dict)
+    """by share as text: where the candidates are measured"""

@@ -37,7 +37,7 @@ def record_to_row(record: TuningRecord) -> dict[str, Any]:
         **record.to_json(),
         "device_key": record.device.key,
         "share_key": record.granted.key,
-        "median_s": record.median_s,
+        "median_s": record.choosing_s,
     }
 
 

@@ -9,10 +9,11 @@ from fractune_server.store.jobs import JobStore
 from fractune_server.store.log import TuningLog
 from fractune_server.store.models import ModelStore
 from fractune_server.store.roofs import RoofStore
+from fractune_server.store.spaces import SpaceStore
 
 
 class Store:
-    """The tuning log, the jobs, the models and the roofs. Raises StateUnusable when the database cannot be used."""
+    """The log, the jobs, the models, roofs and exhausted spaces. Raises StateUnusable without a usable database."""
 
     def __init__(self, url: str) -> None:
         self.database = Database(url)
@@ -20,6 +21,7 @@ class Store:
         self.jobs = JobStore(self.database)
         self.models = ModelStore(self.database)
         self.roofs = RoofStore(self.database)
+        self.spaces = SpaceStore(self.database)
 
     def close(self) -> None:
         self.database.close()

@@ -15,7 +15,11 @@ class Progress:
 
     planned: int = 0
     done: int = 0
-    """candidates measured at every share"""
+    """candidates measured at every share for this job"""
+    shared: int = 0
+    """candidates that it has at every share because another job asked for them"""
+    known: int | None = None
+    """candidates that the log held at every share when tuning began; None = that was not counted yet"""
     by_share: dict[str, int] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     saved: int = 0
@@ -65,7 +69,8 @@ class StoredJob:
     progress: Progress = field(default_factory=Progress)
     bundle: str = ""
     timings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """by share: `run_secs` and `max_error` by variant, `granted` as JSON"""
+    """by share: `run_secs` and `max_error` by variant, `granted` as JSON; `job`, which timed it, and `timed_at`, unless
+    this job did before that was noted"""
 
     @property
     def cores(self) -> int:

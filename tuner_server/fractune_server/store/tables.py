@@ -42,7 +42,8 @@ records = Table(
     Column("status", String(32), nullable=False),
     Column("cause", Text, nullable=False),
     Column("run_secs", JSON, nullable=False),
-    Column("median_s", Float, nullable=False),  # infinite for a failure, so that it sorts last
+    # Of the repeats that choose, because rows are chosen by it; infinite for a failure, so that it sorts last.
+    Column("median_s", Float, nullable=False),
     Column("policy", JSON, nullable=False),
     Column("anchor_ratio", Float, nullable=False),
     Column("neighbours", Integer, nullable=False),
@@ -56,6 +57,7 @@ records = Table(
     Column("versions", JSON, nullable=False),
     Column("disturbance", JSON(none_as_null=True)),
     Column("attempts", Integer, nullable=False),
+    Column("scope", _ID, nullable=False, server_default=""),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
     Index("ix_records_lookup", "workload_hash", "kind", "share_key", "median_s"),
     Index("ix_records_job", "job", "kind"),
@@ -88,6 +90,16 @@ roofs = Table(
     Column("gflops", Float, nullable=False),
     Column("gb_per_s", Float, nullable=False),
     Column("cache_bytes", BigInteger, nullable=False),
+)
+
+spaces = Table(
+    "spaces",
+    metadata,
+    Column("workload_hash", _ID, primary_key=True),
+    Column("target_key", Text, primary_key=True),
+    Column("exact", Boolean, primary_key=True),
+    Column("version", String(64), nullable=False),
+    Column("candidates", Integer, nullable=False),
 )
 
 models = Table(
@@ -161,5 +173,5 @@ rounds = Table(
     Column("instance", Text, nullable=False),
     Column("asked", Integer, nullable=False),
     Column("candidates", JSON(none_as_null=True)),  # NULL until they are proposed
-    Index("ix_rounds_job", "job"),
+    Column("granted", JSON, nullable=False, server_default="[]"),  # empty in a round of before: its job's
 )

@@ -21,7 +21,7 @@ from fractune_server.store.tables import records, validation_versions
 
 KEPT_BYTES = 128 << 20
 """about what is kept at most; an operator that was not asked for the longest time goes first"""
-_RECORD_BYTES = 1100
+_RECORD_BYTES = 1450
 """a record without its trace, and what a match works out about it; measured"""
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from redis import Redis
 
@@ -19,19 +20,29 @@ from fractune_core.messages import (
     work_record,
 )
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
+from fractune_core.shares import Device, GrantedShare
 from fractune_core.signed_messages import seal_event
-from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.requeue import ATTEMPTS
 
 
-def write_dead_letters(redis: Redis, secret: bytes, work: Work, find_job: Callable[[str], StoredJob | None]) -> None:
-    """Send the results that a lost piece of work owes; they take the way of all results."""
-    job = find_job(work["job"])
-    if job is None:
+@dataclass(frozen=True)
+class RoundPlace:
+    """Where the candidates of a round are measured."""
+
+    device: Device
+    granted: Mapping[str, GrantedShare]
+    """by share as text"""
+
+
+def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlace | None) -> None:
+    """Send the results that a lost piece of work owes; they take the way of all results. `place` is that of its round,
+    None when that is over, or the work is of none.
+    """
+    if "round_id" in work and place is None:
         return
     with redis.pipeline() as pipe:
-        if work["do"] == "build" or work["do"] == "measure":
-            for event in _crashes(work, job):
+        if place is not None and (work["do"] == "build" or work["do"] == "measure"):
+            for event in _crashes(work, place):
                 pipe.xadd(work["reply"], {EVENT_FIELD: seal_event(secret, event)})
         else:
             pipe.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(secret, _failure(work))})
@@ -39,21 +50,21 @@ def write_dead_letters(redis: Redis, secret: bytes, work: Work, find_job: Callab
         pipe.execute()
 
 
-def _crashes(work: BuildWork | MeasureWork, job: StoredJob) -> Iterator[Event]:
+def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event]:
     shares = work["shares"] if work["do"] == "build" else [work["share"]]
     items = work["candidates"] if work["do"] == "build" else work["artifacts"]
-    for share in shares:
+    for share in (each for each in shares if each in place.granted):
         for item in items:
             record = work_record(
                 work,
                 item,
-                job.device,
-                job.granted[share],
+                place.device,
+                place.granted[share],
                 Status.CRASHED,
                 f"{ATTEMPTS} workers ended while this batch was in their hands ({work['do']})",
                 VALIDATION_POLICY if work["kind"] == Kind.VALIDATION else TRIAL_POLICY,
             )
-            yield {"event": "measured", "job": job.id, "round_id": work["round_id"], "record": record.to_json()}
+            yield {"event": "measured", "job": work["job"], "round_id": work["round_id"], "record": record.to_json()}
 
 
 def _failure(work: Work) -> WorkFailed:

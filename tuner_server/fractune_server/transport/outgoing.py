@@ -43,6 +43,13 @@ def send_workload(context: ServerContext, workload_hash: str) -> None:
         put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
 
 
-def mark_cancelled(connection: redis.Redis, job: str) -> None:
-    """Have workers skip what is left of the job."""
-    connection.set(cancel_key(job), 1, ex=BLOB_TTL_S)
+def renew_workload(context: ServerContext, workload_hash: str) -> None:
+    """Where workers find it already they are to find all of its implementations, and at no moment nothing."""
+    name = workload_blob(workload_hash)
+    if has_blob(context.redis, name):
+        put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
+
+
+def mark_cancelled(connection: redis.Redis, name: str) -> None:
+    """Have workers skip what is left of the round, or of what the job does for itself alone."""
+    connection.set(cancel_key(name), 1, ex=BLOB_TTL_S)

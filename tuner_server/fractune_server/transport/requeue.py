@@ -12,7 +12,7 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
-from fractune_core.messages import Work, cancel_key, handed_back_key
+from fractune_core.messages import Work, cancelled_by, handed_back_key
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, fetch
 
@@ -99,7 +99,7 @@ class Requeuer:
         work = self._queues.open_or_drop(queue, job)
         if work is None:
             return
-        if self._redis.exists(cancel_key(work["job"])):
+        if self._redis.exists(cancelled_by(work)):
             job.delete()
             return
         handed_back = bool(self._redis.delete(handed_back_key(work["work_id"])))

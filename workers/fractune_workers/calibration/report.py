@@ -69,7 +69,7 @@ class Pass:
         return len(self.outcomes) - len(self.times)
 
 
-REFERENCE = Setting(VALIDATION_POLICY)
+REFERENCE = Setting(VALIDATION_POLICY.undivided())
 FIRST = Setting(FIRST_POLICY)
 RACE = Setting(None)
 Passes = Mapping[Setting, Sequence[Pass]]

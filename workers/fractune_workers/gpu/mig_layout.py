@@ -1,60 +1,30 @@
-"""Dividing a GPU by MIG: which instances fit beside each other, where they go, and the commands that make them.
-
-The rules of the GPUs that have 7 slices of SMs and 8 of memory: A100, H100, H200, B200. An instance of 3g takes half of
-the memory: at place 4 it leaves 4 slices of SMs to the others, at place 0 only 3. NVML refuses a 3g after smaller
-ones ("Insufficient Resources"), so they are made first.
-"""
+"""Dividing a GPU by MIG: the instances that a text names, where they go, and the commands that make them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_core.planning.mig import (
+    BY_NAME,
+    COMPUTE_SLICES,
+    MEMORY_SLICES,
+    PROFILES,
+    Placed,
+    Profile,
+    placements,
+)
 from fractune_workers.gpu.nvml import Gpu
 
-COMPUTE_SLICES = 7
-MEMORY_SLICES = 8
 _GB_TOLERANCE = 0.15
 """NVIDIA rounds an instance's memory in its name: 18gb is an eighth of 141"""
 _PART = re.compile(r"([1-7]g)(?:\.([1-9][0-9]{0,2})gb)?(\+me)?")
 _HINT = "write 3g+4g, 1g+1g+2g+3g or, with NVIDIA's names, 3g.71gb+4g.71gb"
 
+_DOUBLE = BY_NAME["1g with double memory"]
+
 Command = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A kind of GPU instance."""
-
-    name: str
-    id: int
-    """NVML's and nvidia-smi's number for it"""
-    compute: int
-    """slices of SMs, of 7"""
-    memory: int
-    """slices of memory, of 8"""
-    places: tuple[int, ...]
-    """the memory slices where it may begin, the one that wastes least first"""
-    at_most: int
-
-
-PROFILES = (
-    Profile("7g", 0, 7, 8, (0,), 1),
-    Profile("3g", 9, 3, 4, (4, 0), 2),
-    Profile("4g", 5, 4, 4, (0,), 1),
-    Profile("2g", 14, 2, 2, (0, 2, 4), 3),
-    Profile("1g with double memory", 15, 1, 2, (0, 2, 4, 6), 4),
-    Profile("1g+me", 20, 1, 1, tuple(range(7)), 1),
-    Profile("1g", 19, 1, 1, tuple(range(7)), 7),
-)
-"""In the order in which instances are made."""
-_BY_NAME = {profile.name: profile for profile in PROFILES}
-_DOUBLE = _BY_NAME["1g with double memory"]
-
-Placed = tuple[Profile, int]
-"""An instance, and the memory slice where it begins"""
 
 
 def plan_layout(text: str, gpu: Gpu) -> list[Placed]:
@@ -77,15 +47,6 @@ def plan_layout(text: str, gpu: Gpu) -> list[Placed]:
     return placed
 
 
-def placements(profiles: Sequence[Profile]) -> Iterator[list[Placed]]:
-    """Every way to place `profiles` in this order, the least wasteful first."""
-    if sum(profile.compute for profile in profiles) > COMPUTE_SLICES:
-        return
-    if any(profiles.count(profile) > profile.at_most for profile in profiles):
-        return
-    yield from _place(list(profiles), frozenset())
-
-
 def commands(placed: Sequence[Placed], gpu: Gpu) -> list[Command]:
     """What to run as root, in this order: MIG mode on if it is off, present instances away, the new ones made."""
     mig = ("nvidia-smi", "mig", "-i", gpu.uuid)
@@ -105,7 +66,7 @@ def _parts(text: str) -> list[str]:
 
 def _profile(part: str, gpu: Gpu) -> Profile:
     match = _PART.fullmatch(part)
-    profile = _BY_NAME.get(f"{match[1]}{match[3] or ''}") if match else None
+    profile = BY_NAME.get(f"{match[1]}{match[3] or ''}") if match else None
     if match is None or profile is None:
         raise BadRequest(f"layout: '{part}' is no instance; {_HINT}")
     if match[2] is None:
@@ -121,15 +82,3 @@ def _profile(part: str, gpu: Gpu) -> Profile:
 
 def _gb(profile: Profile, gpu: Gpu) -> float:
     return gpu.memory_bytes / 2**30 * profile.memory / MEMORY_SLICES
-
-
-def _place(profiles: list[Profile], taken: frozenset[int]) -> Iterator[list[Placed]]:
-    if not profiles:
-        yield []
-        return
-    first, *rest = profiles
-    for place in first.places:
-        slices = frozenset(range(place, place + first.memory))
-        if not slices & taken:
-            for others in _place(rest, taken | slices):
-                yield [(first, place), *others]

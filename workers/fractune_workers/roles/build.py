@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 from typing import Any
 
+from fractune_core.blobs import has_blob
 from fractune_core.messages import (
     BUILD_QUEUE,
     ArtifactItem,
@@ -99,6 +100,9 @@ class Builder:
 
     def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
         """One candidate; how it failed, when it does, is part of the item."""
+        before = item.get("built")
+        if before is not None and has_blob(self._context.redis, artifact_blob(work["round_id"], item["candidate"])):
+            return _artifact(item, Status.OK, "", before["build_secs"], before["versions"]), b""
         try:
             built = unless_killed(lambda: self._build_once(work, item["trace"]))
         except CallFailed as error:
@@ -148,6 +152,7 @@ def _measure_work(work: BuildWork, share: str, args_info: list[Any], artifacts: 
         "work_id": uuid.uuid4().hex,
         "round_id": work["round_id"],
         "job": work["job"],
+        "scope": work["scope"],
         "kind": work["kind"],
         "operator": work["operator"],
         "share": share,

@@ -6,7 +6,7 @@ import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -43,14 +43,25 @@ _THREADS_AT_MOST = 8
 _log = logging.getLogger(__name__)
 
 
+class SearchName(NamedTuple):
+    """One search of this instance."""
+
+    workload_hash: str
+    target_key: str
+    of: str
+    """the scope, and the job where it shares with no other"""
+
+
 class Tuner:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         threads = min(len(context.cores), _THREADS_AT_MOST)
         self._child = Child("fractune_workers.children.searching.child", [str(threads)])
         self._stream = tuner_stream(context.name)
-        self._results: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
-        """results not yet learned, by workload and target"""
+        self._results: dict[SearchName, list[tuple[str, str, float]]] = defaultdict(list)
+        """results not yet learned, by the search that they are for"""
+        self._fresh: set[str] = set()
+        """jobs that have searches of their own"""
 
     def start(self) -> None:
         self._join_stream()
@@ -78,6 +89,8 @@ class Tuner:
         self._child.stop()
 
     def handle(self, work: SearchWork) -> None:
+        if work["fresh"]:
+            self._fresh.add(work["job"])
         self._read_results()
         if self._context.is_moot(work):
             return
@@ -94,8 +107,8 @@ class Tuner:
         transaction.send()
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
-        searched = work["operator"]
-        operator: dict[str, Any] = {"workload_hash": searched["workload_hash"], "target_key": searched["target_key"]}
+        searched, search = work["operator"], self._search_name(work["operator"], work["scope"], work["job"])
+        operator: dict[str, Any] = search._asdict()
         with self._context.computing(self._child):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
                 self._child.call(
@@ -108,12 +121,16 @@ class Tuner:
                     history=work["history"],
                     transferred=work["transferred"],
                 )
-            results = self._results.pop((searched["workload_hash"], searched["target_key"]), [])
-            if results:
-                self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=len(work["shares"]))
-            wanted = {"count": work["count"], "exact": work["exact"], "lost": work["lost"]}
+            results = self._results.pop(search, [])
+            self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=work["shares"])
+            wanted = {name: work[name] for name in ("count", "exact", "lost", "known")}
             proposed: list[dict[str, str]] = self._child.call("propose", _SEARCH_TIMEOUT_S, **operator, **wanted)
         return proposed
+
+    def _search_name(self, operator: Mapping[str, Any], scope: str, job: str) -> SearchName:
+        """Of the search for an operator (a TargetOperator, or a record) that a job takes part in."""
+        of = f"{scope}/{job if job in self._fresh else ''}"
+        return SearchName(operator["workload_hash"], operator["target_key"], of)
 
     def _read_results(self) -> None:
         """Take in what the stream holds by now; acknowledged at once: thoughts may be lost."""
@@ -139,7 +156,8 @@ class Tuner:
             return
         record = TuningRecord.from_json(event["record"])
         secs = record.median_s if record.status is Status.OK else 0.0
-        self._results[record.workload_hash, record.target_key].append((record.candidate_id, record.share, secs))
+        name = self._search_name(event["record"], record.scope, record.job)
+        self._results[name].append((record.candidate_id, record.share, secs))
 
 
 def _proposed(work: SearchWork, candidates: list[dict[str, str]]) -> Proposed:
@@ -170,6 +188,7 @@ def _build_work(work: SearchWork, batch: list[Any], reply: str) -> BuildWork:
         "work_id": uuid.uuid4().hex,
         "round_id": work["round_id"],
         "job": work["job"],
+        "scope": work["scope"],
         "kind": Kind.TRIAL.value,
         "operator": work["operator"],
         "device_key": work["device_key"],

@@ -14,13 +14,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from rich.console import Console
 
-from fractune.api.progress import LineView
+from fractune.api.progress import LineView, status_text
 from fractune.cli import main
+from fractune.cli.commands.jobs import job_json
 from fractune.cli.options import parse_inputs
-from fractune.cli.progress import JsonView, TableView, job_table
+from fractune.cli.progress import JsonView, TableView, job_table, progress_json
 from fractune.from_proto import job_status
 from fractune.goals import Goal, GoalStep, PeerTiming
-from fractune.reports.result import doubts
+from fractune.reports.result import doubts, latency_table, print_result, result_json
 from fractune.reports.text import counts_text, ratio_text, span_text, time_text
 from fractune_core.bundles import Bundle
 from fractune_core.convert import record_to_proto
@@ -76,7 +77,7 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     assert {event["event"] for event in events} == {"job", "operator", "progress", "result"}
     result = events[-1]
     assert list(result) == [
-        *("event", "job", "wall_s", "trials", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
+        *("event", "job", "wall_s", "trials", "trials_shared", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
         *("failures", "shares", "layout_transforms", "operators", "bundle"),
     ]
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
@@ -88,6 +89,8 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
         "granted": granted().to_json(),
         "untuned_s": 4e-3,
         "tuned_s": 2e-3,
+        "timed_by": "jobs/j1",
+        "timed_at": None,
         "roof": {"gflops": 20.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25},
         "operators_s": 6e-3,
         "rest_s": -4e-3,
@@ -132,10 +135,12 @@ def test_quiet_prints_only_the_result(server: ScriptedServer, model: Path, capsy
 def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> None:
     options = ["--trials", "9", "--minutes", "1.5", "--more", "3", "--round", "4", "--seed", "7", "--target", "llvm"]
     options += ["--only", "conv", "--input", "x=1,3,8,8", "--input", "a=b=2", "--priority", "5", "--quiet"]
+    options += ["--scope", "acme", "--fresh"]
     assert tune(server, model, *options) == 0
     (spec,) = server.specs
     assert (spec.trials, spec.minutes, spec.more, spec.round_size, spec.seed) == (9, 1.5, 3, 4, 7)
     assert (spec.target, spec.only, spec.priority) == ("llvm", "conv", 5)
+    assert (spec.scope, spec.fresh) == ("acme", True)
     assert {name: list(shape.dims) for name, shape in spec.inputs.items()} == {"x": [1, 3, 8, 8], "a=b": [2]}
 
 
@@ -150,6 +155,8 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         (["--minutes", "nan"], 2, "--minutes is nan"),
         (["--rerank", "0"], 2, "--rerank is 0"),
         (["--rerank", "2", "--more", "3"], 2, "searches nothing"),
+        (["--fresh", "--rerank", "2"], 2, "rerank is 2, which reads the log"),
+        (["--scope", "a b"], 2, "scope 'a b'"),
         (["--shares", "gpu:1"], 2, "unknown mechanism 'gpu'"),
         (["--shares", "cpu:0"], 2, "'0' is no size"),
         (["--shares", "cpu:1,cpu:1"], 2, "named twice"),
@@ -193,6 +200,7 @@ def test_a_missing_model_is_told(server: ScriptedServer, tmp_path: Path, capsys:
         ([*BEATS, "--more", "3"], 2, "leave more and rerank out"),
         ([*BEATS, "--rerank", "1"], 2, "leave more and rerank out"),
         ([*BEATS, "--trials", "-1"], 2, "trials is -1"),
+        ([*BEATS, "--fresh"], 2, "fresh: until_beats tunes in steps"),
         ([*BEATS, "--server", "127.0.0.1:1"], 2, "leave the server out"),
         ([*BEATS, "--shares", "mps:25"], 2, "share 'mps:25': until_beats compares on the CPU"),
         ([*BEATS, "--shares", "cpu:9999"], 4, "share 'cpu:9999' is larger than this machine"),
@@ -296,9 +304,11 @@ def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.Ca
     server.records = [record_to_proto(record(f"r{number}")) for number in range(3)]
     at = ["--server", server.address]
     filters = ["--model", "m", "--operator", "conv", "--share", "cpu:1", "--device", "rocket", "--kind", "trial"]
+    filters += ["--scope", "acme"]
     assert main(["log", "show", *filters, "--job", "j1", "--json", *at]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     wanted = pb.RecordFilter(model="m", operator="conv", share="cpu:1", device="rocket", kind="trial", job="jobs/j1")
+    wanted.scope = "acme"
     assert server.filters[-1] == wanted
     assert main(["log", "show", "--limit", "2", *at]) == 0
     assert "2 of 3 records" in capsys.readouterr().out
@@ -349,6 +359,19 @@ def test_the_live_table_shows_best_and_gain_per_share() -> None:
     for expected in ("fused_conv2d", "best cpu:1", "2.00 ms", "1.50x", "8/8 trials"):
         assert expected in shown
     assert "softmax" not in shown
+
+
+def test_what_other_jobs_asked_for_is_shown_as_shared(capsys: pytest.CaptureFixture[str]) -> None:
+    script = job_script()
+    for job in script:
+        job.progress.candidates_shared = 3
+    tuning, done = job_status(script[1]), job_status(script[-1])
+    assert status_text(tuning).startswith("tuning, 5/8 trials, 3 shared, 2.0 trials/s")
+    assert tuning.time_left_s == 1.5
+    assert job_json(tuning)["candidates_shared"] == progress_json(tuning)["candidates_shared"] == 3
+    assert result_json(done, "")["trials_shared"] == 3
+    print_result(done, "")
+    assert "shared: 3 more trials, which other jobs asked for\n" in capsys.readouterr().out
 
 
 def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest.CaptureFixture[str]) -> None:
@@ -403,6 +426,18 @@ def test_outputs_that_are_far_from_the_untuned_ones_are_pointed_out() -> None:
     job.result.shares[1].max_error["cpu:2"] = 1.4e-2
     (line,) = doubts(job_status(job))
     assert line.startswith("note: at cpu:2 the outputs differ from the untuned model's by 1.4e-02")
+
+
+def test_latencies_that_an_earlier_job_measured_are_called_so() -> None:
+    job = job_script()[-1]
+    assert latency_table(job_status(job)).notes == ()
+    for share in job.result.shares:
+        share.earlier_job = "jobs/j0"
+        share.time.FromSeconds(1_700_000_000)
+    (line,) = latency_table(job_status(job)).notes
+    assert "at cpu:1, cpu:2 are from jobs/j0, which timed this very bundle on 2023-11-14 22:13 UTC" in line
+    told = result_json(job_status(job), "b")["shares"]
+    assert [(each["timed_by"], each["timed_at"]) for each in told] == [("jobs/j0", 1_700_000_000.0)] * 2
 
 
 def test_spans_ratios_and_counts() -> None:

@@ -47,6 +47,17 @@ def test_between_two_shares_the_one_that_loses_least_at_both() -> None:
     assert "loses at most 5.0%" in choice.reason
 
 
+def test_what_chose_a_variant_does_not_tell_what_it_loses() -> None:
+    reported = {**MEASURED, "cpu:1": {"cpu:1": 1.3, "cpu:4": 1.56, "untuned": 1.9}}
+    bundle = a_bundle(measured=reported, choosing=MEASURED)
+    between = choose_variant(bundle, 2)
+    assert (between.variant, between.how) == ("cpu:4", How.NEAR)
+    assert between.regret == pytest.approx(0.2)
+    lucky = {"cpu:4": {"cpu:1": 0.29, "cpu:4": 0.3, "untuned": 1.0}}
+    one = choose_variant(a_bundle(measured=lucky, choosing={"cpu:4": MEASURED["cpu:4"]}), 4)
+    assert (one.variant, one.how) == ("cpu:4", How.EXACT)
+
+
 def test_the_robust_variant_is_one_of_those_measured() -> None:
     variants = [{"name": name, "objects": ["lib0.o"]} for name in ("robust", "untuned")]
     measured = {share: {"robust": 1.0, "untuned": 2.0} for share in MEASURED}

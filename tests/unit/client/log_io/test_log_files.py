@@ -16,7 +16,7 @@ from fractune_core.convert import record_to_proto
 from fractune_core.disturbances import Disturbance
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import Status
+from fractune_core.records import Status, TimingPolicy
 from fractune_core.targets import target_key
 from tests.support.client_samples import record
 
@@ -57,6 +57,12 @@ def test_csv_says_what_disturbed_a_measurement() -> None:
     assert (row["lost"], row["attempts"]) == (0.2, 3)
     assert row["disturbance"].startswith("wall_s=0.5;off_core_s=0.1;steal_s=0.05;")
     assert (csv_row(record())["lost"], csv_row(record())["disturbance"]) == ("", "")
+
+
+def test_csv_says_how_many_of_the_run_times_chose() -> None:
+    policy = TimingPolicy("validation", warmups=1, repeats=3, min_repeat_ms=10.0, choosing=1)
+    row = csv_row(record(policy=policy))
+    assert (row["choosing"], row["run_secs"], row["median_s"]) == (1, "0.001;0.0011;0.0012", pytest.approx(1.15e-3))
 
 
 def test_every_column_has_a_value() -> None:

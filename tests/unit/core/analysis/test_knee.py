@@ -15,8 +15,7 @@ from fractune_core.analysis.knee import CurveKind, find_knee, fit_curve
 from fractune_core.errors import BadRequest
 from tests.support.paths import REPOSITORY
 
-PUBLISHED = REPOSITORY.parent / "shared" / "data"
-"""beside the repository, never inside: other people's measurements"""
+PUBLISHED = REPOSITORY / "tests" / "assets" / "published"
 
 SECS = st.floats(1e-6, 10.0)
 POINTS = st.dictionaries(st.integers(1, 64), SECS, min_size=2, max_size=6)
@@ -200,10 +199,7 @@ def test_a_bad_slack_or_device_is_refused() -> None:
 
 
 def published_rows(name: str) -> list[dict[str, str]]:
-    path = PUBLISHED / name
-    if not path.is_file():
-        pytest.skip(f"{path} is not here: the published curves are kept beside the repository")
-    with path.open(encoding="utf-8", newline="") as rows:
+    with (PUBLISHED / name).open(encoding="utf-8", newline="") as rows:
         return list(csv.DictReader(rows))
 
 

@@ -125,7 +125,8 @@ def test_the_larger_expected_saving_goes_next_and_gains_decide_once_known() -> N
     assert found is not None
     assert found[0] is slow
     for _ in range(2):
-        slow.end_round(2.0)  # gained nothing
+        slow.begin_round()
+        slow.end_round(whole=False)  # gained nothing
     found = next_round([slow, fast], limits, 0)
     assert found is not None
     assert found[0] is fast
@@ -221,6 +222,72 @@ def test_a_trial_known_twice_counts_once() -> None:
     made.add_trial("c", SHARES[1], math.inf)
     assert made.complete == 1
     assert made.best_s == 1.0
+
+
+def test_what_ran_at_some_shares_is_lacking_at_the_others_the_fastest_first() -> None:
+    made = plan("a")
+    assert made.lacking(9) == ([], frozenset())
+    for name, secs in (("slow", 3.0), ("fast", 1.0), ("failed", math.inf), ("done", 2.0)):
+        made.add_trial(name, SHARES[0], secs)
+    assert made.add_trial("done", SHARES[1], 2.0), "it is complete by that"
+    assert not made.add_trial("done", SHARES[1], 2.0)
+    made.add_trial("elsewhere", SHARES[1], 1.9)  # the fastest there, and it lacks another share
+    assert made.lacking(9) == (["fast", "slow"], frozenset({SHARES[1]}))
+    assert made.lacking(1) == (["fast"], frozenset({SHARES[1]}))
+    assert made.lacks("slow", SHARES[1])
+    assert not any(made.lacks(*each) for each in (("slow", SHARES[0]), ("failed", SHARES[1]), ("done", SHARES[1])))
+    for name in ("fast", "slow"):
+        made.add_trial(name, SHARES[1], 1.0)
+    assert made.lacking(9) == (["elsewhere"], frozenset({SHARES[0]}))
+
+
+def test_what_the_log_holds_in_part_goes_before_any_search() -> None:
+    heavy, light = plan("heavy", 9), plan("light", 1)
+    for number in range(5):
+        light.add_trial(f"c{number}", SHARES[0], 1.0)
+    assert next_round([heavy, light], Budget(32, 0, 64), 0) == (light, 5)
+    assert next_round([heavy, light], Budget(32, 0, 4), 0) == (light, 4)
+    assert next_round([heavy, light], Budget(1, 3, 64), 0) == (light, 3)
+    light.busy = True
+    found = next_round([heavy, light], Budget(32, 0, 64), 0)
+    assert found is not None
+    assert found[0] is heavy
+
+
+def test_what_could_not_be_built_failed_at_every_share() -> None:
+    made = plan("a")
+    assert made.add_trial("c", SHARES[0], math.inf, built=False)
+    assert (made.complete, made.has("c"), made.lacking(9)[0]) == (1, True, [])
+    assert not made.add_trial("c", SHARES[1], math.inf, built=False)
+    assert made.add_trial("d", "cpu/9of9core", math.inf, built=False), "also where it was tried elsewhere"
+
+
+def test_an_exhausted_operator_is_open_while_it_lacks_something() -> None:
+    made = plan("a")
+    made.exhausted = True
+    made.add_trial("c", SHARES[0], 1.0)
+    for given_up in (True, False):
+        made.given_up = given_up
+        assert made.open != given_up
+    made.add_trial("c", SHARES[1], 1.0)
+    assert not made.open
+
+
+def test_a_search_that_brought_nothing_new_ends_the_space_for_those_who_saw_it_begin() -> None:
+    seen, late = plan("a", trials=2), plan("b", trials=2)
+    seen.begin_round()
+    for each in (seen, late):
+        each.end_round(whole=True)
+    assert (seen.exhausted, late.exhausted) == (True, False)
+
+
+def test_room_is_what_the_budget_and_the_cap_of_the_operator_leave() -> None:
+    plans = [plan("a", trials=4), plan("b")]
+    assert Budget(8, 0, 8).room(plans[1], plans, 0) == 4
+    assert Budget(100, 0, 8).room(plans[0], plans, 0) == 96
+    assert Budget(8, 100, 8).room(plans[0], plans, 3) == 97
+    plans[0].near_roof = True
+    assert Budget(8, 100, 8).room(plans[0], plans, 3) == 0
 
 
 def test_joint_times_need_every_share_and_mark_failures() -> None:

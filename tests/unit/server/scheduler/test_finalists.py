@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fractune_core.records import Status
 from fractune_server.scheduler.finalists import NEGLIGIBLE, Outlook, is_settled, outlook, worth_validating
-from tests.support.samples import granted, validation
+from tests.support.samples import divided, granted, validation
 
 SHARE = granted(1).key
 
@@ -39,6 +39,11 @@ def test_an_outlook_is_the_fastest_published_and_the_fastest_trial_that_is_new()
     assert outlook(1, trials, [], SHARE) == Outlook(None, 1.5)
     wrong = replace(earlier[1], status=Status.WRONG_OUTPUT, run_secs=())
     assert outlook(1, trials, [earlier[0], wrong], SHARE) == Outlook(4.0, 1.75)
+
+
+def test_what_a_validation_forgoes_is_counted_from_what_is_reported() -> None:
+    earlier = [divided("lucky", 1, 1.0, 2.0), divided("other", 1, 1.5, 1.8)]
+    assert outlook(1, [], earlier, SHARE).published_s == 2.0
 
 
 def test_what_was_never_validated_is_worth_it_however_fast_its_trial_was() -> None:

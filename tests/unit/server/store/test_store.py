@@ -25,7 +25,7 @@ from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, t
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
-from fractune_server.store import database
+from fractune_server.store import database, spaces
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.log import Donor, LogKey, Page
@@ -37,7 +37,7 @@ from fractune_server.store.tables import metadata
 from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
-from tests.support.samples import DEVICE, DISTURBANCE, TARGET_KEY, granted, validation
+from tests.support.samples import DEVICE, DISTURBANCE, TARGET_KEY, divided, granted, validation
 
 KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
 EVERYTHING = RecordFilter()
@@ -154,6 +154,25 @@ class StoreContract:
         assert [KEY.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [True, True]
         assert [own.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [False, True]
 
+    def test_a_key_reads_its_scope_and_where_that_is_said_one_job_alone(self, store: Store) -> None:
+        ours, theirs = replace(KEY, scope="a"), replace(KEY, scope="b")
+        own = replace(ours, job="j2")
+        store.log.add([trial("t", 1, 1.0), trial("u", 1, 2.0, scope="a"), trial("v", 1, 3.0, scope="a", job="j2")])
+        store.log.add([validation("u", 1, 2.0, scope="a"), validation("v", 1, 3.0, scope="a", job="j2")])
+        for key, traces in ((KEY, "t"), (ours, "uv"), (own, "v"), (theirs, "")):
+            share = granted(1).key
+            assert [record.trace for record in store.log.best_trials(key, share, 9)] == list(traces)
+            assert len(store.log.trials(key)) == len(traces)
+            assert [donor.trials for donor in store.log.donors(key, "%conv2d%")] == ([len(traces)] if traces else [])
+            assert store.log.count(RecordFilter(scope=key.scope, kind=Kind.TRIAL)) == len(traces) + (key == own)
+        validated = store.log.validated(KEY.workload_hash)
+        assert [record.trace for record in validated.of_scope("a").records] == ["u", "v"]
+        assert [record.trace for record in validated.of_scope("a").of_job("j2").records] == ["v"]
+        assert not validated.of_scope("").records
+        assert [record.trace for record in validated.records if own.has(record)] == ["v"]
+        store.log.prune(RecordFilter(scope="a"), 0, dry_run=False)
+        assert [len(store.log.trials(key)) for key in (KEY, ours)] == [1, 0]
+
     def test_a_workload_with_more_implementations_takes_the_place_of_one_with_fewer(self, store: Store) -> None:
         one, both = joined_workloads({DIRECT: ["1"]}), joined_workloads({DIRECT: ["1"], WINOGRAD4: ["2"]})
         for written, kept in ((one, one), (both, both), (one, both)):
@@ -188,16 +207,17 @@ class StoreContract:
 
     def test_look_ups_use_an_index(self, store: Store) -> None:
         queries = [
+            "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND scope='' AND share_key='s'",
             "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND share_key='s' ORDER BY median_s",
             "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation'",
             "SELECT * FROM validation_versions WHERE workload_hash IN ('a', 'b')",
             "SELECT * FROM records WHERE record_id='a'",
             "SELECT * FROM records WHERE job='a'",
             "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
-            "SELECT * FROM records ORDER BY median_s, seq LIMIT 1",
+            "SELECT * FROM records WHERE scope='' ORDER BY median_s, seq LIMIT 1",
             "SELECT * FROM jobs WHERE state IN ('queued')",
             "SELECT * FROM jobs WHERE id='a'",
-            "SELECT * FROM rounds WHERE job='a'",
+            "SELECT * FROM rounds WHERE round_id='a'",
         ]
         with store.database.read() as connection:
             for query in queries:
@@ -244,6 +264,13 @@ class StoreContract:
         assert store.log.prune(EVERYTHING, 2, dry_run=False) == (2, 4)
         assert sorted(record.trace for record in store.log.all(EVERYTHING)) == ["f", "t0", "t1", "u"]
         assert store.log.prune(RecordFilter(kind=Kind.VALIDATION), 0, dry_run=False) == (1, 0)
+
+    def test_what_is_told_of_a_record_neither_orders_nor_keeps_it(self, store: Store) -> None:
+        store.log.add([divided("chosen", 1, 1.0, 3.0), divided("other", 1, 2.0, 2.0)])
+        page, _ = store.log.page(EVERYTHING, 2, None, fastest_first=True)
+        assert [(record.trace, record.median_s) for record in page] == [("chosen", 3.0), ("other", 2.0)]
+        assert store.log.prune(RecordFilter(kind=Kind.VALIDATION), 1, dry_run=False) == (1, 1)
+        assert [record.trace for record in store.log.all(EVERYTHING)] == ["chosen"]
 
     def test_import_is_all_or_nothing(self, store: Store) -> None:
         stranger = trial("b", 1, 1.0, workload_hash="0" * 16)
@@ -337,7 +364,7 @@ class StoreContract:
     def test_an_end_is_final(self, store: Store) -> None:
         store.jobs.create(job("j"))
         loaded = store.jobs.get("j")
-        store.jobs.save_round(Round("l", "j", Kind.TRIAL, "w", "i", 4))
+        store.jobs.save_round(shared := Round("l", "j", Kind.TRIAL, "w", "i", 4))
         assert store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "enough")
         assert not store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "again")
         loaded.state = JobState.DONE
@@ -345,7 +372,7 @@ class StoreContract:
         found = store.jobs.get("j")
         assert (found.state, found.message, found.revision) == (JobState.CANCELLED, "enough", 2)
         assert store.jobs.open_ids() == set()
-        assert store.jobs.rounds("j") == []
+        assert store.jobs.rounds() == [shared], "others may wait for it"
 
     def test_each_save_is_a_revision(self, store: Store) -> None:
         store.jobs.create(job("j"))
@@ -359,14 +386,14 @@ class StoreContract:
             store.jobs.get("none")
 
     def test_rounds(self, store: Store) -> None:
-        waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4)
+        waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4, granted={"cpu:2": granted(2), "cpu:1": granted(1)})
         store.jobs.save_round(waiting)
-        assert store.jobs.rounds("j") == [waiting]
+        assert store.jobs.rounds() == [waiting]
         proposed = replace(waiting, candidates=["a", "b"])
         store.jobs.save_round(proposed)
-        assert store.jobs.rounds("j") == [proposed]
+        assert store.jobs.rounds() == [proposed]
         store.jobs.drop_round("l")
-        assert store.jobs.rounds("j") == []
+        assert store.jobs.rounds() == []
 
     def test_job_pages(self, store: Store) -> None:
         for name in "abc":
@@ -375,6 +402,26 @@ class StoreContract:
         second, last = store.jobs.page(2, end, open_only=False)
         assert [found.id for found in first + second] == ["c", "b", "a"]
         assert last is None
+
+    def test_a_bundle_s_times_are_those_of_the_newest_job_that_is_done_on_the_same_device(self, store: Store) -> None:
+        def timed(name: str, secs: float, **changes: Any) -> None:
+            timings = {share: {"run_secs": {"untuned": [secs]}} for share in ("cpu:1", "cpu:2")}
+            made = {"bundle": "b", "state": JobState.DONE, "ended_at": 9.0, "timings": timings, **changes}
+            store.jobs.create(job(name, **made))
+
+        both = {"cpu:1": granted(1), "cpu:2": granted(2)}
+        assert store.jobs.timings("b", DEVICE, both) == {}
+        timed("first", 1.0)
+        timed("second", 2.0, timings={"cpu:1": {"run_secs": {"untuned": [2.0]}, "job": "before", "timed_at": 5.0}})
+        timed("cut off", 3.0, state=JobState.CANCELLED)
+        timed("of another bundle", 4.0, bundle="c")
+        timed("elsewhere", 5.0, device=replace(DEVICE, units=64))
+        timed("at less", 6.0, granted={"cpu:2": granted(1), "cpu:1": granted(1)})
+        assert store.jobs.timings("b", DEVICE, both) == {
+            "cpu:1": {"run_secs": {"untuned": [2.0]}, "job": "before", "timed_at": 5.0}
+        }
+        found = store.jobs.timings("c", DEVICE, both)
+        assert found["cpu:2"] == {"run_secs": {"untuned": [4.0]}, "job": "of another bundle", "timed_at": 9.0}
 
     # ---- roofs ----
 
@@ -396,6 +443,24 @@ class StoreContract:
         assert store.log.arithmetic(["w", "v", "none"]) == {"w": Arithmetic(1e9, 3 << 40)}
         store.log.add_workloads([("w", "[]")])
         assert store.log.arithmetic(["w"]) == {"w": Arithmetic(1e9, 3 << 40)}
+
+    # ---- exhausted spaces ----
+
+    def test_an_exhausted_space_is_known_by_workload_target_exactness_and_version(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {}
+        for candidates in (3, 5, 4):
+            store.spaces.add(KEY, candidates)
+        store.spaces.add(replace(KEY, workload_hash=WORKLOADS[1], exact=True), 1)
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {WORKLOADS[0]: 5}
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=True) == {WORKLOADS[1]: 1}
+        assert store.spaces.of(TARGET_KEY, WORKLOADS[1:], exact=False) == {}
+        assert store.spaces.of("cuda", WORKLOADS, exact=False) == {}
+        monkeypatch.setattr(spaces, "_VERSION", "another")
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {}
+        store.spaces.add(KEY, 2)
+        assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {WORKLOADS[0]: 2}
 
     # ---- models ----
 
@@ -443,7 +508,7 @@ class TestSqliteStore(StoreContract):
         old.close()
         store = make()
         (record,) = store.log.validated(KEY.workload_hash).records
-        assert (record.trace, record.disturbance, record.attempts) == ("a", None, 0)
+        assert (record.trace, record.disturbance, record.attempts, record.scope) == ("a", None, 0, "")
         store.log.add([validation("b", 1, 1.0)])
         assert len(store.log.validated(KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}

@@ -14,15 +14,13 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from fractune_core import messages
-from fractune_core.jobs import JobSpec
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.signed_messages import seal_event, seal_work, seal_worker
 from fractune_core.signing import sign_json
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.store.stored_job import StoredJob
-from fractune_server.transport.dead_letters import write_dead_letters
+from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import Fleet, live_workers
 from fractune_server.transport.recorder import Recorder
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
@@ -38,6 +36,7 @@ BUILD: messages.BuildWork = {
     "work_id": "work1",
     "round_id": "round1",
     "job": "job1",
+    "scope": "",
     "kind": "trial",
     "operator": {"workload_hash": "f" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
     "device_key": DEVICE.key,
@@ -404,16 +403,17 @@ def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, mo
 
 
 def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.Redis, store: Store) -> None:
-    spec = JobSpec(model="a" * 64, model_name="m", shares=("cpu:1", "cpu:2"))
-    granted = {share: GrantedShare(share, int(share[-1]), 2, "core", 1, reserved=False) for share in spec.shares}
-    job = StoredJob("job1", spec, 1.0, DEVICE, granted, "llvm")
-    write_dead_letters(connection, SECRET, BUILD, lambda _: job)
+    shares = ("cpu:1", "cpu:2")
+    granted = {share: GrantedShare(share, int(share[-1]), 2, "core", 1, reserved=False) for share in shares}
+    write_dead_letters(connection, SECRET, BUILD, None)
+    assert not connection.exists(messages.done_key("work1")), "nobody waits for a round that is over"
+    write_dead_letters(connection, SECRET, BUILD, RoundPlace(DEVICE, granted))
     recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     found = list(store.log.all(RecordFilter()))
     assert {(each.candidate_id, each.share) for each in found} == {
-        (candidate, share) for candidate in ("c1", "c2") for share in spec.shares
+        (candidate, share) for candidate in ("c1", "c2") for share in shares
     }
     assert {(each.status, each.kind) for each in found} == {(Status.CRASHED, Kind.TRIAL)}
     assert connection.exists(messages.done_key("work1"))
@@ -433,7 +433,7 @@ def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> 
     queues = WorkQueues(connection, SECRET)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    connection.set(messages.cancel_key("job1"), 1)
+    connection.set(messages.cancel_key("round1"), 1)
     Requeuer(connection, queues, lambda _: None).sweep(Fleet(()))
     assert queues.idle()
     assert not queues.has("work1")
@@ -471,7 +471,10 @@ def test_work_that_the_fleet_did_not_sign_is_neither_given_again_nor_given_up(
     assert queues.idle()
     assert not queues.has("work1")
     assert given_up == []
-    assert "work1 on the queue build.3 is dropped: work on the queue build.3 does not carry" in caplog.text
+    assert (
+        f"work1 on the queue {messages.BUILD_QUEUE} is dropped: work on the queue {messages.BUILD_QUEUE} does not"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_measurers_have_cores_of_their_own_while_there_are_any(
 
 def test_every_number_of_measurers_is_timed_without_and_with_builds() -> None:
     assert settings([1, 4]) == [
-        Setting(VALIDATION_POLICY),
+        Setting(VALIDATION_POLICY.undivided()),
         Setting(FIRST_POLICY),
         Setting(None),
         *(Setting(TRIAL_POLICY, count, builds) for count in (1, 4) for builds in (False, True)),
@@ -111,7 +111,7 @@ def test_ties_are_nothing_to_judge_by() -> None:
 def test_a_failure_is_counted_and_left_out() -> None:
     passes = experiment()
     passes[Setting(TRIAL_POLICY)] = [timed(TRUE, failed="c10"), timed(NEARLY, failed="c10")]
-    passes[Setting(VALIDATION_POLICY)] = [timed(TRUE, failed="c10"), timed({**NEARLY, "c10": 1e-9})]
+    passes[Setting(VALIDATION_POLICY.undivided())] = [timed(TRUE, failed="c10"), timed({**NEARLY, "c10": 1e-9})]
     told = report({each: [timed({**TRUE, "c10": 1.0})] * 2 for each in passes} | passes, {1: True, 2: True})
     (alone,) = [each for each in told["settings"] if each["name"] == "trial, alone"]
     assert alone["failures"] == 2

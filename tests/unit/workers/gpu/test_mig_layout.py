@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,41 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import BadRequest, ShareUnavailable
-from fractune_workers.gpu.mig_layout import PROFILES, Profile, commands, placements, plan_layout
+from fractune_core.planning.mig import PROFILES, Profile, placements
+from fractune_workers.gpu.mig_layout import commands, plan_layout
 from fractune_workers.gpu.nvidia_smi import apply_layout
 from fractune_workers.gpu.nvml import Gpu, NvidiaMl
 from tests.support.hardware.simulated_gpu import MODELS, InsufficientResources, SimulatedGpu, gpu_in_mig_mode
 from tests.support.hardware.simulated_nvml import SimulatedNvml
 
-PLAIN = [profile for profile in PROFILES if profile.name in {"1g", "2g", "3g", "4g", "7g"}]
-
 
 def seen(simulated: SimulatedGpu) -> Gpu:
     return NvidiaMl(SimulatedNvml(simulated)).gpus()[0]
-
-
-def spans(placed: list[tuple[Profile, int]]) -> frozenset[tuple[str, int]]:
-    return frozenset((profile.name, place) for profile, place in placed)
-
-
-def all_placements(kinds: list[Profile]) -> dict[frozenset[tuple[str, int]], tuple[str, ...]]:
-    """Every set of instances that can be there at the same time, with what it consists of."""
-    found = {}
-    for count in range(1, 8):
-        for profiles in itertools.combinations_with_replacement(kinds, count):
-            for placed in placements(profiles):
-                found[spans(placed)] = tuple(profile.name for profile in profiles)
-    return found
-
-
-def test_the_maximal_layouts_are_those_that_are_known() -> None:
-    """14 kinds and 19 placements of them: counted from NVIDIA's placements by hand."""
-    found = all_placements(PLAIN)
-    maximal = {each: kinds for each, kinds in found.items() if not any(each < other for other in found)}
-    assert len(maximal) == 19
-    assert len(set(maximal.values())) == 14
-    assert ("3g", "2g", "1g", "1g") in maximal.values()
-    assert ("4g", "1g", "1g", "1g") in maximal.values()
 
 
 @given(st.lists(st.sampled_from(PROFILES), min_size=1, max_size=7))

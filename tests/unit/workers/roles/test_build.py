@@ -14,8 +14,8 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import put_signed_blob
-from fractune_core.messages import measure_queue, workload_blob
+from fractune_core.blobs import drop_blobs, has_blob, put_signed_blob
+from fractune_core.messages import artifact_blob, measure_queue, workload_blob
 from fractune_core.signed_messages import open_work
 from fractune_workers.child import TRIES, Child
 from fractune_workers.context import WorkerContext
@@ -67,15 +67,33 @@ def builder(tmp_path: Path) -> Iterator[Builder]:
 
 def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:
     """Status and cause of each candidate, as a measurer is told."""
+    candidates = [{"candidate": trace, "trace": trace} for trace in traces]
+    return [(item["status"], item["cause"]) for item in artifacts(builder, "cpu:1", candidates)]
+
+
+def artifacts(builder: Builder, share: str, candidates: list[Any]) -> list[Any]:
+    """What the measurer of a share is told."""
     operator: Any = {"workload_hash": "w", "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
-    work: Any = {"do": "build", "work_id": "b", "round_id": "r", "job": "j", "kind": "trial", "operator": operator}
-    work |= {"device_key": "d", "shares": ["cpu:1"], "reply": "s"}
-    work["candidates"] = [{"candidate": trace, "trace": trace} for trace in traces]
+    work: Any = {"do": "build", "work_id": share, "round_id": "r", "job": "j", "kind": "trial", "operator": operator}
+    work |= {"scope": "", "device_key": "d", "shares": [share], "reply": "s", "candidates": candidates}
     builder.handle(work)
-    name = measure_queue("d", "cpu:1")
+    name = measure_queue("d", share)
     (job,) = Queue(name, connection=builder._context.redis, serializer=JSONSerializer).jobs
     measured: Any = open_work(SECRET, name, job.id, job.args[0])
-    return [(item["status"], item["cause"]) for item in measured["artifacts"]]
+    found: list[Any] = measured["artifacts"]
+    return found
+
+
+def test_what_the_round_has_built_before_is_not_built_again_as_long_as_it_is_there(builder: Builder) -> None:
+    assert built(builder, "c") == [("ok", "")]
+    known = {"build_secs": 12.5, "versions": {"compiler": "the first"}}
+    again = [{"candidate": "c", "trace": "c", "built": known}]
+    (reused,) = artifacts(builder, "cpu:2", again)
+    assert (reused["status"], reused["build_secs"], reused["versions"]) == ("ok", 12.5, known["versions"])
+    drop_blobs(builder._context.redis, [artifact_blob("r", "c")])
+    (anew,) = artifacts(builder, "cpu:4", again)
+    assert (anew["status"], anew["versions"]) == ("ok", {})
+    assert has_blob(builder._context.redis, artifact_blob("r", "c"))
 
 
 def killing(builder: Builder, folder: Path, times: int) -> threading.Thread:

@@ -28,7 +28,8 @@ def connection() -> Iterator[redis.Redis]:
 
 
 def measured(candidate: str) -> Any:
-    work = {"kind": "trial", "share": "cpu:1", "round_id": "r", "job": "j", "operator": target_operator("conv2d")}
+    work: dict[str, Any] = {"kind": "trial", "share": "cpu:1", "round_id": "r", "job": "j", "scope": ""}
+    work["operator"] = target_operator("conv2d")
     record = made_up_record(work, candidate, f'["{candidate}"]')
     return {"event": "measured", "job": "j", "round_id": "r", "record": record.to_json()}
 

@@ -34,11 +34,12 @@ def jobs(
         for job in found:
             print(json.dumps(job_json(job)))
         return
-    table = Table("job", "model", "shares", "state", "trials", "created (UTC)", "message")
+    table = Table("job", "model", "shares", "state", "trials", "shared", "created (UTC)", "message")
     for job in found:
-        trials = f"{job.candidates_done}/{job.trials_planned}"
+        trials, shared = f"{job.candidates_had}/{job.trials_planned}", str(job.candidates_shared)
         created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
-        table.add_row(job.name, job.model_name, ", ".join(job.shares), job.state.value, trials, created, job.message)
+        place = job.name, job.model_name, ", ".join(job.shares)
+        table.add_row(*place, job.state.value, trials, shared, created, job.message)
     table_console().print(table)
 
 
@@ -103,6 +104,7 @@ def job_json(job: JobStatus) -> dict[str, Any]:
         "state": job.state.value,
         "trials_planned": job.trials_planned,
         "candidates_done": job.candidates_done,
+        "candidates_shared": job.candidates_shared,
         "created_at": job.created_at,
         "error": job.error,
         "message": job.message,

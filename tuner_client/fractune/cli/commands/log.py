@@ -43,6 +43,7 @@ def show(
     device: DeviceText = "",
     kind: KindText = "",
     job: JobText = "",
+    scope: options.Scope = "",
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many.")] = 20,
     fastest: Annotated[bool, typer.Option("--fastest", help="Fastest first, not newest first.")] = False,
     server: options.Server = None,
@@ -59,6 +60,7 @@ def show(
             device=device,
             kind=kind,
             job=job,
+            scope=scope,
             limit=limit,
             fastest=fastest,
         )
@@ -81,6 +83,7 @@ def export(
     device: DeviceText = "",
     kind: KindText = "",
     job: JobText = "",
+    scope: options.Scope = "",
     server: options.Server = None,
     state: options.State = None,
     as_json: options.Json = False,
@@ -99,6 +102,7 @@ def export(
             device=device,
             kind=kind,
             job=job,
+            scope=scope,
         )
     print(json.dumps({"path": str(path), "records": count}) if as_json else f"{count} records written to {path}")
 
@@ -175,6 +179,7 @@ def prune(
     device: DeviceText = "",
     kind: KindText = "",
     job: JobText = "",
+    scope: options.Scope = "",
     server: options.Server = None,
     state: options.State = None,
     as_json: options.Json = False,
@@ -191,6 +196,7 @@ def prune(
             device=device,
             kind=kind,
             job=job,
+            scope=scope,
         )
     if as_json:
         print(json.dumps({"deleted": answer.deleted, "kept": answer.kept, "dry_run": dry_run}))
@@ -210,6 +216,7 @@ def match(
     ] = False,
     inputs: options.Inputs = None,
     target: options.Target = "",
+    scope: options.Scope = "",
     server: options.Server = None,
     state: options.State = None,
     as_json: options.Json = False,
@@ -222,6 +229,7 @@ def match(
         allow_unmeasured=allow_unmeasured,
         inputs=options.parse_inputs(inputs),
         target=target,
+        scope=scope,
         server=server,
         state=state,
     )

@@ -20,6 +20,7 @@ from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
 from fractune.inference.onnxruntime_model import NAME
 from fractune.inference.tensors import read_inputs
+from fractune.reports.slots_text import apart_text, slots_text
 from fractune.reports.text import ratio_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, StateUnusable
@@ -42,6 +43,9 @@ def run(
         str | None, typer.Option("--share", help="Confine this process to the share first (default: as it is).")
     ] = None,
     inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz file with the inputs by name.")] = None,
+    slot: Annotated[
+        int | None, typer.Option("--slot", help="Of a fused model: run this slot alone (default: all of them).")
+    ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=3, help="Times that each variant is timed.")] = 15,
     save_outputs: Annotated[Path | None, typer.Option("--save-outputs", help=".npz file for the outputs.")] = None,
     beside: Annotated[Peer | None, typer.Option("--beside", help="Time the model there too.")] = None,
@@ -66,10 +70,12 @@ def run(
     model = load(bundle, share=share, public_key=key, policy=policy)
     if beside is not None and model.share.unit != "core":
         raise BadRequest(f"--beside compares on the CPU, and {bundle.name} runs on a GPU; leave it out")
-    given = read_inputs(inputs) if inputs else model.random_inputs()
-    report = _report(model, given, repeats, model_file)
+    if beside is not None and model.slots:
+        raise BadRequest(f"--beside compares one model, and {bundle.name} is several that were fused; leave it out")
+    given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
+    report = _report(model, given, slot, repeats, model_file)
     if save_outputs is not None:
-        _save(save_outputs, model.run(given))
+        _save(save_outputs, model.run(given, slot=slot))
     if as_json:
         print(json.dumps(report))
     else:
@@ -83,14 +89,24 @@ def _confine(share: Share) -> None:
         confine_gpu(share)
 
 
-def _report(model: Model, inputs: dict[str, Array], repeats: int, beside_file: Path | None) -> dict[str, Any]:
+def _random_inputs(model: Model, slot: int | None) -> dict[str, Array]:
+    """Those of one slot, where that is asked for and there is such; else of all."""
+    inputs = model.random_inputs()
+    if slot is None or not 0 <= slot < len(model.slots):
+        return inputs
+    return {name: array[slot] for name, array in inputs.items()}
+
+
+def _report(
+    model: Model, inputs: dict[str, Array], slot: int | None, repeats: int, beside_file: Path | None
+) -> dict[str, Any]:
     choice = model.choice
-    outputs, reference = model.run(inputs), model.run(inputs, UNTUNED_VARIANT)
+    outputs, reference = model.run(inputs, slot=slot), model.run(inputs, UNTUNED_VARIANT, slot=slot)
     absolute, relative = differences(outputs, reference)
     variants = tuple(dict.fromkeys((UNTUNED_VARIANT, choice.variant)))
     if beside_file is None:
         beside = None
-        run_secs = time_in_turns({name: _call(model, inputs, name) for name in variants}, repeats)
+        run_secs = time_in_turns({name: _call(model, inputs, slot, name) for name in variants}, repeats)
     else:
         beside = time_beside(beside_file, model, inputs, variants, repeats)
         run_secs = beside.run_secs
@@ -111,15 +127,17 @@ def _report(model: Model, inputs: dict[str, Array], repeats: int, beside_file: P
         "max_rel_difference": relative,
         "outputs": [{"dtype": str(output.dtype), "shape": list(output.shape)} for output in outputs],
     }
+    if model.slots:
+        report |= {"slots": list(model.slots), "apart": model.bundle.manifest["apart"], "slot": slot}
     if beside is not None:
         report["beside"] = _beside_json(beside)
     return report
 
 
-def _call(model: Model, inputs: dict[str, Array], variant: str) -> Callable[[], Any]:
+def _call(model: Model, inputs: dict[str, Array], slot: int | None, variant: str) -> Callable[[], Any]:
     """One inference to be timed: on a GPU from memory there to memory there."""
-    if model.share.unit == "core":
-        return lambda: model.run(inputs, variant)
+    if model.share.unit == "core" or slot is not None:
+        return lambda: model.run(inputs, variant, slot=slot)
     placed = model.placed(inputs)
     return lambda: model.run_tensors(placed, variant)
 
@@ -139,6 +157,8 @@ def _beside_json(beside: Beside) -> dict[str, Any]:
 def _print(report: dict[str, Any], given_by: str) -> None:
     print(f"share:     {report['share']}")
     print(f"variant:   {report['variant']} ({report['reason']})")
+    if "slots" in report:
+        _print_slots(report)
     print(f"tuned:     {spread_text(report['tuned_run_secs'])}")
     print(f"untuned:   {spread_text(report['untuned_run_secs'])}")
     speed_up = ratio_text(report["untuned_s"], report["tuned_s"])
@@ -147,6 +167,15 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
     if "beside" in report:
         _print_beside(report["beside"], report["tuned_s"])
+
+
+def _print_slots(report: dict[str, Any]) -> None:
+    print(f"slots:     {slots_text(report['slots'])}")
+    if report["slot"] is not None:
+        count = len(report["slots"])
+        print(f"           slot {report['slot']} alone was asked for: 1 of {count} that each run computes")
+    if report["apart"]:
+        print(f"           {apart_text(report['apart'])}")
 
 
 def _print_beside(beside: dict[str, Any], ours_s: float) -> None:

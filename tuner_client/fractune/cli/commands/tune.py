@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +22,9 @@ from fractune.output_files import check_writable
 from fractune.reports.goal_text import goal_json, goal_table, verdict_line
 from fractune.reports.picture import check_picture
 from fractune.reports.result import print_result, result_json
+from fractune.reports.slots_text import apart_text, slots_text
 from fractune.reports.text import table_console
-from fractune_core.bundles import SUFFIX
+from fractune_core.bundles import SUFFIX, Bundle
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 
 GOAL_MISSED = 10
@@ -65,6 +67,10 @@ def tune(
     ] = None,
     only: options.Only = "",
     exact: options.Exact = False,
+    scope: options.Scope = "",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Use nothing that other jobs measured, and share no search with them.")
+    ] = False,
     inputs: options.Inputs = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the bundle.")] = Path(),
     picture: Annotated[
@@ -95,6 +101,8 @@ def tune(
         rerank=rerank,
         only=only,
         exact=exact,
+        scope=scope,
+        fresh=fresh,
         inputs=options.parse_inputs(inputs),
         priority=priority,
         out=out,
@@ -112,12 +120,23 @@ def tune(
                 print(measuring_text(share, advice, result.measurers[share]))
         if result.goal is not None:
             _print_goal(result.goal)
+        _print_slots(result.bundle.path)
     if picture is not None:
         result.matrix.draw(picture)
         if not as_json:
             print(f"picture: {picture}")
     if result.goal is not None and not result.goal.beaten:
         raise typer.Exit(GOAL_MISSED)
+
+
+def _print_slots(bundle: Path) -> None:
+    """Of a fused model: whose slot each is, and what could not be fused."""
+    with contextlib.closing(Bundle(bundle)) as opened:
+        slots, apart = (opened.manifest.get(name) for name in ("slots", "apart"))
+    if slots:
+        print(f"slots: {slots_text(slots)}")
+    if apart:
+        print(f"note: {apart_text(apart)}")
 
 
 def _print_goal(goal: Goal) -> None:

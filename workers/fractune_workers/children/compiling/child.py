@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.compiling.variants import compile_variant
+from fractune_workers.children.fusing.prepare import prepare_variants
 from fractune_workers.children.importing.implementations import implementations_of, with_implementations
-from fractune_workers.children.importing.model_file import load_model
-from fractune_workers.children.importing.passes import Operator, extract, prepare
-from fractune_workers.children.importing.signature import describe_main, onnx_names
+from fractune_workers.children.importing.model_file import load_variants
+from fractune_workers.children.importing.passes import Operator, extract
+from fractune_workers.children.importing.signature import Names, describe_main, onnx_names
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
@@ -53,6 +54,13 @@ class _Prepared:
     """modules by implementation, of those that some operator has"""
     workloads: dict[str, dict[str, Any]]
     """MetaSchedule's Workload by implementation, by workload hash of the operator"""
+    names: Names
+    slots: tuple[str | None, ...]
+    """of a fused model: the variant's name by slot, None for an empty one"""
+    apart: tuple[str, ...]
+    """of a fused model: the operators that are called once for each slot"""
+    compiled: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """object files of the last bundle's variants, by target and traces: the next bundle has some of them again"""
 
 
 @lru_cache(maxsize=1)
@@ -62,19 +70,21 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     A path stands for one content; `inputs` is JSON, `identity` the key of a target.
     """
     target = parse_target(identity, _ANY_CORES)
-    model = load_model(Path(path), json.loads(inputs))
-    direct = prepare(model, target)
+    loaded = load_variants(Path(path), json.loads(inputs))
+    fused = prepare_variants(loaded, target)
+    direct = fused.module
     operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
     others = {}
     for name in IMPLEMENTATIONS if _has_others(target, operators) else ():
-        other = prepare(model, target, name)
+        other = prepare_variants(loaded, target, name).module
         found = implementations_of(direct, other)
         if found:
             others[name] = other
         for workload_hash, workload in found.items():
             workloads[workload_hash][name] = workload
-    return _Prepared(direct, operators, others, workloads)
+    names = onnx_names(loaded.files[0])
+    return _Prepared(direct, operators, others, workloads, names, loaded.slots, fused.apart)
 
 
 def _has_others(target: tvm.target.Target, operators: list[Operator]) -> bool:
@@ -106,6 +116,16 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
             for operator in prepared.operators
         ],
     }
+
+
+def describe_fused(path: str, inputs: dict[str, list[int]]) -> dict[str, Any]:
+    """How many kinds of operators the fused model at `path` has on this host, and which are called once for each slot.
+
+    Raises BadModel.
+    """
+    target = parse_target("", _ANY_CORES)
+    fused = prepare_variants(load_variants(Path(path), inputs), target)
+    return {"operators": len(extract(fused.module, target)), "apart": list(fused.apart)}
 
 
 def _check_runs(text: str, target: tvm.target.Target, isa: str) -> None:
@@ -149,7 +169,10 @@ def compile_bundle(
         RECORDS: "".join(json.dumps(record) + "\n" for record in records).encode(),
         WEIGHTS: packed,
     }
-    compiled = _each_once(texts, lambda at: compile_variant(lifted[at].module, parsed, schedules[at]))
+    names = [json.dumps([str(parsed), each], sort_keys=True) for each in texts]
+    compiled = _each_once(
+        names, prepared.compiled, lambda at: compile_variant(lifted[at].module, parsed, schedules[at])
+    )
     described = []
     for index, (variant, each, objects) in enumerate(zip(variants, lifted, compiled, strict=True)):
         entries.update({object_entry(index, name): code for name, code in objects.items()})
@@ -158,7 +181,8 @@ def compile_bundle(
         **manifest,
         "target": str(parsed),
         "code": {"architecture": architecture(parsed), "features": needed_features(parsed)},
-        **describe_main(lifted[0].module, len(lifted[0].weights), onnx_names(Path(path))),
+        **describe_main(lifted[0].module, len(lifted[0].weights), prepared.names),
+        **({"slots": list(prepared.slots), "apart": list(prepared.apart)} if prepared.slots else {}),
         "weights": layout,
         "variants": described,
         "versions": {"tvm": tvm.__version__, "fractune": __version__},
@@ -187,12 +211,19 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Any, str]:
     return found
 
 
-def _each_once(texts: list[dict[str, str]], compiled: Callable[[int], Any]) -> list[Any]:
-    """What `compiled` gives for each by its place; equal ones, as of shares that have the same winners, only once."""
-    first = [texts.index(each) for each in texts]
-    different = sorted(set(first))
-    code = dict(zip(different, side_by_side([partial(compiled, at) for at in different]), strict=True))
-    return [code[at] for at in first]
+def _each_once(names: list[str], known: dict[str, Any], compiled: Callable[[int], Any]) -> list[Any]:
+    """What `compiled` gives for each by its place; equal ones, as of shares that have the same winners, only once, and
+    none that is `known`: which is afterwards what all of these are.
+    """
+    new: dict[str, int] = {}
+    for at, name in enumerate(names):
+        if name not in known:
+            new.setdefault(name, at)
+    made = side_by_side([partial(compiled, at) for at in new.values()])
+    code = {**known, **dict(zip(new, made, strict=True))}
+    known.clear()
+    known.update({name: code[name] for name in names})
+    return [code[name] for name in names]
 
 
 def device() -> dict[str, Any]:
@@ -203,4 +234,4 @@ def device() -> dict[str, Any]:
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     keep_out_gpu_intrinsics()
     stay_off_gpus()
-    return {"ingest": ingest, "compile_bundle": compile_bundle, "device": device}
+    return {"ingest": ingest, "compile_bundle": compile_bundle, "describe_fused": describe_fused, "device": device}

@@ -1,13 +1,20 @@
-"""Concatenations without a copy: whoever computes a part writes it into its slice of the result."""
+"""Concatenations without a copy: whoever computes a part writes it into its slice of the result.
+
+A slice that is contiguous is a tensor of its own, a view. In a fused model each slot has a slice, and what computes the
+part gets the whole result instead, and writes with an offset.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import Range, TensorLoad, TensorRegion
 
 from fractune_core.errors import FractuneError
 
@@ -21,25 +28,95 @@ def parts_in_place(mod: tvm.IRModule) -> tvm.IRModule:
     part again. Raises FractuneError for a part that no operator of the same block computes: such concatenations are
     kernels (`children/layouts/concats.py`).
     """
-    changed = mod.clone()
+    kernels = _Kernels(mod)
+    rewritten = {}
     for name, function in mod.functions.items():
         if isinstance(function, relax.Function):
-            blocks = [relax.BindingBlock(_Block(block.bindings).placed()) for block in function.body.blocks]
+            blocks = [relax.BindingBlock(_Block(block.bindings, kernels).placed()) for block in function.body.blocks]
             body = relax.SeqExpr(blocks, function.body.body)
             whole = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
-            changed.update_func(name, whole)
+            rewritten[name] = whole
+    changed = kernels.all()
+    for name, function in rewritten.items():
+        changed.update_func(name, function)
     return relax.transform.Normalize()(changed)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a part lies in a result: from `offset` on along `axis`."""
+
+    result: Any
+    axis: int
+    offset: int
+
+
+class _Kernels:
+    """The TIR functions of a module, and those made of them that write their output into pieces of a larger one."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod = mod
+        self._builder = relax.BlockBuilder(mod.clone())
+        self._made: dict[Any, Any] = {}
+
+    def all(self) -> tvm.IRModule:
+        """The module with those that were made."""
+        return self._builder.get()
+
+    def writing(self, name: Any, parameter: int, piece: Piece) -> Any:
+        """The variable of the function `name` with another tensor for that parameter."""
+        shape = tuple(map(int, piece.result.ty.shape))
+        key = name.name_hint, parameter, shape, piece.axis, piece.offset
+        if key not in self._made:
+            made = into_piece(self._mod[name], parameter, shape, piece.axis, piece.offset)
+            self._made[key] = self._builder.add_func(made, f"{name.name_hint}_part{len(self._made)}")
+        return self._made[key]
+
+
+def into_piece(function: Any, parameter: int, shape: Sequence[int], axis: int, offset: int) -> Any:
+    """A TIR function, scheduled or not, with a buffer of `shape` for one of its parameters, of which it uses the piece
+    from `offset` on along `axis`.
+    """
+    old = function.params[parameter]
+    ty = old.ty
+    new = tirx.decl_buffer(
+        [tirx.IntImm("int64", dim) for dim in shape], ty.dtype, name=old.name, scope=ty.storage_scope
+    )
+
+    def moved(indices: Any) -> list[Any]:
+        return [index + offset if at == axis else index for at, index in enumerate(indices)]
+
+    def load(each: Any) -> Any:
+        return tirx.BufferLoad(new, moved(each.indices)) if each.source.same_as(old) else each
+
+    def store(each: Any) -> Any:
+        return tirx.BufferStore(new, each.value, moved(each.indices)) if each.buffer.same_as(old) else each
+
+    def region(each: Any) -> Any:
+        if not each.source.same_as(old):
+            return each
+        starts = moved([part.min for part in each.region])
+        ranges = [Range.from_min_extent(start, part.extent) for start, part in zip(starts, each.region, strict=True)]
+        return tirx.BufferRegion(new, ranges)
+
+    rules = ((TensorLoad, load), (tirx.BufferStore, store), (TensorRegion, region))
+    body = tvm_ffi.structural_map(function.body, rules)
+    params = [new if at == parameter else each for at, each in enumerate(function.params)]
+    return tirx.PrimFunc(params, body, function.ret_type, function.attrs).without_attr("global_symbol")
 
 
 class _Block:
     """The bindings of one block, and where in which result each part of a concatenation lies."""
 
-    def __init__(self, bindings: Any) -> None:
+    def __init__(self, bindings: Any, kernels: _Kernels) -> None:
         self._bindings = bindings
+        self._kernels = kernels
         self._tensors: dict[Any, Any] = {}
         """by variable: the one that has been allocated for it"""
         self._places: dict[Any, tuple[Any, int]] = {}
         """by a tensor that is a part: the result, and the offset there in bytes"""
+        self._pieces: dict[Any, Piece] = {}
+        """by a tensor that is a part in pieces: where it lies in the result"""
         self._results: set[Any] = set()
         self._made: set[Any] = set()
         for binding in bindings:
@@ -49,8 +126,28 @@ class _Block:
         placed: list[Any] = []
         for binding in self._bindings:
             replaced = binding.var in self._places or binding.var in self._results
-            placed.extend(self._allocated(binding.var) if replaced else [binding])
+            if binding.var in self._pieces:
+                placed.extend(self._allocated(self._pieces[binding.var].result))
+            elif replaced:
+                placed.extend(self._allocated(binding.var))
+            else:
+                placed.extend(self._in_pieces(binding))
         return placed
+
+    def _in_pieces(self, binding: Any) -> Iterator[Any]:
+        """A call of a kernel that computes a part in pieces gets the result for it; that part's other names go."""
+        value = binding.value
+        if isinstance(value, relax.Var) and self._tensors.get(value) in self._pieces:
+            return
+        arguments = list(value.args) if isinstance(value, relax.Call) else []
+        at = next((at for at, each in enumerate(arguments) if each in self._pieces), None)
+        if at is None:
+            yield binding
+            return
+        piece = self._pieces[arguments[at]]
+        arguments[at] = piece.result
+        kernel = self._kernels.writing(value.op, at, piece)
+        yield relax.VarBinding(binding.var, relax.Call(kernel, arguments, value.attrs, value.ty_args))
 
     def _look_at(self, var: Any, value: Any) -> None:
         name = str(getattr(getattr(value, "op", None), "name", ""))
@@ -61,7 +158,20 @@ class _Block:
             self._tensors[var] = self._tensors[source]
         if name == _CONCAT:
             self._results.add(var)
-            self._place(var, value.args[0].fields)
+            axis = int(value.attrs.axis) % len(var.ty.shape)
+            if prod(list(map(int, var.ty.shape))[:axis]) == 1:
+                self._place(var, value.args[0].fields)
+            else:
+                self._place_pieces(var, value.args[0].fields, axis)
+
+    def _place_pieces(self, result: Any, parts: Any, axis: int) -> None:
+        offset = 0
+        for part in parts:
+            tensor = self._tensors.get(part)
+            if tensor is None or tensor in self._places or tensor in self._pieces or tensor in self._results:
+                raise FractuneError(f"'{part}' cannot be laid into a concatenation; compile and ingest have come apart")
+            self._pieces[tensor] = Piece(result, axis, offset)
+            offset += int(part.ty.shape[axis])
 
     def _place(self, result: Any, parts: Any) -> None:
         offset = 0

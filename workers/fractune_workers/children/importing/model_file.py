@@ -5,14 +5,17 @@ What a file is, its contents decide: files come by upload, under names that say 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
 from tvm import relax
 
 from fractune_core.errors import BadModel
+from fractune_core.fused import read_fused
 
 MAX_MODEL_BYTES = 2**31
 """Protobuf parses no more; the other formats have no reason to be larger"""
@@ -25,17 +28,58 @@ Shapes = Mapping[str, Sequence[int]]
 """Input name -> dimensions, as the user fixed them"""
 
 
+@dataclass(frozen=True)
+class Variants:
+    """What a model file holds: one model, or several variants of one."""
+
+    names: tuple[str, ...]
+    modules: tuple[tvm.IRModule, ...]
+    files: tuple[bytes, ...]
+    slots: tuple[str | None, ...] = ()
+    """of a fused model: the variant's name by slot, None for an empty one"""
+
+    @property
+    def places(self) -> list[int]:
+        """By slot, the number of the variant that it computes: an empty one the first."""
+        return [0 if name is None else self.names.index(name) for name in self.slots]
+
+
+def load_variants(path: Path, inputs: Shapes | None = None) -> Variants:
+    """As `load_model`; of a fused model all variants, whose inputs are fixed alike."""
+    shapes = dict(inputs or {})
+    with _named(path.name):
+        data = _read(path)
+        fused = read_fused(data) if data.startswith(_ZIP) else None
+        if fused is None:
+            return Variants((path.name,), (_load_fixed(data, shapes),), (data,))
+        modules = []
+        for name, payload in zip(fused.names, fused.payloads, strict=True):
+            with _named(f"variant '{name}'"):
+                modules.append(_load_fixed(payload, shapes))
+    return Variants(fused.names, tuple(modules), fused.payloads, tuple(fused.slot_names))
+
+
 def load_model(path: Path, inputs: Shapes | None = None) -> tvm.IRModule:
     """Read the model file at `path` and fix its input shapes to `inputs` where the file leaves them open.
 
     Raises BadModel, naming the file, for anything that cannot become a Relax module with fixed shapes.
     """
-    shapes = dict(inputs or {})
+    with _named(path.name):
+        return _load_fixed(_read(path), dict(inputs or {}))
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Whatever is wrong is so with `name`."""
     try:
-        mod = _load(_read(path), shapes)
-        _check_fixed(mod)
+        yield
     except BadModel as error:
-        raise BadModel(f"{path.name}: {error}") from error
+        raise BadModel(f"{name}: {error}") from error
+
+
+def _load_fixed(data: bytes, shapes: Shapes) -> tvm.IRModule:
+    mod = _load(data, shapes)
+    _check_fixed(mod)
     return mod
 
 
@@ -53,6 +97,8 @@ def _read(path: Path) -> bytes:
 
 def _load(data: bytes, shapes: Shapes) -> tvm.IRModule:
     if data.startswith(_ZIP):
+        if read_fused(data) is not None:
+            raise BadModel("is a fused model; name one of its variants' own files")
         from fractune_workers.children.importing.torch_program import load_torch
 
         return load_torch(data, shapes)

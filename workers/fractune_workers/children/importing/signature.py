@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -13,14 +12,16 @@ Names = tuple[list[str], list[str]]
 """of the inputs and of the outputs"""
 
 
-def onnx_names(path: Path) -> Names:
-    """The names in an ONNX file, which TVM makes identifiers of (`input.1` becomes another); empty for other files."""
+def onnx_names(data: bytes) -> Names:
+    """The names in the bytes of an ONNX file, which TVM makes identifiers of (`input.1` becomes another); empty for
+    other files.
+    """
     import onnx
     from google.protobuf.message import DecodeError
 
     model = onnx.ModelProto()
     try:
-        model.ParseFromString(path.read_bytes())
+        model.ParseFromString(data)
     except DecodeError:
         return [], []
     weights = {tensor.name for tensor in model.graph.initializer}

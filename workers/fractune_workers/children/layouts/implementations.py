@@ -12,6 +12,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 from tvm import te
 
@@ -52,9 +53,11 @@ def order(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> l
 
 def order_of(shapes: Sequence[tuple[int, ...]]) -> list[str]:
     """As `order`, by the shapes of an operator's arguments, the output last, as the direct one takes them: of a
-    convolution that another implementation fits, and so without strides and dilation.
+    convolution that another implementation fits, and so without strides and dilation. In a fused model all have slots
+    before their axes.
     """
-    image, weights, output = shapes[0], next(each for each in shapes if len(each) == _WEIGHT_DIMS), shapes[-1]
+    slots = max(map(len, shapes)) - _WEIGHT_DIMS
+    image, weights, output = (each[slots:] for each in (shapes[0], max(shapes, key=len), shapes[-1]))
     bottom, right = (
         made + kernel - 1 - given for made, kernel, given in zip(output[2:4], weights[2:4], image[2:4], strict=True)
     )
@@ -69,9 +72,17 @@ def repacked(name: str, weights: _Array) -> _Array:
 def own_arguments(name: str, arguments: Sequence[_Array]) -> list[_Array]:
     """The arguments of an operator as the implementation called `name` takes them, of those of the direct one.
 
-    Its weights are in blocks of both kinds of channels, and nothing else has as many dimensions.
+    Its weights are in blocks of both kinds of channels, and nothing else has as many dimensions; in a fused model each
+    slot has its own.
     """
-    return [repacked(name, each) if each.ndim == _WEIGHT_DIMS else each for each in arguments]
+    most = max(each.ndim for each in arguments)
+    return [_repacked_slots(name, each) if each.ndim == most else each for each in arguments]
+
+
+def _repacked_slots(name: str, weights: _Array) -> _Array:
+    if weights.ndim == _WEIGHT_DIMS:
+        return repacked(name, weights)
+    return np.stack([repacked(name, each) for each in weights])
 
 
 def _extents(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> tuple[int, int]:

@@ -25,8 +25,9 @@ def time_interleaved(
     """The policy that was kept to, and the seconds of one call in each repeat, by name.
 
     The first timing of each warms up, and tells what is slow, or far behind the fastest: such a kernel gets the fewest
-    repeats, and none of its timings is dropped (TVM calls a kernel once before it times it). One that is both, as the
-    untuned default of a large operator, gets no more than that.
+    repeats, and none of its timings is dropped (TVM calls a kernel once before it times it). Of one that is slow the
+    first chooses; those of one that is far behind are not divided, because it is not chosen. One that is both, as the
+    untuned default of a large operator, gets no more than its first.
     """
     single = replace(policy, name="single", warmups=0, repeats=1)
     first = {name: timed(name, single, 1)[0] for name in names}
@@ -42,9 +43,12 @@ def time_interleaved(
 def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy) -> TimingPolicy:
     # One call over a cold cache says too little to judge by.
     is_behind = policy.cache == WARM and secs > _FAR_BEHIND * fastest_s
-    if is_behind and secs > _SLOW_S:
-        return replace(policy, warmups=0, repeats=1)
-    return replace(policy, warmups=0, repeats=_FEWEST_REPEATS) if is_behind or secs > _SLOW_S else policy
+    if is_behind:
+        repeats = 1 if secs > _SLOW_S else _FEWEST_REPEATS
+        return replace(policy, warmups=0, repeats=repeats, choosing=0)
+    if secs > _SLOW_S:
+        return replace(policy, warmups=0, repeats=1 + _FEWEST_REPEATS, choosing=1)
+    return policy
 
 
 def _calls(secs: float, policy: TimingPolicy) -> int:

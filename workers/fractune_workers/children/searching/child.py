@@ -26,10 +26,11 @@ class SearcherChild:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._operators: OrderedDict[tuple[str, str], CompetingSearches] = OrderedDict()
+        self._operators: OrderedDict[tuple[str, str, str], CompetingSearches] = OrderedDict()
 
-    def knows(self, workload_hash: str, target_key: str) -> bool:
-        return (workload_hash, target_key) in self._operators
+    def knows(self, workload_hash: str, target_key: str, of: str = "") -> bool:
+        """`of`: whose search it is; an operator may have several, which know nothing of each other."""
+        return (workload_hash, target_key, of) in self._operators
 
     def open(
         self,
@@ -40,35 +41,55 @@ class SearcherChild:
         seed: int,
         history: list[dict[str, Any]],
         transferred: list[str],
+        of: str = "",
     ) -> None:
-        """Take on an operator: its workloads as the log has them, its earlier trials (`trace` and `secs`), and of other
+        """Take on an operator: its workloads as the log has them, its earlier trials (PastTrial), and of other
         operators what to try first.
         """
         # Operators of one job must not all draw the same random numbers.
         own_seed = seed + int(workload_hash[:8], 16)
         parsed = tvm.target.Target(json.loads(target))
         search = CompetingSearches(read_workloads(workload), parsed, own_seed, self._threads)
-        search.warm((trial["trace"], trial["secs"]) for trial in history)
+        search.warm((trial["candidate"], trial["trace"], trial["secs"]) for trial in history)
         search.transfer(transferred)
-        self._operators[workload_hash, target_key] = search
+        self._operators[workload_hash, target_key, of] = search
         while len(self._operators) > _OPERATORS_KEPT:
             self._operators.popitem(last=False)
 
-    def learn(self, workload_hash: str, target_key: str, results: list[tuple[str, str, float]], shares: int) -> None:
-        """Results of an operator: (candidate, share, seconds or 0 for a failure); unknown ones are passed over."""
-        search = self._operators.get((workload_hash, target_key))
+    def learn(
+        self,
+        workload_hash: str,
+        target_key: str,
+        results: list[tuple[str, str, float]],
+        shares: list[str],
+        of: str = "",
+    ) -> None:
+        """Results of an operator: (candidate, share, seconds or 0 for a failure); unknown ones are passed over. From
+        now on it is searched for `shares`.
+        """
+        search = self._operators.get((workload_hash, target_key, of))
         if search is not None:
             search.learn(results, shares)
 
     def propose(
-        self, workload_hash: str, target_key: str, count: int, *, exact: bool = False, lost: Sequence[str] = ()
+        self,
+        workload_hash: str,
+        target_key: str,
+        count: int,
+        *,
+        of: str = "",
+        exact: bool = False,
+        lost: Sequence[str] = (),
+        known: Sequence[str] = (),
     ) -> list[dict[str, str]]:
         """Up to `count` new candidates of an open operator; fewer when its spaces hold no more. `exact`: none that
         rounds otherwise than the operator itself. `lost`: proposed before and never measured; these come first.
+        `known`: never to be proposed from now on.
         """
-        self._operators.move_to_end((workload_hash, target_key))
-        search = self._operators[workload_hash, target_key]
+        self._operators.move_to_end((workload_hash, target_key, of))
+        search = self._operators[workload_hash, target_key, of]
         search.offer_again(lost)
+        search.leave_out(known)
         return search.propose(count, lambda text: candidate_id(workload_hash, target_key, text), exact=exact)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from fractune_core.implementations import DIRECT, INEXACT, implementation_of, text_of, trace_of
@@ -62,17 +62,22 @@ class CompetingSearches:
         for search in self._searches.values():
             search.offer_again(names)
 
-    def learn(self, results: Iterable[tuple[str, str, float]], shares: int) -> None:
+    def learn(self, results: Iterable[tuple[str, str, float]], shares: Collection[str]) -> None:
         """As `OperatorSearch.learn`: each search knows its own candidates."""
         told = list(results)
         for search in self._searches.values():
             search.learn(told, shares)
 
-    def warm(self, history: Iterable[tuple[str, float]]) -> None:
-        """Take in earlier trials: (a candidate's text, seconds or 0)."""
-        by_name: dict[str, list[tuple[str, float]]] = defaultdict(list)
-        for text, secs in history:
-            by_name[implementation_of(text)].append((trace_of(text), secs))
+    def leave_out(self, known: Collection[str]) -> None:
+        """Never propose these candidates."""
+        for search in self._searches.values():
+            search.leave_out(known)
+
+    def warm(self, history: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
+        """Take in earlier trials: (candidate, its text, seconds or 0 by share)."""
+        by_name: dict[str, list[tuple[str, str, Mapping[str, float]]]] = defaultdict(list)
+        for candidate, text, secs in history:
+            by_name[implementation_of(text)].append((candidate, trace_of(text), secs))
         for name, trials in by_name.items():
             if name in self._searches:
                 self._searches[name].warm(trials)

@@ -50,7 +50,9 @@ class _Kernel:
     """extents; the last is the vector"""
     reduction: tuple[int, ...]
     axes: tuple[int, int | None, int]
-    """of blocks, rows and columns; products have no rows"""
+    """of blocks, rows and columns; products have no rows. What is before them, a batch or a fused model's slots, has
+    loops of its own around everything
+    """
 
 
 def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[Any], unit: VectorUnit) -> Iterator[Any]:
@@ -88,7 +90,8 @@ def _kernel_of(mod: Any) -> _Kernel | None:
         reduction = tuple(extent for is_spatial, extent in axes if not is_spatial)
         if name == MATMUL:  # (..., rows, blocks, lanes)
             return _Kernel(spatial, reduction, (len(spatial) - 2, None, len(spatial) - 3))
-        return _Kernel(spatial, reduction, (1, 2, 3))  # (batch, blocks, height, width, lanes)
+        # The last are batch, blocks, height, width and lanes.
+        return _Kernel(spatial, reduction, (len(spatial) - 4, len(spatial) - 3, len(spatial) - 2))
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,10 +46,22 @@ _evolve = tvm_ffi.get_global_func(f"{_PREFIX}EvolveWithCostModel")
 
 
 @dataclass
-class _Pending:
-    sch: Any
+class _Trial:
+    """A candidate that was measured somewhere."""
+
+    features: Mapping[str, float]
+    sch: Any | None
+    """None once it is no more needed: it was taken in, and is none of the fastest"""
     secs: dict[str, float] = field(default_factory=dict)
     """by share; 0 for a failure"""
+    counts: bool = False
+    """True when the search has learned from it, at the shares that it is for"""
+
+    def joint_s(self, shares: Collection[str]) -> float | None:
+        """Geometric mean over the shares, 0 for a failure; None when it was not measured at all of them."""
+        if not all(share in self.secs for share in shares):
+            return None
+        return joint_time_s(self.secs[share] for share in shares)
 
 
 class OperatorSearch:
@@ -78,7 +90,14 @@ class OperatorSearch:
         self._seen: set[int] = set()
         self._returned: set[int] = set()
         """what the evolution has returned: it does so only once"""
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, Any] = {}
+        """schedules that were proposed, and not measured anywhere yet"""
+        self._trials: dict[str, _Trial] = {}
+        self._shares: frozenset[str] = frozenset()
+        """that it is searched for"""
+        self._known: frozenset[str] = frozenset()
+        """candidates that are not to be proposed"""
+        self._name: Callable[[str], str] = str
         self._again: list[Any] = []
         """schedules that were proposed, and are to be once more"""
         self._fastest = _Fastest(int(_POPULATION * _MEASURED_PART))
@@ -107,40 +126,55 @@ class OperatorSearch:
         """Up to `count` candidates never proposed before, after those that are to be proposed again: `candidate` (named
         by `name` from the trace) and `trace`.
         """
+        self._name = name
         fresh, self._again = self._again[:count], self._again[count:]
         fresh += self._unseen(self._first, count - len(fresh))
         if len(fresh) < count and len(self._surrogate) >= _FEWEST_MEASURED:
             fresh += self._evolved(count - len(fresh))
         fresh += self._drawn(count - len(fresh))
-        return [self._hand_out(sch, name) for sch in fresh]
+        return [self._hand_out(sch) for sch in fresh]
 
     def offer_again(self, lost: Iterable[str]) -> None:
         """Have the next proposals begin with candidates that were proposed and never measured; unknown ones are passed
         over.
         """
-        self._again += [self._pending.pop(name).sch for name in lost if name in self._pending]
+        self._again += [self._pending.pop(name) for name in lost if name in self._pending]
 
-    def learn(self, results: Iterable[tuple[str, str, float]], shares: int) -> None:
+    def leave_out(self, known: Iterable[str]) -> None:
+        """Never propose these candidates."""
+        self._known |= frozenset(known)
+
+    def learn(self, results: Iterable[tuple[str, str, float]], shares: Collection[str]) -> None:
         """Take in (candidate, share, seconds or 0 for a failure); a candidate counts once all `shares` are in.
 
-        The search is guided by the geometric mean over the shares: no share's unit of time outweighs another's.
+        The search is guided by the geometric mean over the shares: no share's unit of time outweighs another's. Which
+        shares these are may change, as jobs come and go; then what is known at the new ones counts.
         """
-        finished: list[tuple[Any, float]] = []
+        told: dict[str, _Trial] = {}
         for name, share, secs in results:
-            pending = self._pending.get(name)
-            if pending is None:
-                continue
-            pending.secs[share] = secs
-            if len(pending.secs) == shares:
-                del self._pending[name]
-                finished.append((pending.sch, joint_time_s(pending.secs.values())))
-        self._take_in(finished)
+            trial = self._trials.get(name)
+            if trial is None and name in self._pending:
+                sch = self._pending.pop(name)
+                trial = self._trials[name] = _Trial(features_of(sch.trace), sch)
+            if trial is not None:
+                trial.secs[share] = secs
+                told[name] = trial
+        if self._shares == frozenset(shares):
+            self._take_in(told.values())
+        else:
+            self._shares = frozenset(shares)
+            self._surrogate.clear()
+            self._fastest.clear()
+            for trial in self._trials.values():
+                trial.counts = False
+            self._take_in(self._trials.values())
 
-    def warm(self, history: Iterable[tuple[str, float]]) -> None:
-        """Take in earlier trials of this operator: (trace, seconds or 0)."""
-        trials = [(read_trace(trace, self._workload), secs) for trace, secs in history]
-        self._seen.update(_digest(sch) for sch, _ in trials)
-        self._take_in(trials)
+    def warm(self, history: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
+        """Take in earlier trials of this operator: (candidate, trace, seconds or 0 by share)."""
+        for name, trace, secs in history:
+            sch = read_trace(trace, self._workload)
+            self._seen.add(_digest(sch))
+            self._trials[name] = _Trial(features_of(sch.trace), sch, dict(secs))
 
     def transfer(self, traces: Iterable[str]) -> None:
         """Try the schedules of other operators first, adapted to this one."""
@@ -180,11 +214,16 @@ class OperatorSearch:
         self._returned.update(map(_digest, found))
         return self._unseen(found, count - random) + self._unseen(drawn, random)
 
-    def _take_in(self, trials: list[tuple[Any, float]]) -> None:
-        self._surrogate.add([features_of(sch.trace) for sch, _ in trials], [secs for _, secs in trials])
-        for sch, secs in trials:
-            if secs > 0:
-                self._fastest.add(sch, secs)
+    def _take_in(self, trials: Iterable[_Trial]) -> None:
+        """Learn from those that are measured at all shares by now."""
+        new = [trial for trial in trials if not trial.counts]
+        joint = [(trial, secs) for trial in new if (secs := trial.joint_s(self._shares)) is not None]
+        self._surrogate.add([trial.features for trial, _ in joint], [secs for _, secs in joint])
+        for trial, secs in joint:
+            trial.counts = True
+            beaten = self._fastest.add(trial, secs) if secs > 0 and trial.sch is not None else trial
+            if beaten is not None:
+                beaten.sch = None
 
     def _unseen(self, schedules: Iterable[Any], count: int) -> list[Any]:
         """The first `count` of them that are new; what comes after stays where it is."""
@@ -194,28 +233,33 @@ class OperatorSearch:
             digest = _digest(sch)
             if digest not in self._seen:
                 self._seen.add(digest)
-                fresh.append(sch)
+                if not self._known or self._name(write_trace(sch.trace)) not in self._known:
+                    fresh.append(sch)
         return fresh
 
-    def _hand_out(self, sch: Any, name: Callable[[str], str]) -> dict[str, str]:
+    def _hand_out(self, sch: Any) -> dict[str, str]:
         trace = write_trace(sch.trace)
-        self._pending[name(trace)] = _Pending(sch)
-        return {"candidate": name(trace), "trace": trace}
+        name = self._name(trace)
+        self._pending[name] = sch
+        return {"candidate": name, "trace": trace}
 
 
 class _Fastest:
-    """The `size` fastest schedules."""
+    """The `size` fastest trials."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._added = 0
-        self._heap: list[tuple[float, int, Any]] = []
+        self._heap: list[tuple[float, int, _Trial]] = []
 
-    def add(self, sch: Any, secs: float) -> None:
-        self._added += 1  # no two entries are equal, so that schedules are never compared
-        heapq.heappush(self._heap, (-secs, -self._added, sch))
-        if len(self._heap) > self._size:
-            heapq.heappop(self._heap)
+    def clear(self) -> None:
+        self._heap = []
+
+    def add(self, trial: _Trial, secs: float) -> _Trial | None:
+        """The one that is none of the fastest any more, when there is one."""
+        self._added += 1  # no two entries are equal, so that trials are never compared
+        heapq.heappush(self._heap, (-secs, -self._added, trial))
+        return heapq.heappop(self._heap)[2] if len(self._heap) > self._size else None
 
     @property
     def best_s(self) -> float:
@@ -223,7 +267,7 @@ class _Fastest:
 
     def schedules(self) -> list[Any]:
         """The fastest first."""
-        return [sch for _, _, sch in sorted(self._heap, reverse=True)]
+        return [trial.sch for _, _, trial in sorted(self._heap, reverse=True)]
 
 
 def _digest(sch: Any) -> int:

@@ -42,6 +42,10 @@ class Surrogate:
     def __len__(self) -> int:
         return len(self._points)
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._points, self._secs, self._fit = [], [], None
+
     def add(self, points: Sequence[Mapping[str, float]], secs: Sequence[float]) -> None:
         """Learn measured candidates: their features and seconds, 0 for a failure."""
         self._points += points

@@ -50,7 +50,7 @@ def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]
     if found is None:
         return
     spatial, reduction = found
-    taps, _, _, blocks, rows, columns, lanes = spatial
+    taps, _, _, blocks, rows, columns, lanes = spatial[-7:]
     extents = Extents(blocks, rows, columns, reduction, lanes * _FLOAT_BYTES)
     # A column of tiles does what a row of as many does.
     fitting = (tiling.registers for tiling in tilings(extents, registers))
@@ -70,7 +70,9 @@ def _tile(extent: int, inner: int, *, whole: bool) -> list[int]:
 
 
 def _extents_of(mod: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Of the spatial and the reduced loops of the products; None where there are no such."""
+    """Of the spatial loops of the products, the last seven of which are taps, the batch, what makes up the output; and
+    of the reduced loops. None where there are no such.
+    """
     sch = Schedule(mod, debug_mask="none", error_render_level="none")
     try:
         extents = [int(var.dom.extent) for var in sch.get(sch.get_sblock(GEMM, "main")).iter_vars]
@@ -100,10 +102,10 @@ def _schedule(sch: Any, *, by_rows: bool) -> None:
     _tile_products(sch, gemm, chunk[-1], (block_tile[1:], row_tile[1:], column_tile))
     image = sch.get_sblock(IMAGE, "main")
     if by_rows:
-        batch, rows, _ = chunk
+        *outer, rows, _ = chunk
         sch.compute_at(image, rows, preserve_unit_loops=True)
         _sum_image(sch, image)
-        sch.parallel(sch.fuse(batch, rows))
+        sch.parallel(sch.fuse(*outer, rows))
     else:
         sch.parallel(sch.fuse(*_sum_image(sch, image)))
         sch.parallel(sch.fuse(*chunk))
@@ -129,26 +131,26 @@ def _after(sch: Any, output: Any) -> list[Any]:
 
 
 def _chunk_output(sch: Any, output: Any, block_tile: list[Any], row_tile: list[Any]) -> list[Any]:
-    """The loops over chunks: the batch, rows of tiles, output blocks."""
-    batch, blocks, y, x, lane = sch.get_loops(output)
+    """The loops over chunks: slots if there are any, the batch, rows of tiles, output blocks."""
+    *outer, blocks, y, x, lane = sch.get_loops(output)
     columns = sch.get_sblock(OUTPUT_COLUMNS, "main")
     size = _tile_size(sch, columns)
     block_chunk, *block_inside = sch.split(blocks, block_tile)
     row_chunk, *row_inside, y = sch.split(y, [None, *row_tile[1:], size])
     tile, x = sch.split(x, [None, size])
-    sch.reorder(batch, row_chunk, block_chunk, *block_inside, *row_inside, tile, y, x, lane)
+    sch.reorder(*outer, row_chunk, block_chunk, *block_inside, *row_inside, tile, y, x, lane)
     sch.compute_at(columns, tile, preserve_unit_loops=True)
     *_, taps, _, _, rows, _, vector = sch.get_loops(columns)
     for loop in (y, x, taps, rows):
         sch.unroll(loop)
     for loop in (lane, vector):
         sch.vectorize(loop)
-    return [batch, row_chunk, block_chunk]
+    return [*outer, row_chunk, block_chunk]
 
 
 def _tile_size(sch: Any, columns: Any) -> int:
     """Rows of an output tile."""
-    taps, *_ = (int(var.dom.extent) for var in sch.get(columns).iter_vars)
+    *_, taps, _, _, _, _, _ = (int(var.dom.extent) for var in sch.get(columns).iter_vars)
     return taps - 2
 
 
@@ -175,8 +177,8 @@ def _tile_products(sch: Any, gemm: Any, chunk: Any, tiles: tuple[list[Any], ...]
 
 
 def _sum_image(sch: Any, image: Any) -> list[Any]:
-    """A row of tiles at a time; returns the loops over rows: the batch, blocks of channels, rows."""
-    *_, v, u, batch, blocks, rows, columns, lane = sch.get_loops(image)
+    """A row of tiles at a time; returns the loops over rows: what is outside, the batch, blocks of channels, rows."""
+    *outer, v, u, batch, blocks, rows, columns, lane = sch.get_loops(image)
     sch.reorder(batch, blocks, rows, v, columns, u, lane)
     over_columns, padded = (sch.get_sblock(name, "main") for name in (IMAGE_COLUMNS, PADDED))
     for block in (over_columns, padded):
@@ -187,4 +189,4 @@ def _sum_image(sch: Any, image: Any) -> list[Any]:
         sch.unroll(loop)
     for loop in (lane, vector, sch.get_loops(padded)[-1]):
         sch.vectorize(loop)
-    return [batch, blocks, rows]
+    return [*outer, batch, blocks, rows]

@@ -37,6 +37,8 @@ def difference(output: Any, reference: Any) -> float:
     """Largest difference of two arrays of one shape, over the largest value of `reference`; infinite when one of
     them has a NaN or an infinity where the other has none.
     """
+    if np.array_equal(output, reference):  # as inputs and weights are, most of what is compared: 40 times as fast
+        return 0.0
     out, ref = output.astype("float64"), reference.astype("float64")
     if not np.array_equal(np.isfinite(out), np.isfinite(ref)):
         return float("inf")

@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.relax.backend.cpu_generic import pipeline
+from tvm.s_tir import Schedule
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.compiling.concat_in_place import parts_in_place
+from fractune_workers.children.compiling.concat_in_place import into_piece, parts_in_place
 from fractune_workers.children.compiling.variants import compile_variant
+from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.artifacts import load_objects
-from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
+from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
 SHAPE = (1, 8, 6, 8)
@@ -124,13 +126,75 @@ def check(mod: tvm.IRModule) -> tvm.IRModule:
     expected = outputs(mod, TARGET, given)
     assert np.ptp(expected) > 0
     prepared = prepare(mod, TARGET)
-    machine = relax.VirtualMachine(load_objects(list(compile_variant(prepared, TARGET, {}).values())), tvm.cpu())
-    for _ in range(2):  # the second run uses the memory of the first
-        found = machine["main"](*map(tvm.runtime.tensor, given)).numpy()
+    for found in compiled(prepared, given):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
     return prepared
+
+
+def compiled(prepared: tvm.IRModule, inputs: list[Array]) -> list[Array]:
+    """What the module gives as a variant of a bundle, twice: the second run uses the memory of the first."""
+    machine = relax.VirtualMachine(load_objects(list(compile_variant(prepared, TARGET, {}).values())), tvm.cpu())
+    return [machine["main"](*map(tvm.runtime.tensor, inputs)).numpy() for _ in range(2)]
 
 
 def kernels(mod: tvm.IRModule) -> list[str]:
     """Those that concatenate."""
     return [str(name.name_hint) for name in mod.get_global_vars() if "concat" in name.name_hint]
+
+
+def branches(net: Network, x: Any, y: Any) -> Any:
+    """A concatenation along channels, whose parts nobody else reads, and one whose part is read again."""
+    left = net.emit(op.nn.relu(net.conv(x, 8, 1)))
+    joined = net.emit(op.concat([net.emit(op.tanh(net.conv(left, 8, 1))), net.conv(y, 12, padding=1)], 1))
+    return net.emit(op.concat([net.emit(op.nn.relu(net.conv(joined, 8, padding=1))), left], 1))
+
+
+def test_parts_of_slots_are_computed_where_they_lie_in_the_result() -> None:
+    variants = [prepare(network([SHAPE, SHAPE], branches, seed), TARGET) for seed in (0, 1)]
+    made = fused(variants, [0, 1, 0]).module
+    assert calls(made).count("relax.concat") == 1
+    assert sum(name.startswith("concat") for name in calls(made)) == 1
+    inputs = [np.stack([each, each + 1, each + 2]) for each in inputs_of(variants[0])]
+    expected = outputs(made, TARGET, inputs)
+    for found in compiled(made, inputs):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    for slot, variant in enumerate([0, 1, 0]):
+        np.testing.assert_array_equal(
+            expected[slot], outputs(variants[variant], TARGET, [each[slot] for each in inputs])
+        )
+
+
+def test_a_part_that_is_computed_slot_by_slot_is_laid_into_the_result_too() -> None:
+    def apart(net: Network, x: Any, y: Any) -> Any:
+        part = net.emit(op.sort(net.emit(op.multiply(x, net.weight(*SHAPE)))))
+        return net.emit(op.concat([part, net.emit(op.square(y))], 1))
+
+    variants = [prepare(network([SHAPE, SHAPE], apart, seed), TARGET) for seed in (0, 1)]
+    made = fused(variants, [0, 1])
+    assert len(made.apart) == 1
+    inputs = [np.stack([each, each + 1]) for each in inputs_of(variants[0])]
+    for found in compiled(made.module, inputs):
+        for slot, variant in enumerate(variants):
+            np.testing.assert_allclose(
+                found[slot], outputs(variant, TARGET, [each[slot] for each in inputs]), rtol=1e-5
+            )
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_a_scheduled_kernel_writes_into_its_piece_alone(*, vectorized: bool) -> None:
+    x = te.placeholder((3, 4, 8), name="x")
+    doubled = te.compute((3, 4, 8), lambda i, j, k: x[i, j, k] * 2.0, name="doubled")
+    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([x, doubled])}))
+    block = sch.get_sblock("doubled")
+    if vectorized:
+        written = sch.cache_write(block, 0, "global")
+        sch.reverse_compute_at(written, sch.get_loops(block)[0])
+        sch.vectorize(sch.get_loops(written)[-1])
+    made = into_piece(sch.mod["main"], 1, (3, 9, 8), 1, 4).with_attr("global_symbol", "main")
+    kernel = tvm.compile(tvm.IRModule({"main": made}), TARGET)
+    numbers = np.arange(96, dtype="float32").reshape(3, 4, 8)
+    result = tvm.runtime.tensor(np.full((3, 9, 8), -1, "float32"))
+    kernel["main"](tvm.runtime.tensor(numbers), result)
+    expected = np.full((3, 9, 8), -1, "float32")
+    expected[:, 4:8] = 2 * numbers
+    np.testing.assert_array_equal(result.numpy(), expected)

@@ -11,21 +11,20 @@ import tvm
 from tvm import relax
 
 Array = npt.NDArray[np.float32]
-_RNG_SEED = 0
 
 
 class Network:
     """Builds a module with one function, its weights drawn at random."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.builder = relax.BlockBuilder()
-        self._rng = np.random.default_rng(_RNG_SEED)
+        self.rng = np.random.default_rng(seed)
 
     def weight(self, *shape: int) -> Any:
-        return relax.const(self._rng.standard_normal(shape).astype("float32"))
+        return relax.const(self.rng.standard_normal(shape).astype("float32"))
 
     def positive(self, *shape: int) -> Any:
-        return relax.const((self._rng.random(shape) + 0.5).astype("float32"))
+        return relax.const((self.rng.random(shape) + 0.5).astype("float32"))
 
     def emit(self, value: Any) -> Any:
         return self.builder.emit(value)
@@ -36,9 +35,9 @@ class Network:
         return self.emit(relax.op.nn.conv2d(data, weight, groups=groups, **options))
 
 
-def network(shapes: Sequence[Sequence[int]], body: Callable[..., Any]) -> tvm.IRModule:
-    """`body(network, *inputs)` returns the output."""
-    made = Network()
+def network(shapes: Sequence[Sequence[int]], body: Callable[..., Any], seed: int = 0) -> tvm.IRModule:
+    """`body(network, *inputs)` returns the output; the weights follow from `seed`."""
+    made = Network(seed)
     inputs = [relax.Var(f"x{at}", relax.TensorType(list(shape), "float32")) for at, shape in enumerate(shapes)]
     with made.builder.function("main", inputs):
         with made.builder.dataflow():

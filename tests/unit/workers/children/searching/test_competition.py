@@ -50,7 +50,7 @@ def parts(items: list[dict[str, str]]) -> Counter[str]:
 
 def learn(searches: CompetingSearches, items: list[dict[str, str]], secs: dict[str, float]) -> None:
     told = [(item["candidate"], SHARE, secs[implementation_of(item["trace"])]) for item in items]
-    searches.learn(told, 1)
+    searches.learn(told, [SHARE])
 
 
 def test_as_long_as_nothing_is_known_they_take_turns(searches: CompetingSearches) -> None:
@@ -83,7 +83,8 @@ def test_what_was_measured_before_is_each_ones_own(searches: CompetingSearches, 
     items = proposed(searches, 12)
     secs = {DIRECT: 2.0, WINOGRAD2: 1.0}
     again = CompetingSearches(workloads, TARGET, seed=1, threads=1)
-    again.warm((item["trace"], secs[implementation_of(item["trace"])]) for item in items)
+    again.warm((item["candidate"], item["trace"], {SHARE: secs[implementation_of(item["trace"])]}) for item in items)
+    again.learn([], [SHARE])
     following = proposed(again, 12)
     assert not {item["trace"] for item in items} & {item["trace"] for item in following}
     assert parts(following)[WINOGRAD2] >= 10

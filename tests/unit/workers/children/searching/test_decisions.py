@@ -26,8 +26,8 @@ def search() -> OperatorSearch:
 
 def test_the_tiles_of_a_loop_make_up_its_extent(search: OperatorSearch) -> None:
     search.propose(4, lambda trace: trace)
-    for pending in search._pending.values():
-        features = features_of(pending.sch.trace)
+    for schedule in search._pending.values():
+        features = features_of(schedule.trace)
         loops = [sum(v for name, v in features.items() if name.startswith(f"SamplePerfectTile {n}.")) for n in range(3)]
         assert [round(2**logs) for logs in loops] == [24, 32, 40]
         assert all(math.isfinite(value) for value in features.values())

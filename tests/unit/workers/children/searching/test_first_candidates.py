@@ -98,7 +98,7 @@ def test_what_the_log_knows_is_not_tried_again() -> None:
     workload = read_workload(operator(conv, "conv2d").workload_json)
     before = OperatorSearch(workload, TARGET, seed=1, threads=1).propose(2, lambda trace: trace)
     search = OperatorSearch(workload, TARGET, seed=1, threads=1)
-    search.warm([(item["trace"], 1e-3) for item in before])
+    search.warm([(item["candidate"], item["trace"], {"cpu:1": 1e-3}) for item in before])
     after = search.propose(4, lambda trace: trace)
     assert not {item["trace"] for item in before} & {item["trace"] for item in after}
 

@@ -11,7 +11,7 @@ from tvm import te, topi
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.importing.passes import Operator, _operator
 from fractune_workers.children.searching.child import SearcherChild
-from fractune_workers.children.searching.operator_search import _Fastest
+from fractune_workers.children.searching.operator_search import _Fastest, _Trial
 from fractune_workers.children.searching.sketches import sketches_of
 from fractune_workers.children.searching.transfer import adapt
 from fractune_workers.children.tvm_api.target import parse_target
@@ -46,13 +46,13 @@ def test_transferred_schedules_are_tried_in_turn_with_computed_ones_and_only_onc
     transferred = proposed(child, donor, 4)
     opened(child, receiver, transferred)
     first = proposed(child, receiver, 8)
-    search = child._operators[receiver.workload_hash, "key"].search_of(DIRECT)
+    search = child._operators[receiver.workload_hash, "key", ""].search_of(DIRECT)
     space = sketches_of(search.spaces), search.postprocs
     adapted = [adapt(trace, search._workload.mod, *space) for trace in transferred]
     assert len(first) == 8
     wanted = list(dict.fromkeys(str(sch.mod) for sch in adapted if sch is not None))
     assert wanted
-    begun = [str(pending.sch.mod) for pending in search._pending.values()]
+    begun = [str(sch.mod) for sch in search._pending.values()]
     assert [mod for mod in begun[: 2 * len(wanted)] if mod in wanted] == wanted
     assert begun[0] not in wanted
     assert not set(proposed(child, receiver, 8)) & set(first)
@@ -68,15 +68,63 @@ def test_with_nothing_transferred_it_samples(child: SearcherChild) -> None:
 def test_an_evolution_begins_once_a_round_was_measured(child: SearcherChild) -> None:
     operator = matmul(64)
     opened(child, operator, [])
-    search = child._operators[operator.workload_hash, "key"].search_of(DIRECT)
+    search = child._operators[operator.workload_hash, "key", ""].search_of(DIRECT)
     first = child.propose(operator.workload_hash, "key", 8)
     assert not search._returned
     results = [(item["candidate"], "cpu:1", 1e-3 * (1 + at)) for at, item in enumerate(first)]
-    child.learn(operator.workload_hash, "key", results, 1)
+    child.learn(operator.workload_hash, "key", results, ["cpu:1"])
     second = proposed(child, operator, 16)
     assert search._returned
     assert len(set(second)) == 16
     assert not {item["trace"] for item in first} & set(second)
+
+
+def told(items: list[dict[str, str]], share: str, secs: list[float]) -> list[tuple[str, str, float]]:
+    return [(item["candidate"], share, each) for item, each in zip(items, secs, strict=True)]
+
+
+def test_when_the_shares_change_what_is_known_at_the_new_ones_guides(child: SearcherChild) -> None:
+    operator = matmul(64)
+    opened(child, operator, [])
+    search = child._operators[operator.workload_hash, "key", ""].search_of(DIRECT)
+    name = (operator.workload_hash, "key")
+    items = child.propose(*name, 3)
+    child.learn(*name, told(items, "cpu:1", [3.0, 1.0, 2.0]), ["cpu:1"])
+    assert (search.measured, search.best_s) == (3, 1.0)
+    child.learn(*name, told(items[:2], "cpu:2", [1.0, 4.0]), ["cpu:1"])
+    assert (search.measured, search.best_s) == (3, 1.0), "nothing counts twice"
+    child.learn(*name, [], ["cpu:1", "cpu:2"])
+    assert search.measured == 2
+    assert search.best_s == pytest.approx(3.0**0.5)
+    assert len(search._fastest.schedules()) == 2
+    child.learn(*name, told(items[2:], "cpu:2", [0.5]), ["cpu:1", "cpu:2"])
+    assert search.measured == 3
+    assert search.best_s == pytest.approx(1.0)
+    child.learn(*name, [], ["cpu:2"])
+    assert (search.measured, search.best_s) == (3, 0.5)
+
+
+def test_candidates_that_the_log_knows_are_not_proposed(child: SearcherChild) -> None:
+    operator = matmul(64)
+    opened(child, operator, [])
+    first = child.propose(operator.workload_hash, "key", 4)
+    known = [item["candidate"] for item in first[:2]]
+    opened(child, operator, [])
+    again = child.propose(operator.workload_hash, "key", 4, known=known)
+    assert len(again) == 4
+    assert not {item["candidate"] for item in again} & set(known)
+    assert {item["candidate"] for item in first[2:]} < {item["candidate"] for item in again}, "the same seed"
+
+
+def test_searches_of_one_operator_know_nothing_of_each_other(child: SearcherChild) -> None:
+    operator = matmul(64)
+    for of in ("", "acme/"):
+        child.open(operator.workload_hash, operator.workload_json, TARGET, "key", 5, [], [], of)
+    one, other = (child.propose(operator.workload_hash, "key", 4, of=of) for of in ("", "acme/"))
+    assert one == other
+    child.learn(operator.workload_hash, "key", told(one, "cpu:1", [1.0] * 4), ["cpu:1"])
+    measured = [child._operators[operator.workload_hash, "key", of].search_of(DIRECT).measured for of in ("", "acme/")]
+    assert measured == [4, 0]
 
 
 def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child: SearcherChild) -> None:
@@ -84,7 +132,7 @@ def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child:
     child.open(operator.workload_hash, operator.workload_json, str(parse_target("cuda:sm_90", 1)), "key", 5, [], [])
     first = child.propose(operator.workload_hash, "key", 8)
     results = [(item["candidate"], "mps:25", 1e-3 * (1 + at)) for at, item in enumerate(first)]
-    child.learn(operator.workload_hash, "key", results, 1)
+    child.learn(operator.workload_hash, "key", results, ["mps:25"])
     second = child.propose(operator.workload_hash, "key", 8)
     assert len({item["trace"] for item in (*first, *second)}) == 16
 
@@ -92,5 +140,5 @@ def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child:
 def test_the_fastest_are_kept_in_order() -> None:
     fastest = _Fastest(2)
     for name, secs in (("slow", 3.0), ("fast", 1.0), ("as fast", 1.0), ("faster", 0.5)):
-        fastest.add(name, secs)
+        fastest.add(_Trial({}, name), secs)
     assert fastest.schedules() == ["faster", "fast"]

@@ -1,0 +1,93 @@
+"""`fractune pair` for real: two models, confined, alone and together on the cores of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+import fractune
+from fractune.errors import BadBundle
+from fractune.inference.runtime import SPIN_COUNT, SPIN_YIELDS
+from fractune.launchers import sharing
+from fractune.launchers.arrangement import arrange, usable_cores
+from fractune.launchers.sharing import Program, staged
+from fractune.local.stack import own_env
+from tests.support.client_samples import DEVICE, bundle_bytes
+from tests.support.paths import REPOSITORY
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two models on one core have no cores of their own"),
+]
+
+SIDES = 2
+ROUNDS = 7
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.real_bundle", str(folder), "small"], check=True, cwd=REPOSITORY
+    )
+    return folder / "small.fractune"
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures that nobody reads need no long blocks."""
+    monkeypatch.setattr(sharing, "_BLOCK_S", 0.2)
+
+
+def test_each_process_is_confined_to_its_place_and_does_not_spin_for_long(bundle: Path) -> None:
+    arrangement = arrange("cpu", shares="cpu:1,cpu:1", overlap=None, in_turn=False, cores=usable_cores())
+    program = Program("bundle", str(bundle))
+    spinning = patch.dict(os.environ, {SPIN_COUNT: "300000"})
+    with spinning, staged((program, program), arrangement, 0, own_env()) as stage:
+        assert [player.told["variant"] for player in stage.players] == ["cpu:1"] * SIDES
+        for player in (*stage.players, *stage.wholes):
+            assert player.pid is not None
+            assert sorted(os.sched_getaffinity(player.pid)) == list(player.place.cores)
+            environ = Path(f"/proc/{player.pid}/environ").read_text().split("\0")
+            assert f"{SPIN_COUNT}={SPIN_YIELDS}" in environ
+        pids = [player.pid for player in (*stage.players, *stage.wholes)]
+    assert len(set(pids)) == 2 * SIDES
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_pair_on_cores_of_their_own(bundle: Path) -> None:
+    found = fractune.pair(bundle, bundle, shares="cpu:1,cpu:1", rounds=ROUNDS, rate=100, progress=False)
+    assert (len(found.rounds), found.whole) == (ROUNDS, f"cpu:{SIDES}")
+    for times in (each for pair in found.rounds for each in pair):
+        assert times.s is not None
+        assert times.r == pytest.approx(times.s * times.i)
+    assert found.figures.stp is not None
+    assert 0.5 < found.figures.stp.median < 3.0
+    assert all(latency.latency_s and latency.p50_s and latency.p99_s for latency in found.latencies)
+    assert "makespan: " in str(found.table)
+
+
+def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
+    found = fractune.pair(bundle, bundle, in_turn=True, rounds=ROUNDS, progress=False)
+    for side in found.figures.sides:
+        assert side.s is not None
+        assert side.s.median == 1.0
+        assert side.i.median > 1.3
+
+
+def test_a_bubble_in_place_of_a_model(bundle: Path) -> None:
+    found = fractune.pair(bundle, neighbour="bubble:8MiB", rounds=ROUNDS, rate=50, progress=False)
+    assert [len(each) for each in found.rounds] == [1] * ROUNDS
+    assert (found.figures.stp, len(found.latencies)) == (None, 1)
+
+
+def test_a_bundle_of_another_processor_is_refused(bundle: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.fractune"
+    other.write_bytes(bundle_bytes(device={**DEVICE.to_json(), "isa": "zx81"}))
+    with pytest.raises(BadBundle, match="is for the CPU 'zx81'"):
+        fractune.pair(bundle, other, progress=False)

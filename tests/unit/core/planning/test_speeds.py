@@ -1,0 +1,68 @@
+"""How fast a model is on a part that nobody measured: as the knee's curve says, the slower for its error."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fractune_core.analysis.knee import fit_curve
+from fractune_core.planning.speeds import Basis, ModelSpeeds, Row
+
+SECS = st.floats(1e-4, 1.0)
+SERIES = st.dictionaries(st.integers(1, 7), SECS, min_size=1, max_size=5)
+
+
+def rows(secs: dict[int, float], batch: int = 1, processes: int = 1) -> tuple[Row, ...]:
+    return tuple(Row(units, batch, processes, batch * processes / each, each) for units, each in secs.items())
+
+
+@given(SERIES, st.integers(1, 9))
+def test_a_prediction_is_no_faster_than_the_curve_and_no_slower_than_what_was_measured_below(
+    secs: dict[int, float], units: int
+) -> None:
+    found = ModelSpeeds(rows(secs)).at(units)
+    if units < min(secs):
+        assert found == []
+        return
+    (row,) = found
+    assert row.secs == pytest.approx(row.latency_s)
+    if units in secs:
+        assert row.basis is Basis.STATED
+        assert row.secs == pytest.approx(secs[units])
+        return
+    assert row.basis is Basis.PREDICTED
+    assert row.secs <= min(each for of, each in secs.items() if of <= units) * (1 + 1e-9)
+    if len(secs) > 1:
+        assert row.secs >= fit_curve(secs).secs_at(units) * (1 - 1e-9)
+        assert row.error >= 0
+
+
+def test_the_error_of_the_curve_is_carried() -> None:
+    secs = {1: 0.70, 3: 0.30, 7: 0.20}
+    curve = fit_curve(secs)
+    (row,) = ModelSpeeds(rows(secs, batch=8)).at(2)
+    assert curve.error is not None
+    assert row.secs == pytest.approx(curve.secs_at(2) * (1 + curve.error))
+    assert row.error == pytest.approx(curve.error)
+    assert row.throughput_per_s == pytest.approx(8 / row.secs)
+
+
+def test_beyond_the_largest_part_no_gain_is_assumed() -> None:
+    (row,) = ModelSpeeds(rows({1: 0.8, 2: 0.4, 3: 0.3})).at(7)
+    assert row.secs == pytest.approx(0.3)
+    (lone,) = ModelSpeeds(rows({2: 0.4})).at(7)
+    assert lone.secs == pytest.approx(0.4)
+    assert lone.basis is Basis.PREDICTED
+
+
+def test_every_batch_and_number_of_processes_is_a_series_of_its_own() -> None:
+    speeds = ModelSpeeds([*rows({1: 0.1, 2: 0.06}), *rows({2: 0.3}, batch=8, processes=2)])
+    assert len(speeds.at(1)) == 1
+    assert {(row.batch, row.processes) for row in speeds.at(2)} == {(1, 1), (8, 2)}
+    assert speeds.known_units() == {1, 2}
+
+
+def test_a_latency_that_is_longer_than_the_time_between_batches_stays_so() -> None:
+    (row,) = ModelSpeeds([Row(1, 1, 1, 10.0, 0.2), Row(3, 1, 1, 20.0, 0.1), Row(7, 1, 1, 30.0, 0.05)]).at(2)
+    assert row.latency_s == pytest.approx(2 * row.secs)

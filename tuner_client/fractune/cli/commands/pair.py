@@ -1,0 +1,72 @@
+"""`fractune pair`: what it costs two models to share a processor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.api.sharing import DEFAULT_ROUNDS
+from fractune.api.sharing import pair as measure_pair
+from fractune.cli import options
+from fractune.reports.text import table_console
+from fractune_core.errors import BadRequest
+
+
+def pair(
+    a: Annotated[Path, typer.Argument(help="Bundle file.", metavar="A.fractune")],
+    b: Annotated[Path | None, typer.Argument(help="Bundle file of the other model.", metavar="B.fractune")] = None,
+    shares: Annotated[
+        str | None, typer.Option("--shares", metavar="cpu:1,cpu:1", help="A share of its own for each (default).")
+    ] = None,
+    overlap: Annotated[
+        str | None, typer.Option("--overlap", metavar="cpu:2", help="Both on the same cores, at the same time.")
+    ] = None,
+    in_turn: Annotated[
+        bool,
+        typer.Option("--in-turn", help="Both on the same cores (all, or those of --overlap), one after the other."),
+    ] = False,
+    neighbour: Annotated[
+        str | None,
+        typer.Option("--neighbour", metavar="bubble:32MiB", help="In place of B: stream through so much memory."),
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of alone, together, alone; 7 at least.")] = (
+        DEFAULT_ROUNDS
+    ),
+    rate: Annotated[
+        str | None,
+        typer.Option("--rate", metavar="20,10", help="Also the latency at so many requests a second, of both or each."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of phases and arrivals.")] = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Measure what it costs two models to share this machine, and whether they should."""
+    found = measure_pair(
+        a,
+        b,
+        shares=shares,
+        overlap=overlap,
+        in_turn=in_turn,
+        neighbour=neighbour,
+        rounds=rounds,
+        rate=None if rate is None else parse_rates(rate),
+        seed=seed,
+        progress=not as_json,
+    )
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    table_console().print(found.table.grid())
+    for line in found.table.notes:
+        print(line)
+
+
+def parse_rates(text: str) -> float | list[float]:
+    """Read `20` or `20,10`. Raises BadRequest."""
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise BadRequest(f"--rate '{text}': write requests a second, such as 20, or 20,10 for each") from None
+    return rates[0] if len(rates) == 1 else rates

@@ -1,0 +1,67 @@
+"""A table of a TOML file, read with errors that say where and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fractune_core.errors import BadRequest
+
+
+class TableReader:
+    """Every method raises BadRequest for a value of another kind than asked for."""
+
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        self.where = where
+        self._values = values
+
+    def called(self, what: str) -> TableReader:
+        """The same table under a name that tells more."""
+        return TableReader(f"{self.where.partition(':')[0]}: {what}", self._values)
+
+    def check_keys(self, *known: str) -> None:
+        for key in self._values:
+            if key not in known:
+                raise BadRequest(f"{self.where}: unknown key '{key}'; there are {', '.join(known)}")
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def is_text(self, key: str) -> bool:
+        return isinstance(self._values.get(key), str)
+
+    def text(self, key: str) -> str:
+        """Empty where it is absent."""
+        return str(self._value(key, "", str, "a text"))
+
+    def whole(self, key: str, default: int) -> int:
+        return int(self._value(key, default, int, "a whole number"))
+
+    def number(self, key: str, default: float) -> float:
+        return float(self._value(key, default, int | float, "a number"))
+
+    def table(self, key: str) -> TableReader:
+        """Empty where it is absent."""
+        return TableReader(f"{self.where}: [{key}]", self._value(key, {}, Mapping, f"a table; write [{key}]"))
+
+    def tables(self, key: str) -> list[TableReader]:
+        """None where it is absent."""
+        found = self._value(key, [], list, f"a list of tables; write [[{key}]]")
+        for each in found:
+            if not isinstance(each, Mapping):
+                raise BadRequest(f"{self.where}: '{key}' holds {each!r}, which is no table; write [[{key}]]")
+        return [TableReader(f"{self.where}: {key} {at}", each) for at, each in enumerate(found, 1)]
+
+    def shapes(self, key: str) -> dict[str, list[int]]:
+        """As `inputs = {data = [1, 3, 224, 224]}`."""
+        found = self._value(key, {}, Mapping, "a table of shapes")
+        for name, dims in found.items():
+            if not isinstance(dims, list) or not all(type(dim) is int and dim > 0 for dim in dims):
+                raise BadRequest(f"{self.where}: {key}: '{name}' is {dims!r}; write a shape such as [1, 3, 224, 224]")
+        return {name: list(dims) for name, dims in found.items()}
+
+    def _value(self, key: str, default: Any, kind: Any, what: str) -> Any:
+        found = self._values.get(key, default)
+        if not isinstance(found, kind) or isinstance(found, bool):
+            raise BadRequest(f"{self.where}: '{key}' is {found!r}, and not {what}")
+        return found

@@ -1,0 +1,260 @@
+"""What a device can be divided into: its parts, and the places on an axis where each may lie.
+
+A layout is a path along the axis: from one end to the other, over parts and over gaps. For MIG the axis is the eight
+slices of memory, and the placement table says where an instance begins. For MPS, green contexts and cores a part may
+lie anywhere; only the longest first, since the order makes no other layout.
+
+Sizes of MIG instances in SMs and GiB: NVIDIA's tables and `nvidia-smi mig -lgip`. Not verified on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from fractune_core.errors import BadRequest
+from fractune_core.planning.mig import COMPUTE_SLICES, MEMORY_SLICES, PLAIN
+from fractune_core.shares import Device, Share
+
+MPS_STEP = 5
+"""percent; MPS takes every whole number, and a plan has no use for finer ones"""
+MOST_CORES = 256
+_MEMORY_TOLERANCE = 0.1
+"""the 80 GB of a product are 79.6 or 80 GiB as NVML counts them, and no other product's are as near"""
+
+
+class Layouts(StrEnum):
+    MIG = "mig"
+    MPS = "mps"
+    GREEN = "green"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """A product, as far as a plan needs it."""
+
+    name: str
+    isa: str
+    sms: int
+    memory_gib: float
+    green_step: int
+    """green contexts are multiples of so many SMs"""
+    green_fewest: int
+    mig_gb: Mapping[str, int]
+    """the memory in the name of an instance, by profile"""
+    mig_gib: Mapping[str, float]
+    """the memory that an instance really has"""
+    mig_sms: Mapping[str, int]
+
+
+def _mig(
+    gb: Sequence[int], gib: Sequence[float], sms: Sequence[int]
+) -> tuple[dict[str, int], dict[str, float], dict[str, int]]:
+    names = [profile.name for profile in PLAIN]
+    return dict(zip(names, gb, strict=True)), dict(zip(names, gib, strict=True)), dict(zip(names, sms, strict=True))
+
+
+_SMS_80, _SMS_90 = (14, 28, 42, 56, 98), (16, 32, 60, 64, 132)
+GPUS = (
+    GpuModel("A100-40GB", "sm_80", 108, 40, 2, 4, *_mig((5, 10, 20, 20, 40), (4.75, 9.62, 19.5, 19.5, 39.25), _SMS_80)),
+    GpuModel(
+        "A100-80GB", "sm_80", 108, 80, 2, 4, *_mig((10, 20, 40, 40, 80), (9.5, 19.5, 39.25, 39.25, 79.0), _SMS_80)
+    ),
+    GpuModel(
+        "H100-80GB", "sm_90", 132, 80, 8, 8, *_mig((10, 20, 40, 40, 80), (9.75, 19.62, 39.5, 39.5, 79.25), _SMS_90)
+    ),
+    # Of the H200 1g and 3g are known; 2g and 7g are taken as twice that, and 4g has the half of the memory as 3g has.
+    GpuModel(
+        "H200-141GB", "sm_90", 132, 140, 8, 8, *_mig((18, 35, 71, 71, 141), (16.0, 32.0, 69.75, 69.75, 139.5), _SMS_90)
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A size that a device can be divided into."""
+
+    share: str
+    """as a share is asked for: `mig:1g.10gb`, `mps:25`, `green:32`, `cpu:2`"""
+    units: int
+    """slices, SMs or cores: what speed depends on"""
+    granted: int
+    """SMs or cores that a worker proves there"""
+    length: int
+    """on the axis"""
+    places: tuple[int, ...]
+    """where on the axis it may begin"""
+    memory_gib: float
+    """the most that a model may take there; infinite where the device's memory is not known"""
+
+
+@dataclass(frozen=True)
+class DeviceType:
+    """A kind of device with one way of dividing it."""
+
+    name: str
+    """the GPU's, or `8 cores`"""
+    layouts: Layouts
+    unit: str
+    """`slice`, `SM` or `core`"""
+    units: int
+    """of the whole device"""
+    length: int
+    """of the axis"""
+    parts: tuple[Part, ...]
+    """in ascending order of units; the last is the whole device"""
+    isa: str = ""
+    """empty = any"""
+    sms: int = 0
+    """0 for a CPU"""
+    memory_gib: float = float("inf")
+
+    @property
+    def kind(self) -> str:
+        """`cpu` or `cuda`"""
+        return "cpu" if self.layouts is Layouts.CPU else "cuda"
+
+    @property
+    def isolates(self) -> bool:
+        """Whether each part has a cache and memory channels of its own, so that neighbours are not felt."""
+        return self.layouts is Layouts.MIG
+
+    @property
+    def whole(self) -> Part:
+        return self.parts[-1]
+
+    @cached_property
+    def by_units(self) -> dict[int, Part]:
+        return {part.units: part for part in self.parts}
+
+    def units_of(self, share: str) -> int:
+        """Units that a share of this device has: `mig:3g.40gb` or `3g`, `mps:25`, `green:32`, `cpu:2`, `full`.
+
+        Raises BadRequest for a share of another device, or of another way to divide it.
+        """
+        text = share.strip()
+        if self.layouts is Layouts.MIG:
+            found = [part for part in self.parts if text in (part.share, part.share.removeprefix("mig:").split(".")[0])]
+            if found:
+                return found[0].units
+        elif text == "full" and self.kind == "cuda":
+            return self.units
+        elif text.startswith(f"{self.layouts}:"):
+            size = int(Share.parse(text).size)
+            units = size * self.sms // 100 if self.layouts is Layouts.MPS else size
+            if 0 < units <= self.units:
+                return units
+        raise BadRequest(
+            f"share '{share}' is no part of {self.name} by {self.layouts}; it has {', '.join(self._some_shares())}"
+        )
+
+    def units_of_granted(self, granted: int) -> int | None:
+        """Units of a part of which a worker proved so many SMs or cores; None where there is no such part."""
+        if self.layouts is Layouts.MIG:
+            return next((part.units for part in self.parts if part.granted == granted), None)
+        return granted if 0 < granted <= self.units else None
+
+    def difference(self, measured_on: Device) -> str:
+        """Why times from that device say nothing of this one; empty when they do."""
+        if measured_on.kind != self.kind:
+            return f"a {measured_on.kind.upper().replace('CUDA', 'GPU')} and not {self.name}"
+        same = measured_on.units == (self.sms or self.units) and self.isa in {"", measured_on.isa}
+        near = math.isinf(self.memory_gib) or abs(measured_on.memory_gib / self.memory_gib - 1) <= _MEMORY_TOLERANCE
+        if same and (near or self.kind == "cpu"):
+            return ""
+        unit = "cores" if self.kind == "cpu" else "SMs"
+        return f"{measured_on.label or measured_on.isa} with {measured_on.units} {unit} and not {self.name}"
+
+    def _some_shares(self) -> list[str]:
+        shares = [part.share for part in self.parts]
+        return shares if len(shares) <= 7 else [*shares[:3], "...", shares[-1]]
+
+
+def gpu_type(name: str, layouts: Layouts) -> DeviceType:
+    """The GPU of this name, divided in this way. Raises BadRequest for an unknown one."""
+    gpu = next((each for each in GPUS if each.name.lower() == name.strip().lower()), None)
+    if gpu is None:
+        raise BadRequest(f"gpu '{name}' is unknown; write {', '.join(each.name for each in GPUS)}")
+    if layouts is Layouts.MIG:
+        parts = tuple(
+            Part(
+                f"mig:{profile.name}.{gpu.mig_gb[profile.name]}gb",
+                profile.compute,
+                gpu.mig_sms[profile.name],
+                profile.memory,
+                tuple(sorted(profile.places)),
+                gpu.mig_gib[profile.name],
+            )
+            for profile in PLAIN
+        )
+        return DeviceType(
+            gpu.name, layouts, "slice", COMPUTE_SLICES, MEMORY_SLICES, parts, gpu.isa, gpu.sms, gpu.memory_gib
+        )
+    if layouts is Layouts.MPS:
+        sizes = {percent // MPS_STEP: percent * gpu.sms // 100 for percent in range(MPS_STEP, 101, MPS_STEP)}
+        names = {length: f"mps:{length * MPS_STEP}" for length in sizes}
+    elif layouts is Layouts.GREEN:
+        fewest, groups = -(-gpu.green_fewest // gpu.green_step), gpu.sms // gpu.green_step
+        sizes = {length: length * gpu.green_step for length in _sizes(groups) if length >= fewest} | {groups: gpu.sms}
+        names = {length: f"green:{units}" for length, units in sizes.items()} | {groups: "full"}
+    else:
+        raise BadRequest(f"layouts '{layouts}' are of a CPU; a GPU has mig, mps and green")
+    parts = _line(sizes, names, gpu.memory_gib)
+    return DeviceType(gpu.name, layouts, "SM", gpu.sms, max(sizes), parts, gpu.isa, gpu.sms, gpu.memory_gib)
+
+
+def device_type(gpu: str, cores: int, layouts: str, memory_gib: float) -> DeviceType:
+    """The GPU of this name, or a host with so many cores: whichever is given. `layouts` is empty for the usual ones,
+    and `memory_gib` 0 where a host's does not matter. Raises BadRequest.
+    """
+    if bool(gpu) == bool(cores):
+        raise BadRequest("device: give either gpu or cores")
+    try:
+        how = Layouts(layouts or ("mig" if gpu else "cpu"))
+    except ValueError:
+        raise BadRequest(f"layouts '{layouts}': write {', '.join(Layouts)}") from None
+    if gpu:
+        return gpu_type(gpu, how)
+    if how is not Layouts.CPU:
+        raise BadRequest(f"layouts '{how}' are of a GPU; a host with cores has cpu")
+    return cpu_type(cores, memory_gib or math.inf)
+
+
+def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
+    """A host with so many cores. Raises BadRequest."""
+    if not 1 <= cores <= MOST_CORES:
+        raise BadRequest(f"cores is {cores}; it must be from 1 to {MOST_CORES}")
+    sizes = {count: count for count in _sizes(cores)}
+    parts = _line(sizes, {count: f"cpu:{count}" for count in sizes}, memory_gib)
+    name = f"{cores} core{'s' if cores > 1 else ''}"
+    return DeviceType(name, Layouts.CPU, "core", cores, cores, parts, memory_gib=memory_gib)
+
+
+def _sizes(most: int) -> list[int]:
+    """Whole numbers up to `most`, the large ones no finer than a sixteenth to an eighth of themselves: above
+    16 every second, above 32 every fourth, ... More would make a plan hardly better, and the solver slow.
+    """
+    return [size for size in range(1, most + 1) if size == most or size % 2 ** max(size.bit_length() - 4, 0) == 0]
+
+
+def _line(units: Mapping[int, int], names: Mapping[int, str], memory_gib: float) -> tuple[Part, ...]:
+    """Parts that may lie anywhere, by their lengths, the longest first along the axis. Memory is not divided there:
+    each part may take of it what it takes of the units.
+    """
+    end, most = max(units), max(units.values())
+    reached, places = {0}, {}
+    for length in sorted(units, reverse=True):
+        begins = set(reached)
+        for begin in range(end):
+            if begin in begins and begin + length <= end:
+                begins.add(begin + length)
+        places[length] = tuple(sorted(begin for begin in begins if begin + length <= end))
+        reached = begins
+    return tuple(
+        Part(names[length], units[length], units[length], length, places[length], memory_gib * units[length] / most)
+        for length in sorted(units)
+    )

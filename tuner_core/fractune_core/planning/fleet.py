@@ -1,0 +1,240 @@
+"""Fewest devices that serve the rates, then fewest units of them: two solves of one integer program.
+
+A layout is a path along a device's axis, so a fleet is a flow: z paths leave one end and reach the other over parts and
+gaps (Valerio de Carvalho's arc-flow form of cutting stock, 1999), with MIG's placement table as the arcs. Models take
+parts by size; each needs as much throughput as its rate.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fractune_core.errors import FractuneError, PlanInfeasible
+from fractune_core.planning.devices import DeviceType, Layouts, Part
+from fractune_core.planning.mig import least_wasteful
+from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
+from fractune_core.planning.requests import MOST_DEVICES, ModelDemand, PlanRequest
+from fractune_core.planning.solver import Constraint, IntegerProgram, Solution, solve
+from fractune_core.planning.speeds import ModelSpeeds
+from fractune_core.planning.ways import Way, best_way, explain_no_way
+
+_EXPLAINED = 16
+"""models that are looked at for which one binds, those that need the most units first: each takes a solve"""
+
+
+def plan_fleet(request: PlanRequest) -> Plan:
+    """Raises PlanInfeasible, which names the model that binds and what would do; FractuneError without the solver."""
+    began = time.perf_counter()
+    ways = fleet_ways(request)
+    program = _FleetProgram(request.device, ways, _needed(request))
+    first = solve(program.fewest_devices())
+    if first is None:
+        raise FractuneError("the solver found no plan in its time; ask for fewer models or coarser layouts")
+    count = first.values[program.devices]
+    if count > (request.count or MOST_DEVICES):
+        raise PlanInfeasible(_too_few(request, program, count))
+    second = solve(program.fewest_units(count)) or first
+    solve_s = time.perf_counter() - began
+    devices = program.decode(second)
+    return Plan(
+        device=request.device.name,
+        layouts=request.device.layouts.value,
+        unit=request.device.unit,
+        units_per_device=request.device.units,
+        axis=request.device.length,
+        devices=devices,
+        models=tuple(planned_model(model, devices) for model in request.models),
+        headroom=request.headroom,
+        stp=None,
+        is_proved=first.is_proved and second.is_proved,
+        solve_s=solve_s,
+    )
+
+
+def fleet_ways(request: PlanRequest) -> dict[tuple[str, int], Way]:
+    """By model and units: how it gives the most there within its target. Raises PlanInfeasible for a model without any.
+
+    Who will sit beside whom is not known yet: every model of the plan counts as a neighbour of every other and of
+    itself, on any part but a whole device.
+    """
+    names = [model.name for model in request.models]
+    found: dict[tuple[str, int], Way] = {}
+    for model in request.models:
+        speeds = ModelSpeeds(model.rows)
+        for part in request.device.parts:
+            neighbours = [] if part is request.device.whole else names
+            way = best_way(request, model, speeds, part, request.slowdown(model.name, neighbours))
+            if way is not None:
+                found[model.name, part.units] = way
+        if not any(name == model.name for name, _ in found):
+            raise PlanInfeasible(explain_no_way(request, model, speeds))
+    return found
+
+
+def _needed(request: PlanRequest) -> dict[str, float]:
+    """Requests a second that each model's parts must serve together."""
+    return {model.name: (model.rate_per_s or 0.0) * (1 + request.headroom) for model in request.models}
+
+
+def planned_model(model: ModelDemand, devices: tuple[tuple[PlannedPart, ...], ...]) -> PlannedModel:
+    """What all its parts together give a model."""
+    capacity = math.fsum(part.throughput_per_s for parts in devices for part in parts if part.model == model.name)
+    return PlannedModel(model.name, model.rate_per_s, capacity, model.latency_s)
+
+
+@dataclass
+class _FleetProgram:
+    """Its variables: how many devices; how often each part lies at each of its places; gaps of length 1 at each place;
+    and how many parts of each size each model has.
+    """
+
+    device: DeviceType
+    ways: Mapping[tuple[str, int], Way]
+    needed: Mapping[str, float]
+    devices: int = 0
+    """index of the number of devices"""
+    _arcs: list[tuple[int, Part, int]] = field(default_factory=list)
+    """index, part, place"""
+    _gaps: list[int] = field(default_factory=list)
+    """index by place"""
+    _taken: dict[tuple[str, int], int] = field(default_factory=dict)
+    """index by model and units"""
+    _size: int = 1
+
+    def __post_init__(self) -> None:
+        used = {units for _, units in self.ways}
+        self._arcs = [
+            (self._new(), part, place) for part in self.device.parts if part.units in used for place in part.places
+        ]
+        self._gaps = [self._new() for _ in range(self.device.length)]
+        self._taken = {key: self._new() for key in self.ways}
+
+    def _new(self) -> int:
+        self._size += 1
+        return self._size - 1
+
+    def fewest_devices(self) -> IntegerProgram:
+        return IntegerProgram(self._costs({self.devices: 1.0}), self._constraints(self.needed))
+
+    def fewest_units(self, count: int) -> IntegerProgram:
+        """With so many devices."""
+        costs = self._costs({index: float(units) for (_, units), index in self._taken.items()})
+        return IntegerProgram(costs, [*self._constraints(self.needed), Constraint({self.devices: 1.0}, count, count)])
+
+    def most_of(self, model: str, count: int) -> float:
+        """The most requests a second of a model that so many devices serve beside the others, or -1."""
+        costs = self._costs(
+            {index: -self.ways[key].throughput_per_s for key, index in self._taken.items() if key[0] == model}
+        )
+        others = {name: rate for name, rate in self.needed.items() if name != model}
+        found = solve(
+            IntegerProgram(costs, [*self._constraints(others), Constraint({self.devices: 1.0}, count, count)])
+        )
+        if found is None:
+            return -1.0
+        return -math.fsum(cost * value for cost, value in zip(costs, found.values, strict=True))
+
+    def _costs(self, costs: Mapping[int, float]) -> list[float]:
+        return [costs.get(index, 0.0) for index in range(self._size)]
+
+    def _constraints(self, needed: Mapping[str, float]) -> list[Constraint]:
+        return [*self._flow(), *self._sizes(), *(self._rate(name, rate) for name, rate in needed.items())]
+
+    def _flow(self) -> list[Constraint]:
+        """As many paths leave each place of the axis as reach it; they begin at its start and end at its end."""
+        balance: list[dict[int, float]] = [{} for _ in range(self.device.length + 1)]
+        for index, part, place in self._arcs:
+            balance[place][index] = 1.0
+            balance[place + part.length][index] = -1.0
+        for place, index in enumerate(self._gaps):
+            balance[place][index] = 1.0
+            balance[place + 1][index] = -1.0
+        balance[0][self.devices] = -1.0
+        balance[-1][self.devices] = 1.0
+        return [Constraint(terms, 0.0, 0.0) for terms in balance]
+
+    def _sizes(self) -> list[Constraint]:
+        """As many parts of each size lie somewhere as models take, or more: what is left over is not made."""
+        terms: dict[int, dict[int, float]] = {}
+        for index, part, _ in self._arcs:
+            terms.setdefault(part.units, {})[index] = 1.0
+        for (_, units), index in self._taken.items():
+            terms[units][index] = -1.0
+        return [Constraint(each, 0.0, math.inf) for each in terms.values()]
+
+    def _rate(self, model: str, rate: float) -> Constraint:
+        """Over the rate, so that the solver's tolerance is the same for all. A part that is enough by itself counts as
+        1: that changes no whole solution, and the relaxation is tighter.
+        """
+        terms = {
+            index: min(self.ways[key].throughput_per_s / rate, 1.0)
+            for key, index in self._taken.items()
+            if key[0] == model
+        }
+        return Constraint(terms, 1.0, math.inf)
+
+    def decode(self, solution: Solution) -> tuple[tuple[PlannedPart, ...], ...]:
+        """The flow as paths, their parts with models as long as there are any; the fullest devices first."""
+        arcs = {(part.units, place): solution.values[index] for index, part, place in self._arcs}
+        waiting = {
+            units: [
+                name for (name, of), index in self._taken.items() if of == units for _ in range(solution.values[index])
+            ]
+            for units in self.device.by_units
+        }
+        devices = []
+        for _ in range(solution.values[self.devices]):
+            path = self._path(arcs)
+            named = [(units, place, waiting[units].pop(0)) for units, place in path if waiting[units]]
+            devices.append(self._planned(named))
+        return tuple(sorted(filter(None, devices), key=lambda parts: sorted(-part.units for part in parts)))
+
+    def _path(self, arcs: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
+        """Units and place of each part of one path, which is taken out of `arcs`."""
+        path, place = [], 0
+        while place < self.device.length:
+            units = max((of for (of, at), left in arcs.items() if at == place and left), default=0)
+            if units:
+                arcs[units, place] -= 1
+                path.append((units, place))
+                place += self.device.by_units[units].length
+            else:  # what flows on from here goes over the gap
+                place += 1
+        return path
+
+    def _planned(self, named: list[tuple[int, int, str]]) -> tuple[PlannedPart, ...]:
+        """The parts of a device; MIG instances where they leave most to others."""
+        if self.device.layouts is Layouts.MIG and named:
+            places = least_wasteful([units for units, _, _ in named])
+            named = [(units, places[units].pop(0), name) for units, _, name in named]
+        parts = (self.ways[name, units].planned(name, self.device.by_units[units], at) for units, at, name in named)
+        return tuple(sorted(parts, key=lambda part: part.place))
+
+
+def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
+    """The model whose rate would have to give way least."""
+    allowed = request.count or MOST_DEVICES
+    heaviest = sorted(program.needed, key=lambda name: -program.needed[name] / _most_per_unit(program, name))
+    most = {name: program.most_of(name, allowed) for name in heaviest[:_EXPLAINED]}
+    kept = {name: most[name] / (program.needed[name] or 1.0) for name in most if most[name] > 0}
+    devices = f"{allowed} x {request.device.name}"
+    with_headroom = f" with {request.headroom:.0%} headroom" if request.headroom else ""
+    if not kept:
+        return (
+            f"{devices} cannot serve these rates{with_headroom}, whichever one model is left out; "
+            f"'{heaviest[0]}' needs the most; {count} would do"
+        )
+    name = max(kept, key=lambda each: kept[each])
+    rate = program.needed[name] / (1 + request.headroom)
+    return (
+        f"{devices} cannot serve these rates{with_headroom}: '{name}' binds, of whose {rate:g} requests/s they serve "
+        f"{rate * kept[name]:.4g} beside the others; {count} would do, or that rate"
+    )
+
+
+def _most_per_unit(program: _FleetProgram, name: str) -> float:
+    """The most requests a second and unit that a model gives anywhere."""
+    return max(way.throughput_per_s / units for (of, units), way in program.ways.items() if of == name)

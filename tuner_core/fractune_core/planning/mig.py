@@ -1,0 +1,130 @@
+"""MIG's placement table: which instances fit beside each other on one GPU, and where.
+
+The rules of the GPUs that have 7 slices of SMs and 8 of memory: A100, H100, H200, B200. An instance of 3g takes half of
+the memory: at place 4 it leaves 4 slices of SMs to the others, at place 0 only 3. NVML refuses a 3g after smaller
+ones ("Insufficient Resources"), so they are made first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fractune_core.errors import BadRequest
+
+COMPUTE_SLICES = 7
+MEMORY_SLICES = 8
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A kind of GPU instance."""
+
+    name: str
+    id: int
+    """NVML's and nvidia-smi's number for it"""
+    compute: int
+    """slices of SMs, of 7"""
+    memory: int
+    """slices of memory, of 8"""
+    places: tuple[int, ...]
+    """the memory slices where it may begin, the one that wastes least first"""
+    at_most: int
+
+
+PROFILES = (
+    Profile("7g", 0, 7, 8, (0,), 1),
+    Profile("3g", 9, 3, 4, (4, 0), 2),
+    Profile("4g", 5, 4, 4, (0,), 1),
+    Profile("2g", 14, 2, 2, (0, 2, 4), 3),
+    Profile("1g with double memory", 15, 1, 2, (0, 2, 4, 6), 4),
+    Profile("1g+me", 20, 1, 1, tuple(range(7)), 1),
+    Profile("1g", 19, 1, 1, tuple(range(7)), 7),
+)
+"""In the order in which instances are made."""
+BY_NAME = {profile.name: profile for profile in PROFILES}
+PLAIN = tuple(BY_NAME[name] for name in ("1g", "2g", "3g", "4g", "7g"))
+"""those that plans use: one for each number of slices, and neither extra memory nor a media engine"""
+
+Placed = tuple[Profile, int]
+"""An instance, and the memory slice where it begins"""
+
+
+def placements(profiles: Sequence[Profile]) -> Iterator[list[Placed]]:
+    """Every way to place `profiles` in this order, the least wasteful first."""
+    if sum(profile.compute for profile in profiles) > COMPUTE_SLICES:
+        return
+    if any(profiles.count(profile) > profile.at_most for profile in profiles):
+        return
+    yield from _place(list(profiles), frozenset())
+
+
+def least_wasteful(units: Sequence[int]) -> dict[int, list[int]]:
+    """Where plain instances of so many slices each begin, by slices: the layout that leaves most to others.
+
+    They must fit onto a GPU.
+    """
+    profiles = sorted((BY_NAME[f"{each}g"] for each in units), key=PROFILES.index)
+    places: dict[int, list[int]] = {}
+    for profile, place in next(placements(profiles)):
+        places.setdefault(profile.compute, []).append(place)
+    return places
+
+
+def layouts(profiles: Sequence[Profile] = PLAIN) -> set[frozenset[Placed]]:
+    """Every set of one or more instances that a GPU can hold at the same time: 297 of the plain profiles."""
+    counts = (itertools.combinations_with_replacement(profiles, count) for count in range(1, COMPUTE_SLICES + 1))
+    return {frozenset(placed) for kinds in itertools.chain(*counts) for placed in placements(kinds)}
+
+
+def maximal(found: Iterable[frozenset[Placed]]) -> list[frozenset[Placed]]:
+    """Those of the layouts to which no other instance can be added."""
+    every = list(found)
+    return [each for each in every if not any(each < other for other in every)]
+
+
+def overlaps(placed: Sequence[Placed]) -> list[tuple[Placed, Placed]]:
+    """The pairs of instances that claim a memory slice twice."""
+    return [(one, other) for one, other in itertools.combinations(placed, 2) if _slices(one) & _slices(other)]
+
+
+def check_layout(placed: Sequence[Placed]) -> None:
+    """Raises BadRequest with the first rule that a layout breaks: a place that there is not, two instances in one
+    place, more instances of a profile or more slices than a GPU has.
+    """
+    for profile, place in placed:
+        if place not in profile.places:
+            may = ", ".join(map(str, sorted(profile.places)))
+            raise BadRequest(f"layout: a {profile.name} cannot begin at memory slice {place}; it can at {may}")
+    for one, other in overlaps(placed):
+        raise BadRequest(f"layout: {_text(one)} and {_text(other)} overlap; move one of them, or leave it out")
+    profiles = [profile for profile, _ in placed]
+    for profile in profiles:
+        if profiles.count(profile) > profile.at_most:
+            raise BadRequest(
+                f"layout: {profiles.count(profile)} of {profile.name}; a GPU has {profile.at_most} at most"
+            )
+    if sum(profile.compute for profile in profiles) > COMPUTE_SLICES:
+        raise BadRequest(f"layout: more than the {COMPUTE_SLICES} slices of SMs that a GPU has; leave something out")
+
+
+def _text(placed: Placed) -> str:
+    return f"{placed[0].name} at {placed[1]}"
+
+
+def _slices(placed: Placed) -> frozenset[int]:
+    profile, place = placed
+    return frozenset(range(place, place + profile.memory))
+
+
+def _place(profiles: list[Profile], taken: frozenset[int]) -> Iterator[list[Placed]]:
+    if not profiles:
+        yield []
+        return
+    first, *rest = profiles
+    for place in first.places:
+        slices = _slices((first, place))
+        if not slices & taken:
+            for others in _place(rest, taken | slices):
+                yield [(first, place), *others]

@@ -1,0 +1,190 @@
+"""The best layout of one device for the jobs at hand: a part for each, and the most throughput of all together.
+
+By expected times: what they may be off by makes the layout neither better nor worse, and is stated beside each speed.
+Throughput is STP = sum of t_alone / t_shared, each job's time on the whole device over its time on its part (weighted
+speed-up; MISO's objective). Each job's part adds to it whatever the others have, so an exact answer needs no solver:
+for every set of parts that fits onto the device the jobs take turns choosing, and equal remainders are looked at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fractune_core.errors import PlanInfeasible
+from fractune_core.planning.devices import DeviceType, Layouts
+from fractune_core.planning.mig import BY_NAME, PLAIN, PROFILES, Profile, least_wasteful, placements
+from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
+from fractune_core.planning.requests import PlanRequest
+from fractune_core.planning.speeds import ModelSpeeds
+from fractune_core.planning.ways import Way, best_way, explain_no_way
+
+_Chosen = tuple[float, tuple[int, ...]]
+"""STP, and the units of each job"""
+
+
+def plan_one(request: PlanRequest) -> Plan:
+    """Raises PlanInfeasible, which names the job that binds."""
+    began = time.perf_counter()
+    ways, wholes = _ways(request), _whole_ways(request)
+    speeds = {(job, units): way.expected_per_s / wholes[job].expected_per_s for (job, units), way in ways.items()}
+    found = _choose(request, speeds)
+    if found is None:
+        raise PlanInfeasible(_no_room(request))
+    stp, units = found
+    parts = _placed(request, ways, units)
+    return Plan(
+        device=request.device.name,
+        layouts=request.device.layouts.value,
+        unit=request.device.unit,
+        units_per_device=request.device.units,
+        axis=request.device.length,
+        devices=(tuple(sorted(parts, key=lambda part: part.place)),),
+        models=tuple(
+            PlannedModel(
+                model.name,
+                None,
+                ways[job, of].throughput_per_s,
+                model.latency_s,
+                speeds[job, of],
+                ways[job, of].row.error + wholes[job].row.error,
+            )
+            for job, (model, of) in enumerate(zip(request.models, units, strict=True))
+        ),
+        headroom=0.0,
+        stp=stp,
+        is_proved=True,
+        solve_s=time.perf_counter() - began,
+    )
+
+
+def _ways(request: PlanRequest) -> dict[tuple[int, int], Way]:
+    """By job and units, as fast as it runs beside the others."""
+    names = [model.name for model in request.models]
+    found = {}
+    for job, model in enumerate(request.models):
+        speeds = ModelSpeeds(model.rows)
+        slowdown = request.slowdown(model.name, [*names[:job], *names[job + 1 :]])
+        for part in request.device.parts:
+            way = best_way(request, model, speeds, part, slowdown)
+            if way is not None:
+                found[job, part.units] = way
+        if not any(of == job for of, _ in found):
+            raise PlanInfeasible(explain_no_way(request, model, speeds))
+    return found
+
+
+def _whole_ways(request: PlanRequest) -> list[Way]:
+    """Each job with the whole device to itself, its target aside."""
+    found = []
+    for model in request.models:
+        speeds = ModelSpeeds(model.rows)
+        rows = [Way(row, 1.0) for row in speeds.at(request.device.units)]
+        found.append(max(rows, key=lambda way: way.expected_per_s))
+    return found
+
+
+def _choose(request: PlanRequest, speeds: Mapping[tuple[int, int], float]) -> _Chosen | None:
+    """The units of each job that give the most STP; None where the jobs find no room."""
+    count, device = len(request.models), request.device
+    if device.layouts is not Layouts.MIG:
+        return _fill(speeds, count, device)
+    sizes = {part.units for part in device.parts}
+    best: _Chosen | None = None
+    for profiles in _multisets(count):
+        if {profile.compute for profile in profiles} <= sizes:
+            found = _assign(speeds, tuple(sorted(profile.compute for profile in profiles)))
+            if found is not None and (best is None or found[0] > best[0]):
+                best = found
+    return best
+
+
+def _assign(speeds: Mapping[tuple[int, int], float], parts: tuple[int, ...]) -> _Chosen | None:
+    """Each job one of `parts`."""
+
+    @functools.cache
+    def best(job: int, left: tuple[int, ...]) -> _Chosen | None:
+        if not left:
+            return 0.0, ()
+        found: _Chosen | None = None
+        for units in sorted(set(left)):
+            if (job, units) in speeds:
+                at = left.index(units)
+                rest = best(job + 1, left[:at] + left[at + 1 :])
+                if rest is not None and (found is None or speeds[job, units] + rest[0] > found[0]):
+                    found = speeds[job, units] + rest[0], (units, *rest[1])
+        return found
+
+    return best(0, parts)
+
+
+def _fill(speeds: Mapping[tuple[int, int], float], count: int, device: DeviceType) -> _Chosen | None:
+    """Each job as much of the axis as is best, all of them together no more than there is."""
+
+    @functools.cache
+    def best(job: int, room: int) -> _Chosen | None:
+        if job == count:
+            return 0.0, ()
+        found: _Chosen | None = None
+        for part in device.parts:
+            if part.length <= room and (job, part.units) in speeds:
+                rest = best(job + 1, room - part.length)
+                if rest is not None and (found is None or speeds[job, part.units] + rest[0] > found[0]):
+                    found = speeds[job, part.units] + rest[0], (part.units, *rest[1])
+        return found
+
+    return best(0, device.length)
+
+
+@functools.cache
+def _multisets(count: int) -> tuple[tuple[Profile, ...], ...]:
+    """Every choice of so many instances that one GPU can hold."""
+    kinds = [profile for profile in PROFILES if profile in PLAIN]
+    every = itertools.combinations_with_replacement(kinds, count)
+    return tuple(each for each in every if next(placements(each), None) is not None)
+
+
+def _placed(request: PlanRequest, ways: Mapping[tuple[int, int], Way], units: tuple[int, ...]) -> list[PlannedPart]:
+    """The jobs on the axis, each at its units."""
+    by_units = request.device.by_units
+    jobs = sorted(range(len(units)), key=lambda job: -by_units[units[job]].length)
+    places = least_wasteful(units) if request.device.layouts is Layouts.MIG else _line_places(request.device, units)
+    found = []
+    for job in jobs:
+        part = by_units[units[job]]
+        place = places[part.units].pop(0)
+        found.append(ways[job, part.units].planned(request.models[job].name, part, place))
+    return found
+
+
+def _line_places(device: DeviceType, units: tuple[int, ...]) -> dict[int, list[int]]:
+    """By units, where the parts begin: the longest first."""
+    places: dict[int, list[int]] = {}
+    at = 0
+    for part in sorted((device.by_units[each] for each in units), key=lambda part: -part.length):
+        places.setdefault(part.units, []).append(at)
+        at += part.length
+    return places
+
+
+def _no_room(request: PlanRequest) -> str:
+    """Which job stands in the way: the one that would have to go."""
+    device, count = request.device, len(request.models)
+    most = device.length // min(part.length for part in device.parts)
+    if device.layouts is Layouts.MIG:
+        most = BY_NAME["1g"].at_most
+    if count > most:
+        return f"{count} jobs for one {device.name} by {device.layouts}, which has {most} parts at most; leave some out"
+    for model in sorted(request.models, key=lambda model: -model.memory_gib):
+        rest = tuple(other for other in request.models if other is not model)
+        with contextlib.suppress(PlanInfeasible):
+            plan_one(replace(request, models=rest))
+            return (
+                f"{count} jobs do not fit onto one {device.name} by {device.layouts}: '{model.name}' binds, without it "
+                "the others do; give it a device of its own, or a longer target"
+            )
+    return f"{count} jobs do not fit onto one {device.name} by {device.layouts}, nor do they without any one of them"

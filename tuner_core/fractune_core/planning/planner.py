@@ -1,0 +1,75 @@
+"""From what is asked for to a plan: the mode, and with a simulation as much headroom as makes p99 hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fractune_core.errors import BadRequest, PlanInfeasible
+from fractune_core.planning.fleet import plan_fleet
+from fractune_core.planning.one_device import plan_one
+from fractune_core.planning.plans import Plan
+from fractune_core.planning.requests import PlanRequest
+from fractune_core.planning.simulation import simulate
+from fractune_core.planning.speeds import Basis
+
+HEADROOMS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
+"""tried in turn, beyond what is asked for"""
+
+
+def make_plan(request: PlanRequest, *, simulated: bool = False, seed: int = 0) -> Plan:
+    """The fewest devices, then the fewest units for models with rates; else the best layout of one device.
+
+    With `simulated` the plan carries what a simulation of it gave, with the least headroom of HEADROOMS from
+    `request.headroom` on at which every model's p99 is within its target. Raises BadRequest for what cannot be meant,
+    PlanInfeasible, and FractuneError without the solver.
+    """
+    request.check()
+    if simulated and not request.is_fleet:
+        raise BadRequest("a simulation needs rates; give every model rate_per_s and latency_ms")
+    plan = plan_fleet(request) if request.is_fleet else plan_one(request)
+    if simulated:
+        plan = _with_enough_headroom(request, plan, seed)
+    return replace(plan, notes=(*plan.notes, *_notes(request, plan)))
+
+
+def _with_enough_headroom(request: PlanRequest, plan: Plan, seed: int) -> Plan:
+    tried = [request.headroom, *(each for each in HEADROOMS if each > request.headroom)]
+    late = ""
+    for headroom in tried:
+        if headroom > request.headroom:
+            try:
+                plan = plan_fleet(replace(request, headroom=headroom))
+            except PlanInfeasible as error:
+                raise PlanInfeasible(f"simulated: {late}, and more headroom does not fit: {error}") from error
+        plan = replace(plan, simulated=simulate(plan, seed=seed))
+        worst = max((each for each in plan.simulated if not each.holds), key=lambda each: each.late, default=None)
+        if worst is None:
+            return plan
+        late = f"with {headroom:.0%} headroom p99 of '{worst.name}' is {worst.p99_s * 1e3:.4g} ms, over its target"
+    raise PlanInfeasible(f"simulated: {late}; give it a longer target, or ways with smaller batches")
+
+
+def _notes(request: PlanRequest, plan: Plan) -> list[str]:
+    """What a reader must know before confirming the plan."""
+    parts = [part for parts in plan.devices for part in parts]
+    notes = []
+    if request.device.kind == "cuda":
+        notes.append("not verified on a GPU")
+    if plan.simulated:
+        notes.append(f"simulated: Poisson arrivals, one queue a model; {plan.headroom:.0%} headroom is what p99 needs")
+    if not plan.is_proved:
+        notes.append("the solver's time was over: there may be a better plan")
+    predicted = [part for part in parts if part.basis is Basis.PREDICTED]
+    if predicted:
+        worst = max(part.error for part in predicted)
+        notes.append(
+            f"{len(predicted)} of {len(parts)} parts by predicted times, made longer by their error (up to "
+            f"{worst:.1%}); --measure times them"
+        )
+    slowed = [part for part in parts if part.slowdown > 1]
+    assumed = [part for part in slowed if part.slowdown == 1 + request.penalty]
+    if assumed:
+        notes.append(
+            f"{len(assumed)} parts beside neighbours that are assumed, not measured, to cost {request.penalty:.0%}"
+        )
+    return notes

@@ -1,0 +1,94 @@
+"""A plan: which model runs on which part of which device, and what that gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fractune_core.planning.speeds import Basis
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """A part of a device, and the model on it."""
+
+    share: str
+    units: int
+    place: int
+    """where it begins on the device's axis: for MIG its memory slice"""
+    length: int
+    """on that axis"""
+    model: str
+    batch: int
+    processes: int
+    throughput_per_s: float
+    """requests, as counted on: predictions less their error, neighbours allowed for"""
+    latency_s: float
+    """of a batch, likewise"""
+    basis: Basis
+    error: float
+    """of a prediction, as a fraction; included in the two figures above"""
+    slowdown: float
+    """by neighbours; included in the two figures above"""
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """What the plan gives a model."""
+
+    name: str
+    rate_per_s: float | None
+    capacity_per_s: float
+    """of all its parts"""
+    latency_s: float | None
+    """its target"""
+    speed: float | None = None
+    """in the mode of one device: of its speed on the whole device, as a fraction"""
+    speed_error: float = 0.0
+    """of `speed`, as a fraction: what the two times behind it may be off by; 0 = both were measured or stated"""
+
+    @property
+    def utilisation(self) -> float | None:
+        """Rate over capacity."""
+        return None if self.rate_per_s is None else self.rate_per_s / self.capacity_per_s
+
+
+@dataclass(frozen=True)
+class SimulatedModel:
+    """What came of a model's requests in a simulation."""
+
+    name: str
+    requests: int
+    p50_s: float
+    p99_s: float
+    late: float
+    """the part of the requests that took longer than the target; 0 without one"""
+    holds: bool
+    """p99 within the target"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Made offline, for a person to confirm."""
+
+    device: str
+    """its name"""
+    layouts: str
+    unit: str
+    units_per_device: int
+    axis: int
+    """length of a device's axis"""
+    devices: tuple[tuple[PlannedPart, ...], ...]
+    models: tuple[PlannedModel, ...]
+    headroom: float
+    stp: float | None
+    """in the mode of one device: the sum of the jobs' speeds, each over its own on the whole device"""
+    is_proved: bool
+    """whether no better plan exists by these figures; False when the solver's time was over"""
+    solve_s: float
+    simulated: tuple[SimulatedModel, ...] = ()
+    """empty when nothing was simulated"""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def units_used(self) -> int:
+        return sum(part.units for parts in self.devices for part in parts)

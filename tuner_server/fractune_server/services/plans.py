@@ -1,0 +1,32 @@
+"""Plans, made of what a request says and what the tuning log knows."""
+
+from __future__ import annotations
+
+import grpc
+
+from fractune_core.errors import BadRequest
+from fractune_core.names import Collection
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.planning.devices import DeviceType
+from fractune_core.planning.planner import make_plan
+from fractune_core.planning.speeds import Basis, Row
+from fractune_core.planning.wire import LoggedModel, plan_to_proto, request_from_proto
+from fractune_server.selection.model_match import Matcher, MatchQuery
+
+
+class PlanService(rpc.PlanServiceServicer):
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+
+    def MakePlan(self, request: pb.MakePlanRequest, context: grpc.ServicerContext) -> pb.Plan:
+        def rows_of(logged: LoggedModel, device: DeviceType) -> tuple[Row, ...]:
+            batch = logged.requests_per_run
+            if batch < 1:
+                raise BadRequest(f"{logged.model}: requests_per_run is {batch}; it must be 1 or more")
+            query = MatchQuery(Collection.MODELS.parse(logged.model), logged.inputs, "", context.time_remaining())
+            secs = self._matcher.fastest(query, device)
+            return tuple(Row(units, batch, 1, batch / each, each, Basis.MEASURED) for units, each in secs.items())
+
+        asked = request_from_proto(request, rows_of)
+        return plan_to_proto(make_plan(asked, simulated=request.simulate, seed=request.seed))

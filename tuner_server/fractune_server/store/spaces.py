@@ -1,0 +1,46 @@
+"""Exhausted search spaces: how many candidates they held, so that no later job starts a search for more.
+
+An operator that moves or pools data has one candidate or a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import and_, case, select
+
+from fractune_core import LOWERING, __version__
+from fractune_server.store.database import Database, parts
+from fractune_server.store.log import LogKey
+from fractune_server.store.tables import spaces
+
+_VERSION = f"{__version__} {LOWERING}"
+"""another version may search in another space"""
+
+
+class SpaceStore:
+    """Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, key: LogKey, candidates: int) -> None:
+        """No more were found of a space than so many candidates, or than were found before by this version."""
+        named = {"workload_hash": key.workload_hash, "target_key": key.target_key, "exact": key.exact}
+        row = self._database.insert(spaces).values(**named, version=_VERSION, candidates=candidates)
+        is_known = and_(spaces.c.version == _VERSION, spaces.c.candidates > candidates)
+        larger = {"version": _VERSION, "candidates": case((is_known, spaces.c.candidates), else_=candidates)}
+        with self._database.write() as connection:
+            connection.execute(row.on_conflict_do_update(index_elements=list(named), set_=larger))
+
+    def of(self, target_key: str, workload_hashes: Collection[str], *, exact: bool) -> dict[str, int]:
+        """Candidates by workload hash, of the spaces that are known to hold no more."""
+        query = select(spaces.c.workload_hash, spaces.c.candidates).where(
+            spaces.c.target_key == target_key, spaces.c.exact == exact, spaces.c.version == _VERSION
+        )
+        found: dict[str, int] = {}
+        with self._database.read() as connection:
+            for some in parts(list(workload_hashes)):
+                rows = connection.execute(query.where(spaces.c.workload_hash.in_(some)))
+                found.update((name, candidates) for name, candidates in rows)
+        return found

@@ -1,0 +1,204 @@
+"""Prepared variants of a model become one module that computes all slots at once.
+
+Every value gets the axis of slots outermost, and every weight is stacked along it. A TIR function is called once for
+all slots, over one axis more (`slot_axis.py`). A reshape is one of the whole. Whatever else there is, and functions
+that have numbers of a variant in their code, are called once for each slot, on slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, te, topi
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.fusing.difference import CALL, bindings_of, described, is_constant, same_function
+from fractune_workers.children.fusing.slot_axis import with_slot_axis
+from fractune_workers.children.layouts.expressions import has_fixed_shapes, shape_of
+
+_RESHAPE, _CONCAT = "relax.reshape", "relax.concat"
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A module over all slots."""
+
+    module: tvm.IRModule
+    apart: tuple[str, ...]
+    """names of the operators that are called once for each slot, in their order"""
+
+
+def fused(variants: Sequence[tvm.IRModule], places: Sequence[int]) -> Fused:
+    """The variants, among which there is no difference (`difference.py`), as one module: slot k computes the variant
+    with the number `places[k]`. Raises BadModel for what has no fixed shapes, or branches.
+    """
+    return _Fuser(variants, places).fused()
+
+
+class _Fuser:
+    def __init__(self, variants: Sequence[tvm.IRModule], places: Sequence[int]) -> None:
+        self._variants, self._places = variants, places
+        self._builder = relax.BlockBuilder()
+        self._whole: dict[Any, Any] = {}
+        """by a variable of the first variant: what all slots have for it"""
+        self._stacked: dict[tuple[Any, ...], Any] = {}
+        """by the tensors of the variants: their constant"""
+        self._widened: dict[Any, Any] = {}
+        """by a function's variable in the first variant: the function over all slots, or None"""
+        self._parts = _used_once(variants[0])
+        self._slices: dict[tuple[Any, int], Any] = {}
+        self._apart: list[str] = []
+
+    def fused(self) -> Fused:
+        main = self._variants[0]["main"]
+        params = [relax.Var(param.name, self._lifted(param.ty)) for param in main.params]
+        self._whole.update(zip(main.params, params, strict=True))
+        attrs = {str(name): value for name, value in main.attrs.items()} if main.attrs else None
+        with self._builder.function("main", params, attrs=attrs):
+            with self._builder.dataflow():
+                for bindings in zip(*map(bindings_of, self._variants), strict=True):
+                    self._whole[bindings[0].var] = self._builder.emit(self._value(bindings))
+                bodies = [variant["main"].body.body for variant in self._variants]
+                out = self._builder.emit_output(self._all_slots(bodies))
+            self._builder.emit_func_output(out)
+        return Fused(self._builder.get(), tuple(dict.fromkeys(self._apart)))
+
+    def _value(self, bindings: Sequence[Any]) -> Any:
+        """What all slots have for a variable, of the variants' bindings."""
+        values = [binding.value for binding in bindings]
+        call = values[0]
+        if not isinstance(bindings[0], relax.VarBinding) or isinstance(call, relax.If | relax.Function):
+            raise BadModel(f"cannot be fused: it branches, or checks a shape, at '{bindings[0].var.name}'")
+        if not isinstance(call, relax.Call):
+            return self._all_slots(values)
+        if not has_fixed_shapes(call):
+            raise BadModel(f"cannot be fused: the shape of what '{described(bindings[0])}' gives depends on its data")
+        rule = _RULES.get(str(getattr(call.op, "name", "")))
+        whole = rule(self, values) if rule else None
+        if whole is None:
+            self._apart.append(described(bindings[0]))
+            whole = self._called_apart(values)
+        return whole
+
+    def _all_slots(self, values: Sequence[Any]) -> Any:
+        """An operand of all slots, of the variants' operands."""
+        first = values[0]
+        if isinstance(first, relax.Var):
+            return self._whole[first]
+        if is_constant(first):
+            key = tuple(value.value for value in values)
+            if key not in self._stacked:
+                numbers = [value.value.numpy() for value in values]
+                self._stacked[key] = relax.const(np.stack([numbers[place] for place in self._places]))
+            return self._stacked[key]
+        if isinstance(first, relax.Tuple):
+            return relax.Tuple(
+                [self._all_slots(fields) for fields in zip(*(each.fields for each in values), strict=True)]
+            )
+        if isinstance(first, relax.TupleGetItem):
+            return relax.TupleGetItem(self._all_slots([each.tuple_value for each in values]), first.index)
+        raise BadModel(f"cannot be fused: it computes with a {type(first).__name__}")
+
+    def _lifted(self, ty: Any) -> Any:
+        """The type of all slots, of that of one."""
+        if isinstance(ty, relax.TupleType):
+            return relax.TupleType([self._lifted(field) for field in ty.fields])
+        return relax.TensorType([len(self._places), *map(int, ty.shape)], ty.dtype)
+
+    def call_tir(self, calls: Sequence[Any]) -> Any | None:
+        """One call for all slots."""
+        function = self._over_slots([call.args[0] for call in calls])
+        # What comes after the function and its operands are numbers that are known at run time only.
+        if function is None or len(calls[0].args) != 2:
+            return None
+        operands = self._all_slots([call.args[1] for call in calls])
+        made = self._lifted(calls[0].ty)
+        return relax.call_tir(function, operands, list(made.fields) if isinstance(made, relax.TupleType) else made)
+
+    def reshape(self, calls: Sequence[Any]) -> Any:
+        """A view of the whole."""
+        data = self._all_slots([call.args[0] for call in calls])
+        return relax.op.reshape(data, [len(self._places), *shape_of(calls[0])])
+
+    def concat(self, calls: Sequence[Any]) -> Any | None:
+        """Along the same axis, which is one further in. Parts that are computed for this alone can be computed where
+        they lie in it, though in pieces, one for each slot: then it stays a call of Relax (`layouts/concats.py`).
+        """
+        parts, rank = calls[0].args[0], len(shape_of(calls[0]))
+        if not isinstance(parts, relax.Tuple):
+            return None
+        whole = self._all_slots([call.args[0] for call in calls])
+        axis = int(calls[0].attrs.axis) % rank + 1
+        if set(parts.fields) <= self._parts and len(set(parts.fields)) == len(parts.fields):
+            return relax.op.concat(whole, axis)
+        return self._builder.call_te(topi.concatenate, list(whole.fields), axis, primfunc_name_hint="concat")
+
+    def _over_slots(self, names: Sequence[Any]) -> Any | None:
+        first = names[0]
+        if first not in self._widened:
+            functions = [variant[name] for variant, name in zip(self._variants, names, strict=True)]
+            same = all(same_function(functions[0], each) for each in functions[1:])
+            wide = with_slot_axis(functions[0], len(self._places)) if same else None
+            self._widened[first] = None if wide is None else self._builder.add_func(wide, str(first.name_hint))
+        return self._widened[first]
+
+    def _called_apart(self, calls: Sequence[Any]) -> Any:
+        """One call for each slot, their results stacked."""
+        made = [
+            self._builder.emit(self._of_slot(calls[0], calls[place], slot)) for slot, place in enumerate(self._places)
+        ]
+        if not isinstance(made[0].ty, relax.TupleType):
+            return self._stack(made)
+        fields = range(len(made[0].ty.fields))
+        return relax.Tuple(
+            [self._stack([self._builder.emit(relax.TupleGetItem(each, at)) for each in made]) for at in fields]
+        )
+
+    def _stack(self, values: Sequence[Any]) -> Any:
+        return self._builder.emit_te(lambda *each: topi.stack(each, 0), *values, primfunc_name_hint="stack_slots")
+
+    def _of_slot(self, first: Any, own: Any, slot: int) -> Any:
+        """An expression as one slot has it: its variant's `own`, on slices of what the first variant's stands for."""
+        if isinstance(own, tvm.ir.GlobalVar):
+            return self._builder.add_func(self._variants[self._places[slot]][own], str(own.name_hint))
+        if isinstance(own, relax.Call):
+            arguments = [self._of_slot(*both, slot) for both in zip(first.args, own.args, strict=True)]
+            return relax.Call(own.op, arguments, own.attrs, own.ty_args)
+        if isinstance(own, relax.Tuple):
+            return relax.Tuple([self._of_slot(*both, slot) for both in zip(first.fields, own.fields, strict=True)])
+        return self._slice(self._whole[first], slot) if isinstance(own, relax.Var) else own
+
+    def _slice(self, whole: Any, slot: int) -> Any:
+        if (whole, slot) not in self._slices:
+            self._slices[whole, slot] = self._builder.emit_te(_slice, whole, slot, primfunc_name_hint="slice_slot")
+        return self._slices[whole, slot]
+
+
+def _used_once(mod: tvm.IRModule) -> set[Any]:
+    """The tensors that a TIR function computes and one other value is made of."""
+    found = set()
+    for block in mod["main"].body.blocks:
+        users = relax.analysis.udchain(block) if isinstance(block, relax.DataflowBlock) else {}
+        for binding in block.bindings:
+            computed = getattr(getattr(binding.value, "op", None), "name", "") == CALL
+            alone = isinstance(binding.var, relax.DataflowVar) and len(users.get(binding.var, ())) == 1
+            if computed and alone and isinstance(binding.var.ty, relax.TensorType):
+                found.add(binding.var)
+    return found
+
+
+def _slice(data: te.Tensor, slot: int) -> te.Tensor:
+    """(slots, ...) -> (...)."""
+    return te.compute(data.shape[1:], lambda *index: data(slot, *index), name="slice_slot")
+
+
+_RULES: dict[str, Callable[[_Fuser, Sequence[Any]], Any | None]] = {
+    CALL: _Fuser.call_tir,
+    _RESHAPE: _Fuser.reshape,
+    _CONCAT: _Fuser.concat,
+}
+"""by the operator of Relax that is called"""
