@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,15 @@ class FusedVariants:
 
     models: tuple[Path, Path]
     bundle: Path
+
+
+@pytest.fixture(autouse=True)
+def signals_restored() -> Iterator[None]:
+    """The command line takes these signals for itself."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,14 +30,6 @@ from tests.support.client_samples import bundle_bytes, granted, job_script, reco
 from tests.support.processes.scripted_server import ScriptedServer, serving
 
 BEATS = ["--until-beats", "onnxruntime"]
-
-
-@pytest.fixture(autouse=True)
-def signals_restored() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,14 +37,6 @@ rate_per_s = 350
 model = "a.onnx"
 requests_per_run = 4
 """
-
-
-@pytest.fixture(autouse=True)
-def signals_restored() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

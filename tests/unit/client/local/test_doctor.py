@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,14 +45,6 @@ class Packages:
         if name not in self.versions:
             raise importlib.metadata.PackageNotFoundError(name)
         return self.versions[name]
-
-
-@pytest.fixture(autouse=True)
-def signals_restored() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
