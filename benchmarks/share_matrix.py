@@ -113,9 +113,9 @@ def _at(share: str, bundles: Mapping[str, Path], turns: int) -> dict[str, list[f
 
 def _robust(bundle: Path) -> str:
     """The variant that loses least at its worst share, by the bundle's own account."""
-    measured: dict[str, dict[str, float]] = Bundle(bundle).manifest["measured"]
-    names = set.intersection(*(set(row) for row in measured.values())) - {UNTUNED_VARIANT}
-    return min(names, key=lambda name: (max(row[name] / min(row.values()) for row in measured.values()), name))
+    choosing: dict[str, dict[str, float]] = Bundle(bundle).manifest["choosing"]
+    names = set.intersection(*(set(row) for row in choosing.values())) - {UNTUNED_VARIANT}
+    return min(names, key=lambda name: (max(row[name] / min(row.values()) for row in choosing.values()), name))
 
 
 def _operators(
