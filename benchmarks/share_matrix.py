@@ -4,7 +4,8 @@ Each model is tuned from a fresh state at one core, at two cores, and at both at
 with the same number of trials and the same seed. Then everything is measured anew, alone and in turn: the three
 bundles at both shares, and every operator's published schedules at both shares. What came out best in a search is
 therefore not judged by the timings that it was chosen by. Intervals are of the timings; what another seed finds is
-told by --seeds. Where weights are trained, all variants' outputs are held against ONNX's reference evaluator.
+told by --seeds. Where weights are trained, all variants' outputs are held against ONNX's reference evaluator. Results
+are written after every seed.
 
 Usage: python -m benchmarks.share_matrix [--quick] [--out FILE] [--models A,B] [--trials N] [--seeds N]
 """
@@ -41,17 +42,16 @@ TURNS, QUICK_TURNS = 21, 5
 def main() -> None:
     args = _parse()
     found: dict[str, list[dict[str, Any]]] = {}
+    data = {"trials": args.trials, "turns": args.turns, "bars": {"robust": ROBUST_BAR}}
     for name in args.models:
         for seed in range(args.seeds):
             told = _model(find_model(name), args, seed)
             _print_model(name, seed, told)
             found.setdefault(name, []).append(told)
-    runs = [told for each in found.values() for told in each]
-    summary = summaries(runs)
+            summary = summaries([told for each in found.values() for told in each])
+            write_result("share_matrix", args, {**data, "summary": summary, "models": found})
     for name, told in summary.items():
         _print_summary(name, told)
-    data = {"trials": args.trials, "seeds": args.seeds, "turns": args.turns, "bars": {"robust": ROBUST_BAR}}
-    write_result("share_matrix", args, {**data, "summary": summary, "models": found})
     print(_verdict(summary))
 
 
