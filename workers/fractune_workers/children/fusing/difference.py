@@ -8,6 +8,8 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from fractune_workers.children.layouts.expressions import is_constant
+
 CALL = "relax.call_tir"
 
 
@@ -88,11 +90,6 @@ class _Comparison:
     def _same_but_for_numbers(self, own: Any, their: Any) -> bool:
         functions = self._mods[0][own], self._mods[1][their]
         return same_function(*functions) or same_function(*map(_numberless, functions))
-
-
-def is_constant(value: Any) -> bool:
-    """Whether it is a tensor with its numbers."""
-    return isinstance(getattr(value, "value", None), tvm.runtime.Tensor)
 
 
 def _nameless(function: Any) -> Any:

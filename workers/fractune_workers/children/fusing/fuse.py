@@ -16,9 +16,9 @@ import tvm
 from tvm import relax, te, topi
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.fusing.difference import CALL, bindings_of, described, is_constant, same_function
+from fractune_workers.children.fusing.difference import CALL, bindings_of, described, same_function
 from fractune_workers.children.fusing.slot_axis import with_slot_axis
-from fractune_workers.children.layouts.expressions import has_fixed_shapes, shape_of
+from fractune_workers.children.layouts.expressions import has_fixed_shapes, is_constant, shape_of
 
 _RESHAPE, _CONCAT = "relax.reshape", "relax.concat"
 
