@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import json
 import logging
@@ -125,9 +126,10 @@ class ServerProcess:
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise
+        except subprocess.TimeoutExpired as error:
+            self.process.send_signal(signal.SIGABRT)  # it writes where each of its threads stands
+            self.process.wait()
+            raise TimeoutError(f"the server did not end within {timeout_s:g} s of SIGTERM:\n{self.said()}") from error
 
     def said(self) -> str:
         return self.stderr.read_text()
@@ -155,6 +157,7 @@ def terminate_as_it_begins_to_wait(frame: FrameType, event: str, _arg: object) -
 
 
 def main() -> int:
+    faulthandler.enable()
     options = json.loads(sys.argv[1])
     if options.pop("terminate_as_it_begins_to_wait", False):
         sys.settrace(terminate_as_it_begins_to_wait)
