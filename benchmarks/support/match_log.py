@@ -110,16 +110,17 @@ def _validations(number: int, operators: int) -> Iterator[TuningRecord]:
 
 def _record(kind: str, operator: str, share: str, trace: str, secs: float) -> TuningRecord:
     name, units = workload_hash(operator), int(share.partition(":")[2])
-    work: dict[str, Any] = {"kind": kind, "share": "cpu:1", "round_id": "made-up", "job": "made-up job"}
+    work: dict[str, Any] = {"kind": kind, "share": "cpu:1", "round_id": "made-up", "job": "made-up job", "scope": ""}
     work["operator"] = target_operator(operator)
     candidate = candidate_id(name, TARGET_KEY, trace)
+    record = made_up_record(work, candidate, trace, worker="made-up worker")
     return replace(
-        made_up_record(work, candidate, trace, worker="made-up worker"),
+        record,
         record_id=record_id("made-up", candidate, share),
         device=DEVICE,
         share=share,
         granted=GrantedShare(share, units, DEVICE.units, "core", 1 << 33, reserved=False, ids=tuple(range(units))),
-        run_secs=tuple(secs * (1 + repeat / 100) for repeat in range(7 if kind == "validation" else 3)),
+        run_secs=tuple(secs * (1 + repeat / 100) for repeat in range(record.policy.repeats)),
     )
 
 
