@@ -51,7 +51,8 @@ def write_result(name: str, args: argparse.Namespace, data: dict[str, Any]) -> N
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """One line without spaces: results are kept for programs, and their figures are told in docs/. What JSON does not
-    know is written as text.
+    """One line without spaces: results are kept for programs, and their figures are told in docs/. Six digits of a
+    number are kept; what JSON does not know is written as text.
     """
-    path.write_text(json.dumps(data, separators=(",", ":"), ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    known = json.loads(json.dumps(data, default=str), parse_float=lambda digits: float(f"{float(digits):.6g}"))
+    path.write_text(json.dumps(known, separators=(",", ":"), ensure_ascii=False) + "\n", encoding="utf-8")
