@@ -294,6 +294,9 @@ class TimeModelWork(TypedDict):
     bundle: str
 
 
+WORK_KINDS = ("ingest", "search", "build", "measure", "compile", "time_model")
+"""what `do` says in each of them"""
+
 Work = IngestWork | SearchWork | BuildWork | MeasureWork | CompileWork | TimeModelWork
 
 

@@ -16,7 +16,7 @@ import redis
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
-from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
+from fractune_core.messages import WORK_KINDS, Event, Work, WorkFailed, tuner_stream
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers
@@ -50,6 +50,10 @@ class Engine:
     ) -> None:
         self._context = context
         self._instruments = context.instruments
+        for kind in WORK_KINDS:  # at 0 from the start: Prometheus sees no increase where a series begins with 1
+            self._instruments.given_up.labels(kind)
+            for loss in Loss:
+                self._instruments.requeued.labels(kind, loss.value)
         self._ended = ended
         self._redis_patience_s = redis_patience_s
         self.failure: FractuneError | None = None
