@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -133,7 +134,7 @@ def test_counters_equal_sql_after_workers_were_killed(tmp_path: Path) -> None:
         assert last["fractune_jobs", ("done",)] == 1
         assert last["fractune_recorder_lag_seconds_count", ()] >= sum(told.values())
         assert last["fractune_work_duration_seconds_count", ("search",)] >= 1
-        for before, after in zip(seen, seen[1:], strict=False):
+        for before, after in itertools.pairwise(seen):
             assert all(after.get(key, 0.0) >= value for key, value in counters(before).items())
 
 
