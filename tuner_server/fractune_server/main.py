@@ -15,7 +15,8 @@ from queue import SimpleQueue
 
 import grpc
 import redis
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import ProcessCollector
 from redis.backoff import ExponentialBackoff
@@ -98,7 +99,9 @@ def run_server(options: ServerOptions) -> None:
             context.redis.close()
 
 
-def make_server(context: ServerContext, stopping: threading.Event, healthy: health.HealthServicer) -> grpc.Server:
+def make_server(
+    context: ServerContext, stopping: threading.Event, health: health_pb2_grpc.HealthServicer
+) -> grpc.Server:
     """All services on a server that listens nowhere yet."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
@@ -114,8 +117,8 @@ def make_server(context: ServerContext, stopping: threading.Event, healthy: heal
     rpc.add_PlanServiceServicer_to_server(PlanService(matcher), server)
     rpc.add_BundleServiceServicer_to_server(BundleService(context), server)
     rpc.add_FleetServiceServicer_to_server(FleetService(context), server)
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    names = [*_services(), health.SERVICE_NAME, reflection.SERVICE_NAME]
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = [*_services(), HEALTH_SERVICE, reflection.SERVICE_NAME]
     reflection.enable_server_reflection(names, server)
     return server
 

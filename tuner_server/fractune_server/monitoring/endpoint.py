@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -16,6 +17,8 @@ from fractune_core.names import HealthPart
 from fractune_server.monitoring.health import Health
 
 _SILENT_CLIENT_S = 10.0
+
+_log = logging.getLogger(__name__)
 
 
 class Endpoint:
@@ -48,6 +51,10 @@ class Endpoint:
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+
+    def handle_error(self, _request: Any, client_address: Any) -> None:
+        """A client that says nothing for long, or goes away in the middle, is no error of ours."""
+        _log.debug("a call of %s at the port for metrics failed", client_address, exc_info=True)
 
 
 class _Server6(_Server):
