@@ -6,6 +6,7 @@ by the engine, once a second. What cannot be read now is left out, and `fractune
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -13,7 +14,6 @@ from itertools import accumulate
 import redis
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from fractune_core import __version__, worker_counts
 from fractune_core.errors import FractuneError
@@ -139,6 +139,8 @@ def _histogram(name: str, meaning: str, by_kind: dict[str, dict[str, float]]) ->
         # Of workers of another version the bounds may be others: a bucket holds what was counted up to its own.
         bounds = sorted(float(field) for field in {*fields, *map(str, worker_counts.SECS_BOUNDS)} - {SUM})
         below = accumulate(fields.get(str(bound), 0.0) for bound in bounds)
-        buckets = [(floatToGoString(bound), count) for bound, count in zip(bounds, below, strict=True)]
+        buckets = [
+            ("+Inf" if bound == math.inf else str(bound), count) for bound, count in zip(bounds, below, strict=True)
+        ]
         family.add_metric([kind], buckets, fields.get(SUM, 0.0))
     return family

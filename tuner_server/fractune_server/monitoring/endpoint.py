@@ -52,7 +52,7 @@ class Endpoint:
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
-    def handle_error(self, _request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  as the library calls it
         """A client that says nothing for long, or goes away in the middle, is no error of ours."""
         _log.debug("a call of %s at the port for metrics failed", client_address, exc_info=True)
 
@@ -64,7 +64,7 @@ class _Server6(_Server):
 class _Handler(WSGIRequestHandler):
     timeout = _SILENT_CLIENT_S
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ARG002  the library's names
         """A line for each probe is of no use."""
 
 

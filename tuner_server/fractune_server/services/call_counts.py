@@ -31,14 +31,14 @@ class CallCounter(grpc.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler: Any = continuation(handler_call_details)
-        kind = next((kind for kind in _TYPES if handler is not None and getattr(handler, kind)), None)
-        if kind is None:
-            return handler  # type: ignore[no-any-return]
+        handler = continuation(handler_call_details)
+        kind = next((kind for kind in _TYPES if getattr(handler, kind, None)), None)
+        if handler is None or kind is None:
+            return handler
         _, service, method = handler_call_details.method.split("/")
         counted = self._stream if kind.endswith("_stream") else self._unary
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(  # type: ignore[no-any-return]
+        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(
             counted(getattr(handler, kind), (_TYPES[kind], service, method)),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
@@ -74,7 +74,8 @@ class CallCounter(grpc.ServerInterceptor):
 def _code(context: Any, *, failed: bool) -> grpc.StatusCode:
     if not context.is_active():  # the caller has gone, or has waited long enough
         return grpc.StatusCode.CANCELLED
-    return context.code() or (grpc.StatusCode.UNKNOWN if failed else grpc.StatusCode.OK)
+    code: grpc.StatusCode | None = context.code()
+    return code or (grpc.StatusCode.UNKNOWN if failed else grpc.StatusCode.OK)
 
 
 def code_text(code: grpc.StatusCode) -> str:

@@ -19,7 +19,7 @@ from sqlalchemy import event
 from fractune_core import messages
 from fractune_core.messages import WORK_KINDS, WorkerInfo, worker_key
 from fractune_core.signed_messages import seal_worker
-from fractune_core.worker_counts import counts_to_json
+from fractune_core.worker_counts import CountKey, counts_to_json
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.health import Health
 from fractune_server.store.blob_files import BlobStore
@@ -118,8 +118,8 @@ def test_what_the_server_knows(context: ServerContext) -> None:
 
 
 def test_buckets_of_another_version_stay_where_they_were(context: ServerContext) -> None:
-    counts = {("work_duration", "build", "0.7"): 2.0, ("work_duration", "build", "0.5"): 1.0}
-    other: Any = {"name": "n", "started_at": 1.0, "role": "build", "share": "", "counts": counts_to_json(counts)}  # type: ignore[arg-type]
+    counts = {CountKey("work_duration", "build", "0.7"): 2.0, CountKey("work_duration", "build", "0.5"): 1.0}
+    other: Any = {"name": "n", "started_at": 1.0, "role": "build", "share": "", "counts": counts_to_json(counts)}
     context.instruments.workers.take([other])
     found = samples(context)
     buckets = [found["fractune_work_duration_seconds_bucket", ("build", bound)] for bound in ("0.5", "0.7", "1.0")]
