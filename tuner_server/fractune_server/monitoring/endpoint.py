@@ -64,7 +64,7 @@ class _Server6(_Server):
 class _Handler(WSGIRequestHandler):
     timeout = _SILENT_CLIENT_S
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ARG002  the library's names
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the library's names
         """A line for each probe is of no use."""
 
 
