@@ -17,8 +17,7 @@ from redis.connection import AbstractConnection
 from sqlalchemy import event
 
 from fractune_core import messages
-from fractune_core.messages import WORK_KINDS, WorkerInfo, worker_key
-from fractune_core.signed_messages import seal_worker
+from fractune_core.messages import WORK_KINDS
 from fractune_core.worker_counts import CountKey, counts_to_json
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.health import Health
@@ -27,9 +26,8 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.work_queues import WorkQueues
-from fractune_workers.work_counts import WorkCounts
 from tests.support.paths import REPOSITORY
-from tests.support.processes.fleet_simulated import DEVICE, VERSIONS, granted
+from tests.support.processes.fleet_simulated import DEVICE, SimulatedWorker
 from tests.support.processes.redis_process import running_redis
 from tests.support.samples import validation
 from tests.support.secret import SECRET
@@ -67,21 +65,17 @@ def samples(context: ServerContext) -> dict[tuple[str, tuple[str, ...]], float]:
     return {(s.name, tuple(s.labels.values())): s.value for family in families for s in family.samples}
 
 
-def register(connection: redis.Redis, count: int, role: str, share: str = "") -> None:
-    """Entries of workers that each did one piece of work and measured one batch again."""
+def register(context: ServerContext, count: int, role: str, share: str = "") -> None:
+    """Entries of workers that each did one piece of work and measured one batch again; the server reads them."""
     for _ in range(count):
-        counts = WorkCounts()
-        counts.begin("measure", 0.02)
-        counts.end("measure", 2.0, 0.5)
-        counts.add("remeasured", "cpu:1")
-        measures = role == "measure"
-        info: Any = {"protocol": messages.PROTOCOL, "name": f"{role}-{uuid.uuid4().hex}", "role": role, "host": "h"}
-        info |= {"pid": 1, "started_at": time.time(), "cores": [0], "target": "", "versions": VERSIONS, "share": share}
-        info |= {"device": DEVICE.to_json() if measures else {}}
-        info |= {"granted": granted(share).to_json() if measures else {}}
-        counts.describe(info)
-        entry: WorkerInfo = info
-        connection.set(worker_key(entry["name"]), seal_worker(SECRET, entry), ex=60)
+        worker = SimulatedWorker("redis://", role, f"{role}-{uuid.uuid4().hex}", share)
+        worker.redis.close()
+        worker.redis, worker.started_at = context.redis, time.time()
+        worker.counts.begin("measure", 0.02)
+        worker.counts.end("measure", 2.0, 0.5)
+        worker.counts.add("remeasured", "cpu:1")
+        worker.register()
+    context.instruments.workers.take(live_workers(context.redis, SECRET).workers.values())
 
 
 def work(number: int) -> Any:
@@ -94,9 +88,8 @@ def test_what_the_server_knows(context: ServerContext) -> None:
     for number in range(3):
         queues.enqueue(messages.BUILD_QUEUE, work(number))
     queues.enqueue(messages.measure_queue(DEVICE.key, "cpu:2"), work(3))
-    register(context.redis, 2, "measure", "cpu:1")
-    register(context.redis, 1, "build")
-    context.instruments.workers.take(live_workers(context.redis, SECRET).workers.values())
+    register(context, 2, "measure", "cpu:1")
+    register(context, 1, "build")
     found = samples(context)
     assert found["fractune_healthy", ("engine",)] == 1
     assert found["fractune_jobs", ("done",)] == 0
@@ -155,8 +148,7 @@ def test_a_scrape_without_redis_tells_the_rest(tmp_path: Path) -> None:
 def test_a_scrape_costs_the_same_however_many_workers_there_are(
     context: ServerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register(context.redis, 1_000, "measure", "cpu:1")
-    context.instruments.workers.take(live_workers(context.redis, SECRET).workers.values())
+    register(context, 1_000, "measure", "cpu:1")
     sent: list[object] = []
     send = AbstractConnection.send_packed_command
 
@@ -177,15 +169,13 @@ def test_a_scrape_costs_the_same_however_many_workers_there_are(
 def test_every_metric_is_in_the_table_of_the_docs(context: ServerContext) -> None:
     """By name and type, both ways."""
     rows = re.findall(r"^\| `((?:fractune|grpc)_\w+)`[^|]* \| (\w+)", page("docs/operations.md"), re.MULTILINE)
-    register(context.redis, 1, "build")
-    context.instruments.workers.take(live_workers(context.redis, SECRET).workers.values())
+    register(context, 1, "build")
     types = re.findall(r"^# TYPE (\w+) (\w+)$", scrape(context), re.MULTILINE)
     assert sorted(rows) == sorted(types)
 
 
 def test_alerts_look_at_metrics_that_there_are(context: ServerContext) -> None:
-    register(context.redis, 1, "build")
-    context.instruments.workers.take(live_workers(context.redis, SECRET).workers.values())
+    register(context, 1, "build")
     names = set(re.findall(r"^# TYPE (\w+)", scrape(context), re.MULTILINE))
     used = re.findall(r"\b((?:fractune|grpc)_[a-z_]+)\b", page("deploy/alerts.yml"))
     assert used
