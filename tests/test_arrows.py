@@ -80,15 +80,28 @@ ROOMS = {
     # ---- server: main wires; services call selection and store; the engine never knows who asks
     "fractune_server": room(
         *CORE,
-        *(f"fractune_server.{name}" for name in ("engine", "selection", "services", "store", "transport")),
+        *(
+            f"fractune_server.{name}"
+            for name in ("engine", "monitoring", "selection", "services", "store", "transport")
+        ),
         GRPC_STUBS,
         "grpc",
         "grpc_health",
         "grpc_reflection",
+        "prometheus_client",
+        "redis",
+    ),
+    "fractune_server.monitoring": room(
+        *CORE,
+        "fractune_server.store",
+        "fractune_server.transport",
+        "grpc_health",
+        "prometheus_client",
         "redis",
     ),
     "fractune_server.services": room(
         *CORE,
+        "fractune_server.counts",
         "fractune_server.selection",
         "fractune_server.store",
         "fractune_server.transport",
@@ -107,7 +120,8 @@ ROOMS = {
     ),
     "fractune_server.selection": room(*CORE, "fractune_server.store", "fractune_server.transport"),
     "fractune_server.scheduler": room(*CORE),
-    "fractune_server.transport": room(*CORE, "fractune_server.store", "redis", "rq"),
+    "fractune_server.transport": room(*CORE, "fractune_server.counts", "fractune_server.store", "redis", "rq"),
+    "fractune_server.counts": room(*CORE, "prometheus_client"),
     "fractune_server.store": room(*CORE, "sqlalchemy", "alembic"),
     # ---- workers: main wires; the roles stand on sessions and locks; TVM is in children alone
     "fractune_workers": room(
@@ -121,8 +135,11 @@ ROOMS = {
         "rq",
     ),
     "fractune_workers.child": room(*CORE),
+    "fractune_workers.work_counts": room(*CORE),
     "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
-    "fractune_workers.context": room(*CORE, "fractune_workers.child", "fractune_workers.locks", "redis", "rq"),
+    "fractune_workers.context": room(
+        *CORE, "fractune_workers.child", "fractune_workers.locks", "fractune_workers.work_counts", "redis", "rq"
+    ),
     "fractune_workers.roles": room(
         *CORE,
         "fractune_workers.builder_process",
@@ -204,6 +221,7 @@ ROOMS = {
         GRPC_STUBS,
         "google.protobuf",
         "grpc",
+        "grpc_health",
         lazily=("fractune.api", "fractune.inference", "fractune.reports"),
     ),
     "fractune.cli": room(*CORE, "fractune", "fractune.api", "fractune.reports", "typer", "click", "rich"),

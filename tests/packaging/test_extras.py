@@ -17,7 +17,7 @@ from tests.support.processes.clean_environments import NAME, Environment, asked_
 from tests.test_arrows import imports_of
 
 QUEUE = {"redis", "rq"}
-SERVER = {*QUEUE, "sqlalchemy", "alembic", "grpc_health", "grpc_reflection"}
+SERVER = {*QUEUE, "sqlalchemy", "alembic", "grpc_reflection", "prometheus_client"}
 RUN = {"tvm", "tvm_ffi", "tvm_ffi_orcjit", "ml_dtypes", "numpy"}
 WORKER = {*QUEUE, *RUN, "onnx", "onnxslim"}
 HELD = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fractune_core.convert import state_from_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, ServerUnreachable, StateUnusable, error_from_name
@@ -64,6 +65,7 @@ class RpcClient:
         self._bundles = rpc.BundleServiceStub(self._channel)
         self._fleet = rpc.FleetServiceStub(self._channel)
         self._plans = rpc.PlanServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -223,6 +225,12 @@ class RpcClient:
         for offered in self.shares():
             counts[offered.granted.share] += offered.workers
         return counts
+
+    def is_serving(self, service: str) -> bool:
+        """What gRPC's health service says of a service, or of a `fractune_core.names.HealthPart`."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = self._call(self._health.Check, request)
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     # ---- calls ---------------------------------------------------------------------------------------------
 

@@ -109,6 +109,16 @@ def is_of_protocol(queue: str) -> bool:
     return queue.partition(":")[0].partition(".")[2] == str(PROTOCOL)
 
 
+def role_and_share(queue: str) -> tuple[str, str]:
+    """Of the workers that serve a queue; without a share for roles that do not measure."""
+    name, _, served = queue.partition(":")
+    role = name.partition(".")[0]
+    return role, served.partition(":")[2] if role == "measure" else ""
+
+
+BUSY, IDLE = "busy", "idle"
+
+
 class WorkerInfo(TypedDict):
     """The entry of a live worker, sealed, under `worker_key(name)`, renewed every second."""
 
@@ -127,6 +137,12 @@ class WorkerInfo(TypedDict):
     target: str
     """TVM's default target of the measuring device as JSON; empty for roles that do not measure"""
     versions: dict[str, str]
+    state: NotRequired[str]
+    """BUSY or IDLE; this and what follows, a worker of before does not say"""
+    uptime_s: NotRequired[float]
+    """seconds since it began to count"""
+    counts: NotRequired[list[list[Any]]]
+    """since then: `fractune_core.worker_counts.counts_to_json`"""
 
 
 # ---- work, server -> worker or worker -> worker ------------------------------------------------------------------
@@ -277,6 +293,9 @@ class TimeModelWork(TypedDict):
     share: str
     bundle: str
 
+
+WORK_KINDS = ("ingest", "search", "build", "measure", "compile", "time_model")
+"""what `do` says in each of them"""
 
 Work = IngestWork | SearchWork | BuildWork | MeasureWork | CompileWork | TimeModelWork
 

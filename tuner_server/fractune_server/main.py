@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,10 @@ from queue import SimpleQueue
 
 import grpc
 import redis
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import ProcessCollector
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
@@ -25,8 +29,12 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.signed_messages import seal_greeting
 from fractune_server.engine.engine import Engine
+from fractune_server.monitoring.collector import ServerCollector
+from fractune_server.monitoring.endpoint import Endpoint
+from fractune_server.monitoring.health import Health
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.bundles import BundleService
+from fractune_server.services.call_counts import CallCounter
 from fractune_server.services.errors import ErrorInterceptor
 from fractune_server.services.fleet import FleetService
 from fractune_server.services.jobs import JobService
@@ -64,6 +72,8 @@ class ServerOptions:
     """allow an address that other machines can reach, though calls carry neither encryption nor credentials"""
     resume: bool = True
     """go on with the jobs that an earlier server left open; otherwise they end as cancelled"""
+    metrics: str | None = None
+    """HOST:PORT for Prometheus and for probes of health, over HTTP; None = no such port"""
     ready_file: Path | None = None
     """the bound address is written here when the server serves"""
 
@@ -89,11 +99,13 @@ def run_server(options: ServerOptions) -> None:
             context.redis.close()
 
 
-def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc.Server, health.HealthServicer]:
-    """All services on a server that listens nowhere yet, and its health."""
+def make_server(
+    context: ServerContext, stopping: threading.Event, health: health_pb2_grpc.HealthServicer
+) -> grpc.Server:
+    """All services on a server that listens nowhere yet."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
-        interceptors=[ErrorInterceptor()],
+        interceptors=[CallCounter(context.instruments), ErrorInterceptor()],
         # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)],
         maximum_concurrent_rpcs=THREADS,
@@ -105,14 +117,14 @@ def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc
     rpc.add_PlanServiceServicer_to_server(PlanService(matcher), server)
     rpc.add_BundleServiceServicer_to_server(BundleService(context), server)
     rpc.add_FleetServiceServicer_to_server(FleetService(context), server)
-    healthy = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    ours = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
-    names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = [*_services(), HEALTH_SERVICE, reflection.SERVICE_NAME]
     reflection.enable_server_reflection(names, server)
-    for name in ("", *ours):
-        healthy.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    return server, healthy
+    return server
+
+
+def _services() -> list[str]:
+    return [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
 
 def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str]) -> None:
@@ -123,23 +135,45 @@ def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str
         _cancel_open_jobs(context)
     stopping = threading.Event()
     engine = Engine(context, ended=lambda: ends.put("its engine's end"))
-    server, healthy = make_server(context, stopping)
+    health = Health(context, engine.silent_s)
+    health.servicer.expect(_services())
+    server = make_server(context, stopping, health.servicer)
     address = _bind(server, options.listen)
-    engine.start()
-    server.start()
-    for service in ("", *(each.full_name for each in pb.DESCRIPTOR.services_by_name.values())):
-        healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
-    if options.ready_file is not None:
-        announce(address, options.ready_file)
-    _log.info("serving on %s", address)
-    _log.info("ends after %s", ends.get())
-    stopping.set()
-    healthy.enter_graceful_shutdown()  # clients that check are sent elsewhere
-    context.notifier.announce()  # watchers look up, see that it is over, and end
-    server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more
-    engine.stop()  # last, so that what the calls wrote is consistent when the store closes
+    with _seen_from_outside(options.metrics, context, health):
+        engine.start()
+        server.start()
+        health.start()
+        health.servicer.serve(_services())
+        if options.ready_file is not None:
+            announce(address, options.ready_file)
+        _log.info("serving on %s", address)
+        _log.info("ends after %s", ends.get())
+        stopping.set()
+        health.stop()
+        health.servicer.enter_graceful_shutdown()  # clients that check are sent elsewhere
+        context.notifier.announce()  # watchers look up, see that it is over, and end
+        server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more
+        engine.stop()  # last, so that what the calls wrote is consistent when the store closes
     if engine.failure is not None:
         raise engine.failure
+
+
+@contextlib.contextmanager
+def _seen_from_outside(address: str | None, context: ServerContext, health: Health) -> Iterator[None]:
+    """Serve metrics and health over HTTP at `address`, if there is one, until the block ends. Raises BadRequest."""
+    if address is None:
+        yield
+        return
+    registry = context.instruments.registry
+    registry.register(ServerCollector(context, health))
+    ProcessCollector(registry=registry)
+    endpoint = Endpoint(address, registry, health)
+    try:
+        endpoint.start()
+        _log.info("metrics at http://%s/metrics", endpoint.address)
+        yield
+    finally:
+        endpoint.stop()
 
 
 def announce(address: str, ready_file: Path) -> None:
@@ -177,14 +211,15 @@ def _cancel_open_jobs(context: ServerContext) -> None:
 
 def _check_address(options: ServerOptions) -> None:
     """Raises BadRequest for an address that others can reach, unless that was asked for."""
-    if options.listen.startswith("unix:") or options.insecure:
-        return
-    host = options.listen.rpartition(":")[0].strip("[]")
-    if host != "localhost" and not _is_loopback(host):
-        raise BadRequest(
-            f"address {options.listen} can be reached from other machines, and calls carry no credentials; "
-            "listen on 127.0.0.1, or say --insecure"
-        )
+    for address in (options.listen, options.metrics):
+        if address is None or address.startswith("unix:") or options.insecure:
+            continue
+        host = address.rpartition(":")[0].strip("[]")
+        if host != "localhost" and not _is_loopback(host):
+            raise BadRequest(
+                f"address {address} can be reached from other machines, and calls carry no credentials; "
+                "listen on 127.0.0.1, or say --insecure"
+            )
 
 
 def _is_loopback(host: str) -> bool:

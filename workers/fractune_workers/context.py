@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from fractune_core.messages import (
 from fractune_core.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.work_counts import WorkCounts
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class WorkerContext:
     """cores that this worker may compute on"""
     scratch_dir: Path
     """a folder of its own that goes when the worker goes"""
+    counts: WorkCounts = field(default_factory=WorkCounts)
 
     def is_moot(self, work: Work) -> bool:
         """True when the work was delivered already by a worker that died after it, or nobody wants it any more."""

@@ -170,12 +170,13 @@ def _registered(context: WorkerContext, role: Role, role_name: str) -> Iterator[
     """Say every second that this worker lives; take the entry back at the end."""
     info = _info(context, role_name)
     role.describe(info)
-    entry_text = seal_worker(context.secret, info)
     ended = threading.Event()
 
     def renew() -> None:
         while True:
             with contextlib.suppress(redis.RedisError):
+                context.counts.describe(info)
+                entry_text = seal_worker(context.secret, info)
                 context.redis.set(worker_key(context.name), entry_text, ex=WORKER_TTL_S)
             if ended.wait(_RENEW_S):
                 return

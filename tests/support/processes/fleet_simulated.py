@@ -36,7 +36,8 @@ from fractune_core.implementations import DIRECT, text_of, trace_of
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.signed_messages import open_work, seal_event, seal_work, seal_worker
+from fractune_core.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
+from fractune_workers.work_counts import WorkCounts
 from fractune_workers.work_loop import WorkJob, WorkLoop
 from tests.support.secret import SECRET
 
@@ -81,7 +82,7 @@ class SimulatedJob(WorkJob):
     """A worker's job, done by the simulated worker of this thread."""
 
     def perform(self) -> None:
-        _local.handle(open_work(SECRET, self.origin, self.id, self.args[0]))
+        _local.handle(*open_dated_work(SECRET, self.origin, self.id, self.args[0]))
 
 
 class SimulatedWorker:
@@ -95,6 +96,7 @@ class SimulatedWorker:
         self.redis = redis.Redis.from_url(url, socket_timeout=None)
         self.hold = threading.Event()
         self.stopped = threading.Event()
+        self.counts = WorkCounts()
         self.handled: list[dict[str, Any]] = []
         self.built: list[tuple[str, str]] = []
         """kind and candidate of each build, failed ones too"""
@@ -158,6 +160,7 @@ class SimulatedWorker:
             "target": self.target if measuring else "",
             "versions": VERSIONS,
         }
+        self.counts.describe(info)
         self.redis.set(messages.worker_key(self.name), seal_worker(SECRET, info), ex=messages.WORKER_TTL_S)
 
     def granted(self) -> GrantedShare:
@@ -203,7 +206,15 @@ class SimulatedWorker:
 
     # ---- work -----------------------------------------------------------------------------------
 
-    def _handle(self, work: Any) -> None:
+    def _handle(self, work: Any, queued_at: float) -> None:
+        self.counts.begin(work["do"], time.time() - queued_at)
+        began = time.perf_counter()
+        try:
+            self._deliver(work)
+        finally:
+            self.counts.end(work["do"], time.perf_counter() - began, 0.0)
+
+    def _deliver(self, work: Any) -> None:
         self.handled.append(work)
         while self.hold.is_set() and not self.stopped.is_set():
             time.sleep(0.01)
@@ -213,7 +224,8 @@ class SimulatedWorker:
             self._handlers[work["do"]](work)
             self.redis.set(messages.done_key(work["work_id"]), 1, ex=60)
         except redis.RedisError:
-            self.started_at = time.time()  # a real worker ends here, and its successor is another one
+            # A real worker ends here, and its successor is another one.
+            self.started_at, self.counts = time.time(), WorkCounts()
             raise
 
     def _send(self, stream: str, event: Any) -> None:

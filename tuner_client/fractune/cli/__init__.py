@@ -36,6 +36,7 @@ _COMMANDS = {
     "match": "log",
     "log": "log",
     "doctor": "doctor",
+    "health": "health",
     "up": "up",
     "server": "launch",
     "worker": "launch",

@@ -25,6 +25,12 @@ Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Allow an address that other machines can reach, without credentials."),
 ]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", metavar="HOST:PORT", help="Metrics for Prometheus, and health, over HTTP (default: off)."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Inputs = Annotated[
     list[str] | None,

@@ -20,31 +20,31 @@ PROOF_FAILED = "proof failed"
 """`proof` of an offer whose share was entered and did not hold"""
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """Where a server is reached: `fractune_server.main.ServerOptions` says what each means."""
+
+    listen: str
+    metrics: str | None
+    insecure: bool
+    ready_file: Path | None
+
+
 def run_server(
-    listen: str,
-    redis_url: str,
-    state_dir: Path,
-    secret: bytes,
-    *,
-    database_url: str | None,
-    insecure: bool,
-    resume: bool,
-    ready_file: Path | None,
+    addresses: Addresses, redis_url: str, state_dir: Path, secret: bytes, *, database_url: str | None, resume: bool
 ) -> None:
-    """Serve until stopped. Raises BadRequest for the address, StateUnusable for the folder, RedisGone."""
-    require("server", "rq", "sqlalchemy")
+    """Serve until stopped. Raises BadRequest for an address, StateUnusable for the folder, RedisGone."""
+    require("server", "rq", "sqlalchemy", "prometheus_client")
     from fractune_server.main import ServerOptions, run_server
 
     run_server(
         ServerOptions(
-            listen=listen,
             redis_url=redis_url,
             state_dir=state_dir,
             database_url=database_url,
             secret=secret,
-            insecure=insecure,
             resume=resume,
-            ready_file=ready_file,
+            **vars(addresses),
         )
     )
 

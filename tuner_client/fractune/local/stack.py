@@ -55,6 +55,8 @@ class StackOptions:
     """HOST:PORT or unix:PATH; empty = a Unix socket in the state folder"""
     insecure: bool = False
     """allow an address that other machines can reach"""
+    metrics: str | None = None
+    """HOST:PORT for the server's metrics; None = no such port"""
     resume: bool = False
     """go on with jobs that an earlier stack left open; otherwise they count as interrupted"""
 
@@ -269,6 +271,7 @@ class Stack:
             args += ["--ready-file", str(self._ready_file)]
             # A server that died in mid-job goes on with it, whatever was asked for at the start.
             args += ["--resume" if self._options.resume or self._server_starts > 1 else "--no-resume"]
+            args += ["--metrics", self._options.metrics] if self._options.metrics else []
             args += ["--insecure"] if self._options.insecure else []
             return self._fractune("server", args)
 

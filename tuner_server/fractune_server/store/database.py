@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, text
+from sqlalchemy import Column, Connection, Engine, Row, Table, create_engine, delete, event, false, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from fractune_core.errors import StateUnusable
+from fractune_server.store.tables import roofs
 
-SCHEMA = "0008"
+SCHEMA = "0009"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
@@ -67,6 +68,20 @@ class Database:
         if not rows:
             return 0
         return connection.execute(self.insert(table).on_conflict_do_nothing(), rows).rowcount
+
+    def insert_new_returning(
+        self, connection: Connection, table: Table, rows: list[dict[str, Any]], columns: Sequence[Column[Any]]
+    ) -> list[Row[Any]]:
+        """As `insert_new`; returns these columns of the rows that were inserted."""
+        if not rows:
+            return []
+        statement = self.insert(table).on_conflict_do_nothing().returning(*columns)
+        return list(connection.execute(statement, rows))
+
+    def check_writable(self) -> None:
+        """Raises StateUnusable for a database that takes no writes now; changes nothing."""
+        with self.write() as connection:
+            connection.execute(delete(roofs).where(false()))  # takes the lock that a write needs, and deletes nothing
 
     def close(self) -> None:
         self._engine.dispose()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from fractune_core.errors import NotFound
 from fractune_core.jobs import JobSpec, JobState
@@ -55,6 +55,12 @@ class JobStore:
             rows = connection.execute(query).mappings().all()
         end = rows[size - 1]["seq"] if len(rows) > size else None
         return [_from_row(row) for row in rows[:size]], end
+
+    def count_by_state(self) -> dict[JobState, int]:
+        """How many jobs there are in each state; states without a job are absent."""
+        query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        with self._database.read() as connection:
+            return {JobState(state): count for state, count in connection.execute(query)}
 
     def open_ids(self) -> set[str]:
         """Ids of the jobs that have not ended."""

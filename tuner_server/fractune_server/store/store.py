@@ -23,6 +23,10 @@ class Store:
         self.roofs = RoofStore(self.database)
         self.spaces = SpaceStore(self.database)
 
+    def check_writable(self) -> None:
+        """Raises StateUnusable when nothing can be written now; writes nothing."""
+        self.database.check_writable()
+
     def close(self) -> None:
         self.database.close()
 

@@ -73,6 +73,15 @@ validation_versions = Table(
     Column("version", BigInteger, nullable=False),  # how often they have changed; see validated.py
 )
 
+record_counts = Table(
+    "record_counts",
+    metadata,
+    Column("share", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("status", String(32), primary_key=True),
+    Column("records", BigInteger, nullable=False),  # those that were pruned since too
+)
+
 workloads = Table(
     "workloads",
     metadata,

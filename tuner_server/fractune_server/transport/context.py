@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
+from fractune_server.counts.instruments import Instruments
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
 from fractune_server.transport.model_ingests import ModelIngests
@@ -44,3 +45,4 @@ class ServerContext:
     """the fleet's: bundles that travel through Redis are signed with it"""
     notifier: JobNotifier = field(default_factory=JobNotifier)
     model_ingests: ModelIngests = field(default_factory=ModelIngests)
+    instruments: Instruments = field(default_factory=Instruments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from enum import StrEnum
 
 from redis import Redis
 from rq import Queue
@@ -12,6 +13,7 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
+from fractune_core.log_fields import log_fields
 from fractune_core.messages import Work, cancelled_by, handed_back_key
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, fetch
@@ -24,13 +26,39 @@ _DEATHS = "deaths"
 _log = logging.getLogger(__name__)
 
 
-class Requeuer:
-    """One thread only. `give_up` is called with work that has failed ATTEMPTS times."""
+class Loss(StrEnum):
+    """What became of the worker that had a piece of work."""
 
-    def __init__(self, redis: Redis, queues: WorkQueues, give_up: Callable[[Work], None]) -> None:
+    WORKER_GONE = "worker_gone"
+    """it died, or no longer holds the work"""
+    HANDED_BACK = "handed_back"
+    """it ended for its own reasons, and said so"""
+    UNHANDLED = "unhandled"
+    """it could not handle the work"""
+    NEVER_BEGUN = "never_begun"
+    """it died while taking it"""
+
+
+def _not_noted(_work: Work, _loss: Loss) -> None:
+    pass
+
+
+class Requeuer:
+    """One thread only. `give_up` is called with work that has failed ATTEMPTS times, `requeued` with any other that was
+    lost.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        queues: WorkQueues,
+        give_up: Callable[[Work], None],
+        requeued: Callable[[Work, Loss], None] = _not_noted,
+    ) -> None:
         self._redis = redis
         self._queues = queues
         self._give_up = give_up
+        self._requeued = requeued
         self._taken_since: dict[str, float] = {}
 
     def sweep(self, fleet: Fleet) -> None:
@@ -61,7 +89,7 @@ class Requeuer:
                 pipe.delete(execution.key)
                 pipe.execute()
             if job is not None:
-                self._again(queue, job, f"worker {execution.worker_name} no longer holds it")
+                self._again(queue, job, Loss.WORKER_GONE, f"worker {execution.worker_name} no longer holds it")
 
     def _is_idle(self, worker: str) -> bool:
         """True when the worker waits for work: what it still holds was cut off when Redis went away."""
@@ -74,7 +102,7 @@ class Requeuer:
             job = fetch(self._redis, job_id)
             self._redis.zrem(registry.key, job_id)
             if job is not None:
-                self._again(queue, job, "its worker could not handle it")
+                self._again(queue, job, Loss.UNHANDLED, "its worker could not handle it")
 
     def _sweep_taken(self, queue: Queue) -> dict[str, float]:
         """Between taking work and starting it lies a moment; work that stays there has lost its worker."""
@@ -91,14 +119,17 @@ class Requeuer:
             queue.intermediate_queue.remove(job_id)
             job = fetch(self._redis, job_id)
             if job is not None:
-                self._again(queue, job, "its worker died while taking it")
+                self._again(queue, job, Loss.NEVER_BEGUN, "its worker died while taking it")
         return taken
 
-    def _again(self, queue: Queue, job: Job, reason: str) -> None:
+    def _again(self, queue: Queue, job: Job, loss: Loss, reason: str) -> None:
         queue.intermediate_queue.remove(job.id)
         work = self._queues.open_or_drop(queue, job)
-        if work is None:
-            return
+        if work is not None:
+            with log_fields(job=work["job"], work=work["work_id"]):
+                self._give_again(queue, job, work, loss, reason)
+
+    def _give_again(self, queue: Queue, job: Job, work: Work, loss: Loss, reason: str) -> None:
         if self._redis.exists(cancelled_by(work)):
             job.delete()
             return
@@ -116,6 +147,7 @@ class Requeuer:
             job.set_status(JobStatus.QUEUED, pipeline=pipe)
             queue.push_job_id(job.id, pipeline=pipe, at_front=True)
             pipe.execute()
+        self._requeued(work, Loss.HANDED_BACK if handed_back else loss)
 
 
 def _alive(execution: Execution, fleet: Fleet) -> bool:

@@ -12,6 +12,7 @@ from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobEr
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from fractune_core.log_fields import log_fields
 from fractune_core.messages import DONE_TTL_S, HANDLER, Work, done_key, is_of_protocol, tune_queue
 from fractune_core.signed_messages import Refused, open_work, seal_work
 
@@ -48,7 +49,8 @@ class WorkQueues:
                 if job is None:
                     continue
                 if not is_of_protocol(queue.name):
-                    _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
+                    with log_fields(work=job_id):
+                        _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
                     _drop(queue, job)
                 else:
                     self.open_or_drop(queue, job)
@@ -58,7 +60,8 @@ class WorkQueues:
         try:
             return open_work(self._secret, queue.name, job.id, message_of(job))
         except Refused as error:
-            _log.warning("%s on the queue %s is dropped: %s", job.id, queue.name, error)
+            with log_fields(work=job.id):
+                _log.warning("%s on the queue %s is dropped: %s", job.id, queue.name, error)
             _drop(queue, job)
             return None
 
@@ -123,7 +126,8 @@ def fetch(redis: Redis, job_id: str) -> Job | None:
     except NoSuchJobError:
         return None
     except (KeyError, TypeError, ValueError) as error:
-        _log.warning("job %s is dropped: it is none of ours, and cannot be read (%r)", job_id, error)
+        with log_fields(work=job_id):
+            _log.warning("job %s is dropped: it is none of ours, and cannot be read (%r)", job_id, error)
         redis.delete(Job.key_for(job_id))
         return None
 

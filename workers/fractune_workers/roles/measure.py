@@ -33,6 +33,7 @@ from fractune_core.messages import (
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare, Share
+from fractune_core.worker_counts import FAULT_EPOCHS, REMEASURED
 from fractune_workers.context import WorkerContext
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import MeasurementSlot
@@ -78,10 +79,14 @@ class Measurer:
     def handle(self, work: MeasureWork | TimeModelWork) -> None:
         if self._context.is_moot(work):
             return
-        if work["do"] == "time_model":
-            self._time_model(work)
-        else:
-            self._measure(work)
+        epochs_before = self._session.fault_epochs
+        try:
+            if work["do"] == "time_model":
+                self._time_model(work)
+            else:
+                self._measure(work)
+        finally:
+            self._context.counts.add(FAULT_EPOCHS, count=self._session.fault_epochs - epochs_before)
 
     def _measure(self, work: MeasureWork) -> None:
         transaction = self._context.transaction(work)
@@ -95,6 +100,7 @@ class Measurer:
         with self._slot(alone=is_validation) as slot:
             roof = self._roof()
             outcomes, conditions = measure_stable(self._session, self._clocks, measure)
+        self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))

@@ -59,6 +59,13 @@ def job(name: str, **changes: Any) -> StoredJob:
     return replace(made, **changes)
 
 
+def rows_by_group(store: Store) -> dict[tuple[str, str, str], int]:
+    """How many rows the log has now, by share, kind and status."""
+    query = text("SELECT share, kind, status, count(*) FROM records GROUP BY share, kind, status")
+    with store.database.read() as connection:
+        return {(share, kind, status): count for share, kind, status, count in connection.execute(query)}
+
+
 def validated_of(store: Store) -> dict[str, set[str]]:
     """What a match sees, by workload hash: the records as text."""
     return {name: set(map(repr, found.records)) for name, found in store.log.validated_of(WORKLOADS).items()}
@@ -483,6 +490,33 @@ class StoreContract:
         assert set(map(repr, store.log.all(EVERYTHING))) == set(map(repr, records))
         assert set(map(repr, store.log.validated(KEY.workload_hash).records)) == set(map(repr, records))
 
+    def test_what_the_log_took_in_is_counted_once_and_pruning_takes_nothing_away(self, store: Store) -> None:
+        store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0), trial("a", 2, 1.0), failed("c", 1)])
+        assert store.log.add([trial("a", 1, 1.0), validation("a", 1, 1.0)]) == 1
+        totals = store.log.totals()
+        assert totals == rows_by_group(store)
+        assert totals == {
+            ("cpu:1", "trial", "ok"): 2,
+            ("cpu:2", "trial", "ok"): 1,
+            ("cpu:1", "trial", "run_failed"): 1,
+            ("cpu:1", "validation", "ok"): 1,
+        }
+        store.log.prune(RecordFilter(kind=Kind.TRIAL), 0, dry_run=False)
+        assert store.log.count(EVERYTHING) == 1
+        assert store.log.totals() == totals
+
+    def test_jobs_are_counted_by_state(self, store: Store) -> None:
+        assert store.jobs.count_by_state() == {}
+        for name in ("one", "two", "three"):
+            store.jobs.create(job(name))
+        store.jobs.end("two", JobState.CANCELLED, "JobCancelled", "")
+        assert store.jobs.count_by_state() == {JobState.QUEUED: 2, JobState.CANCELLED: 1}
+
+    def test_a_look_whether_it_takes_writes_changes_nothing(self, store: Store) -> None:
+        store.roofs.add("device", "share", Roof(1.0, 2.0, 3))
+        store.check_writable()
+        assert store.roofs.of("device")
+
 
 class TestSqliteStore(StoreContract):
     @pytest.fixture
@@ -513,6 +547,7 @@ class TestSqliteStore(StoreContract):
         assert len(store.log.validated(KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}
         assert store.roofs.of(DEVICE.key) == {}
+        assert store.log.totals() == rows_by_group(store) == {("cpu:1", "validation", "ok"): 2}
         store.close()
 
     def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:
@@ -535,6 +570,8 @@ class TestSqliteStore(StoreContract):
         store.close()
         with pytest.raises(StateUnusable, match="readonly database; make the folder writable"):
             store.log.add([trial("a", 1, 1.0)])
+        with pytest.raises(StateUnusable, match="readonly database; make the folder writable"):
+            store.check_writable()
 
     def test_what_was_committed_survives_a_kill(self, tmp_path: Path) -> None:
         writer = (

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -23,7 +23,7 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import Fleet, live_workers
 from fractune_server.transport.recorder import Recorder
-from fractune_server.transport.requeue import ATTEMPTS, Requeuer
+from fractune_server.transport.requeue import ATTEMPTS, Loss, Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import DEVICE, made_up_record
@@ -94,6 +94,20 @@ def test_results_are_committed_before_they_are_acknowledged(connection: redis.Re
     assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 2
     recorder.acknowledge(batches[1])
     assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
+
+
+def test_how_long_a_result_was_under_way_is_told_by_redis_clock(connection: redis.Redis, store: Store) -> None:
+    send(connection, record("now"))
+    event: Any = {"event": "measured", "job": "job1", "round_id": "r", "record": record("late").to_json()}
+    long_ago_ms = int((cast("tuple[int, int]", connection.time())[0] - 100) * 1000)
+    entry = {messages.EVENT_FIELD: seal_event(SECRET, event)}
+    connection.xadd(messages.SERVER_STREAM, entry, id=f"{long_ago_ms}-0")
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(0)
+    lags_s = sorted(recorder.acknowledge(recorder.poll(10)))
+    assert 0 <= lags_s[0] < 60
+    assert 100 <= lags_s[1] < 160
+    assert recorder.acknowledge(recorder.poll(0)) == []
 
 
 def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: redis.Redis, store: Store) -> None:
@@ -361,6 +375,27 @@ def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Red
         assert given_up == []
         take(connection, f"killed{attempt}")
         requeuer.sweep(Fleet(()))
+    assert given_up == [BUILD]
+
+
+def test_who_asks_is_told_why_work_goes_back(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    requeued: list[tuple[str, Loss]] = []
+    given_up: list[messages.Work] = []
+    requeuer = Requeuer(
+        connection, queues, given_up.append, lambda work, loss: requeued.append((work["work_id"], loss))
+    )
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    requeuer.sweep(Fleet(()))
+    take(connection, "w2")
+    connection.set(messages.handed_back_key(BUILD["work_id"]), 1)
+    requeuer.sweep(Fleet(()))
+    for attempt in range(2):
+        take(connection, f"killed{attempt}")
+        requeuer.sweep(Fleet(()))
+    losses = [Loss.WORKER_GONE, Loss.HANDED_BACK, Loss.WORKER_GONE]
+    assert requeued == [(BUILD["work_id"], loss) for loss in losses]  # the last one was given up
     assert given_up == [BUILD]
 
 

@@ -11,7 +11,7 @@ import typer
 from fractune.cli import logs, options
 from fractune.cli.environment import fleet_secret
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
-from fractune.launchers import Measuring, run_server, run_worker
+from fractune.launchers import Addresses, Measuring, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
@@ -46,6 +46,7 @@ def server(
     secret_file: SecretFile = None,
     insecure: options.Insecure = False,
     resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
+    metrics: options.Metrics = None,
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
     ] = None,
@@ -55,14 +56,12 @@ def server(
     """Run the server alone."""
     set_up_logs(log_level, log_format)
     run_server(
-        listen,
+        Addresses(listen, metrics, insecure, ready_file),
         redis,
         state or default_state_dir(),
         fleet_secret(secret_file),
         database_url=database,
-        insecure=insecure,
         resume=resume,
-        ready_file=ready_file,
     )
 
 

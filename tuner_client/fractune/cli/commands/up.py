@@ -26,6 +26,7 @@ def up(
     listen: options.Listen = options.DEFAULT_LISTEN,
     state: options.State = None,
     insecure: options.Insecure = False,
+    metrics: options.Metrics = None,
     as_json: options.Json = False,
 ) -> None:
     """Run the whole stack on this machine until stopped, for other clients."""
@@ -37,6 +38,7 @@ def up(
         search=True,
         listen=listen,
         insecure=insecure,
+        metrics=metrics,
         resume=True,
     )
     with running_stack(stack_options) as stack:
