@@ -20,11 +20,22 @@ _log = logging.getLogger(__name__)
 _installed: list[tuple[WorkerContext, Role]] = []
 _ended: list[float] = []
 """when the last piece of work had ended"""
+_in_hand: list[Work] = []
+_told_to_stop: list[bool] = []
 
 
 def install(context: WorkerContext, role: Role) -> None:
     """Make `role` the one of this process."""
     _installed[:] = [(context, role)]
+
+
+def tell_to_stop() -> None:
+    """Note that this process was told to stop. The work in its hands may still end, as long as it is let; what is cut
+    off is handed back, and is no death. For a signal's handler: nothing here waits for the work.
+    """
+    _told_to_stop[:] = [True]
+    for work in list(_in_hand):
+        _installed[0][0].hand_back(work)
 
 
 def handle(queue: str, job_id: str, message: str) -> None:
@@ -41,6 +52,9 @@ def handle(queue: str, job_id: str, message: str) -> None:
 def _do(context: WorkerContext, role: Role, work: Work) -> None:
     """A worker that has lost its share or its Redis ends here, and the work is queued again."""
     start, waited_before_s = time.perf_counter(), context.core_locks.waited_s
+    _in_hand[:] = [work]
+    if _told_to_stop:
+        context.hand_back(work)
     try:
         role.handle(work)
         waited_s = context.core_locks.waited_s - waited_before_s
@@ -57,6 +71,7 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         _log.exception("%s failed", work["do"])
         _report(context, work, FractuneError(f"{type(error).__name__}: {error}"))
     finally:
+        _in_hand.clear()
         _ended[:] = [time.perf_counter()]
 
 

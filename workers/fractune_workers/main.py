@@ -66,7 +66,7 @@ class WorkerOptions:
 
 
 def run_worker(options: WorkerOptions) -> None:
-    """Serve until SIGTERM or SIGINT, which let the work in hand end first.
+    """Serve until SIGTERM or SIGINT, which let the work in hand end first; what SIGKILL then cuts off is handed back.
 
     Raises BadRequest for options that do not fit, RedisGone when Redis is not there, ShareUnavailable when the
     share cannot be entered or verified.

@@ -70,6 +70,10 @@ class WorkLoop(SimpleWorker):
         job.origin = queue.name  # whatever the job says
         super().execute_job(job, queue)
 
+    def handle_warm_shutdown_request(self) -> None:
+        """SIGTERM or SIGINT, the first one: RQ's loop ends after the work in hand."""
+        entry.tell_to_stop()
+
     def subscribe(self) -> None:
         pass
 

@@ -91,10 +91,11 @@ class Requeuer:
             queue.intermediate_queue.remove(job_id)
             job = fetch(self._redis, job_id)
             if job is not None:
-                self._again(queue, job, "its worker died while taking it")
+                self._again(queue, job, "its worker died while taking it", begun=False)
         return taken
 
-    def _again(self, queue: Queue, job: Job, reason: str) -> None:
+    def _again(self, queue: Queue, job: Job, reason: str, *, begun: bool = True) -> None:
+        """Give it to another worker, or up. What no worker has begun, or what was handed back, has killed nobody."""
         queue.intermediate_queue.remove(job.id)
         work = self._queues.open_or_drop(queue, job)
         if work is None:
@@ -103,7 +104,7 @@ class Requeuer:
             job.delete()
             return
         handed_back = bool(self._redis.delete(handed_back_key(work["work_id"])))
-        deaths = job.meta.get(_DEATHS, 0) + (0 if handed_back else 1)
+        deaths = job.meta.get(_DEATHS, 0) + (1 if begun and not handed_back else 0)
         if deaths >= ATTEMPTS:
             _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, deaths, reason)
             self._give_up(work)

@@ -429,6 +429,20 @@ def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
     assert connection.exists(messages.done_key("work1"))
 
 
+def test_work_that_no_worker_has_begun_has_killed_nobody(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fractune_server.transport.requeue._STUCK_S", 0.0)
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    requeuer = Requeuer(connection, queues, given_up.append)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    for attempt in range(2 * ATTEMPTS):
+        take(connection, f"w{attempt}", start=False)
+        requeuer.sweep(Fleet(()))
+        assert waiting(connection) == 1
+    assert given_up == []
+
+
 def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> None:
     queues = WorkQueues(connection, SECRET)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
