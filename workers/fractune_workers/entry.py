@@ -34,7 +34,7 @@ def tell_to_stop() -> None:
     off is handed back, and is no death. For a signal's handler: nothing here waits for the work.
     """
     _told_to_stop[:] = [True]
-    for work in list(_in_hand):
+    for work in _in_hand:
         _installed[0][0].hand_back(work)
 
 

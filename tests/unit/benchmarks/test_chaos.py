@@ -161,6 +161,6 @@ def test_failures_and_jobs_that_ended_badly_are_named() -> None:
 def test_the_script_says_what_it_does() -> None:
     script = str(Path(REPOSITORY) / "scripts" / "chaos")
     said = subprocess.run(
-        [script, "--help"], capture_output=True, text=True, check=True, env={"PYTHON": sys.executable}
+        [script, "--help"], capture_output=True, text=True, check=True, env={**os.environ, "PYTHON": sys.executable}
     )
     assert "--minutes N [--seed S] [--jobs J]" in said.stdout
