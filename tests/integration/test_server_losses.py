@@ -55,6 +55,26 @@ def test_server_killed_in_mid_job_goes_on_without_paying_twice(tmp_path: Path) -
             assert measured_once_at_both_shares(client, name, 60)
 
 
+def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with running_redis() as url, simulated_fleet(url):
+        with running_server(url, state) as server, server.client() as client:
+            model = client.upload(fresh())
+            name = client.create(model, trials=60, round_size=6).name
+            client.wait(name, lambda job: job.progress.candidates_done >= 6)
+            server.kill()
+        full = max(file.stat().st_size for file in state.glob("fractune.db*")) + 4096
+        with running_server(url, state, file_limit_bytes=full) as server:
+            assert server.process.wait(60) == 7
+            last = server.said().splitlines()[-1]
+            assert last.startswith(f"fractune: database {state / 'fractune.db'}: ")
+            assert last.endswith("free some space on that disk, then start again; nothing committed is lost")
+            assert "Traceback" not in server.said()
+        with running_server(url, state) as server, server.client() as client:
+            assert client.finish(name).state == pb.JOB_STATE_DONE
+            assert measured_once_at_both_shares(client, name, 60)
+
+
 def test_without_resume_open_jobs_end_as_cancelled(tmp_path: Path) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet:
         fleet.workers["build-1"].hold.set()

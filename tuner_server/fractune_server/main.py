@@ -84,6 +84,8 @@ def run_server(options: ServerOptions) -> None:
         context = _open(options, folder.path)
         try:
             _serve(options, context, ends)
+        except redis.RedisError as error:
+            raise RedisGone(f"Redis takes nothing ({error}); mend that, then start the server again") from error
         finally:
             context.store.close()
             context.redis.close()

@@ -32,6 +32,10 @@ from fractune_core.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
 
+_MEMORY_PATIENCE_S = 30.0
+"""how long results wait in a worker for a Redis that is out of memory"""
+_MEMORY_LOOK_EVERY_S = 0.5
+
 _log = logging.getLogger(__name__)
 
 
@@ -112,7 +116,23 @@ class ResultTransaction:
         self._pipe.hincrbyfloat(busy_key(self._work["job"]), self._work["do"], busy_s)
         self._pipe.expire(busy_key(self._work["job"]), BLOB_TTL_S)
         self._pipe.set(done_key(self._work["work_id"]), 1, ex=DONE_TTL_S)
-        self._pipe.execute()
+        self._execute()
+
+    def _execute(self) -> None:
+        """Once: a transaction of which Redis refuses a command has done nothing. One that is refused for want of memory
+        is tried again; raises redis.OutOfMemoryError when it is for too long.
+        """
+        commands, deadline = list(self._pipe.command_stack), time.monotonic() + _MEMORY_PATIENCE_S
+        while True:
+            try:
+                self._pipe.execute()
+                return
+            except redis.OutOfMemoryError as error:
+                if time.monotonic() > deadline:
+                    raise
+                _log.warning("%s waits with its results: %s", self._work["do"], error)
+            time.sleep(_MEMORY_LOOK_EVERY_S)
+            self._pipe.command_stack = list(commands)
 
 
 def chunks(items: list[Any], size: int) -> Iterable[list[Any]]:

@@ -62,6 +62,8 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         _log.info("%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work", *told)
     except redis.ConnectionError as error:
         _end(RedisGone(f"Redis went away ({error})"))
+    except redis.OutOfMemoryError as error:
+        _end(RedisGone(f"Redis is out of memory ({error}); give it more (maxmemory), then start this worker again"))
     except ShareUnavailable as error:
         context.hand_back(work)
         _end(error)

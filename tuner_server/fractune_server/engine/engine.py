@@ -98,11 +98,8 @@ class Engine:
                 now = time.monotonic()
                 gone_since = gone_since or now
                 if now - gone_since > self._redis_patience_s:
-                    raise RedisGone(
-                        f"Redis stayed away for {self._redis_patience_s:g} s ({error}); committed results are kept: "
-                        "start Redis and the server again to go on"
-                    ) from error
-                _log.warning("Redis does not answer: %s", error)
+                    raise RedisGone(_gone(error, self._redis_patience_s)) from error
+                _log.warning("Redis takes nothing: %s", error)
                 self._recorder.repeat()
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
@@ -253,6 +250,14 @@ class Engine:
         live = self._rounds.get(str(work.get("round_id", "")))
         place = None if live is None else RoundPlace(live.device, live.stored.granted)
         write_dead_letters(self._context.redis, self._context.secret, work, place)
+
+
+def _gone(error: redis.RedisError, patience_s: float) -> str:
+    if isinstance(error, redis.OutOfMemoryError):
+        how, do = "was out of memory", "give Redis more (maxmemory), and start the server again to go on"
+    else:
+        how, do = "stayed away", "start Redis and the server again to go on"
+    return f"Redis {how} for {patience_s:g} s ({error}); committed results are kept: {do}"
 
 
 def _ingest_given_up(work: Work) -> WorkFailed:
