@@ -19,6 +19,7 @@ import redis
 
 from fractune_core.messages import BUILD_QUEUE, tune_queue, worker_key
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.backup import back_up, restore
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
@@ -73,6 +74,31 @@ def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_spac
         with running_server(url, state) as server, server.client() as client:
             assert client.finish(name).state == pb.JOB_STATE_DONE
             assert measured_once_at_both_shares(client, name, 60)
+
+
+def test_a_backup_taken_in_mid_job_is_restored_elsewhere_and_its_job_goes_on(tmp_path: Path) -> None:
+    with (
+        running_redis() as url,
+        simulated_fleet(url),
+        running_server(url, tmp_path / "state") as server,
+        server.client() as client,
+    ):
+        name = client.create(client.upload(fresh()), trials=40, round_size=4).name
+        client.wait(name, lambda job: job.progress.candidates_done >= 8)
+        found = back_up(tmp_path / "state", tmp_path / "backup.tar")
+    assert (found.jobs, found.files) == (1, 1)
+    assert found.records >= 16
+    restore(tmp_path / "backup.tar", tmp_path / "new")
+    with (
+        running_redis() as another,  # which knows of nothing
+        simulated_fleet(another),
+        running_server(another, tmp_path / "new") as server,
+        server.client() as client,
+    ):
+        job = client.finish(name)
+        assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+        assert job.progress.candidates_done >= 40
+        assert measured_once_at_both_shares(client, name, job.progress.candidates_done)
 
 
 def test_without_resume_open_jobs_end_as_cancelled(tmp_path: Path) -> None:
