@@ -1,10 +1,11 @@
-"""Work whose worker has died is given to another; work that kills every worker is given up."""
+"""Work whose worker has died is given to another; what kills every worker, alone in the end, is given up."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 from redis import Redis
 from rq import Queue
@@ -13,6 +14,7 @@ from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
 from fractune_core.messages import Work, cancelled_by, handed_back_key
+from fractune_core.records import Kind
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, fetch
 
@@ -25,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class Requeuer:
-    """One thread only. `give_up` is called with work that has failed ATTEMPTS times."""
+    """One thread only. `give_up` is called with work that has failed ATTEMPTS times; a batch of trials is divided
+    before.
+    """
 
     def __init__(self, redis: Redis, queues: WorkQueues, give_up: Callable[[Work], None]) -> None:
         self._redis = redis
@@ -106,9 +110,7 @@ class Requeuer:
         handed_back = bool(self._redis.delete(handed_back_key(work["work_id"])))
         deaths = job.meta.get(_DEATHS, 0) + (1 if begun and not handed_back else 0)
         if deaths >= ATTEMPTS:
-            _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, deaths, reason)
-            self._give_up(work)
-            job.delete()
+            self._divide_or_give_up(queue, job, work, reason)
             return
         _log.info("%s %s goes back to its queue: %s", work["do"], job.id, reason)
         job.meta[_DEATHS] = deaths
@@ -117,6 +119,29 @@ class Requeuer:
             job.set_status(JobStatus.QUEUED, pipeline=pipe)
             queue.push_job_id(job.id, pipeline=pipe, at_front=True)
             pipe.execute()
+
+    def _divide_or_give_up(self, queue: Queue, job: Job, work: Work, reason: str) -> None:
+        pieces = _alone(work)
+        for piece in pieces:
+            self._queues.enqueue(queue.name, piece, at_front=True)
+        if pieces:
+            _log.warning("%s %s has ended %d workers: its candidates go alone", work["do"], job.id, ATTEMPTS)
+            self._queues.withdraw(work["work_id"])
+            return
+        _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, ATTEMPTS, reason)
+        self._give_up(work)
+        job.delete()
+
+
+def _alone(work: Work) -> list[Work]:
+    """The work of a trial's batch in pieces of one candidate, so that none is blamed for another; none for a batch of
+    one, and for what cannot be divided: finalists are timed in turn.
+    """
+    if (work["do"] != "build" and work["do"] != "measure") or work["kind"] != Kind.TRIAL:
+        return []
+    items, name = (work["candidates"], "candidates") if work["do"] == "build" else (work["artifacts"], "artifacts")
+    pieces: Any = [{**work, name: [item], "work_id": f"{work['work_id']}.{at}"} for at, item in enumerate(items)]
+    return cast("list[Work]", pieces) if len(items) > 1 else []
 
 
 def _alive(execution: Execution, fleet: Fleet) -> bool:

@@ -46,6 +46,9 @@ BUILD: messages.BuildWork = {
 }
 
 
+ALONE: messages.BuildWork = {**BUILD, "candidates": BUILD["candidates"][:1]}
+
+
 @pytest.fixture(scope="module")
 def redis_url() -> Iterator[str]:
     with running_redis() as url:
@@ -332,7 +335,7 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
     queues = WorkQueues(connection, SECRET)
     given_up: list[messages.Work] = []
     requeuer = Requeuer(connection, queues, given_up.append)
-    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, ALONE)
     take(connection, "w1")
     requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
@@ -342,7 +345,7 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
         if attempt < ATTEMPTS - 1:
             assert waiting(connection) == 1
             take(connection, f"w{attempt + 2}")
-    assert given_up == [BUILD]
+    assert given_up == [ALONE]
     assert not queues.has(BUILD["work_id"])
     assert queues.idle()
 
@@ -351,7 +354,7 @@ def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Red
     queues = WorkQueues(connection, SECRET)
     given_up: list[messages.Work] = []
     requeuer = Requeuer(connection, queues, given_up.append)
-    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, ALONE)
     for attempt in range(2 * ATTEMPTS):
         take(connection, f"w{attempt}")
         connection.set(messages.handed_back_key(BUILD["work_id"]), 1)
@@ -361,7 +364,7 @@ def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Red
         assert given_up == []
         take(connection, f"killed{attempt}")
         requeuer.sweep(Fleet(()))
-    assert given_up == [BUILD]
+    assert given_up == [ALONE]
 
 
 def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: redis.Redis) -> None:
@@ -427,6 +430,29 @@ def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
     assert queues.idle()
     assert not queues.has("work1")
     assert connection.exists(messages.done_key("work1"))
+
+
+@pytest.mark.parametrize("kind", ["trial", "validation"])
+def test_a_batch_of_trials_that_ends_every_worker_is_divided_and_only_the_guilty_are_given_up(
+    connection: redis.Redis, kind: str
+) -> None:
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    requeuer = Requeuer(connection, queues, given_up.append)
+    queues.enqueue(messages.BUILD_QUEUE, {**BUILD, "kind": kind})
+    for attempt in range(ATTEMPTS):
+        take(connection, f"w{attempt}")
+        requeuer.sweep(Fleet(()))
+    if kind == "validation":  # finalists are timed in turn
+        assert [work["work_id"] for work in given_up] == ["work1"]
+        return
+    assert (given_up, waiting(connection), queues.has("work1")) == ([], 2, False)
+    assert connection.exists(messages.done_key("work1"))
+    for attempt in range(ATTEMPTS):
+        take(connection, f"alone{attempt}")
+        requeuer.sweep(Fleet(()))
+    (guilty,) = given_up
+    assert guilty == {**BUILD, "work_id": "work1.1", "candidates": [{"candidate": "c2", "trace": "[2]"}]}
+    assert (waiting(connection), queues.has("work1.0")) == (1, True)
 
 
 def test_work_that_no_worker_has_begun_has_killed_nobody(
