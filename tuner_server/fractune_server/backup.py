@@ -82,7 +82,7 @@ def restore(file: Path, state: Path) -> BackupSummary:
         draft = state / f"{_DATABASE}.restored"
         try:
             with _opened(file) as archive:
-                files = sum(_extract(archive, member, state, draft) for member in archive)
+                files = sum(_extract(archive, member, state, draft) for member in iter(archive.next, None))
             records, jobs = _counts(draft)
             draft.replace(database)
         except (tarfile.TarError, EOFError, sqlite3.Error, KeyError, ValueError) as error:
