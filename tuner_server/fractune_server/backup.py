@@ -57,6 +57,7 @@ def back_up(state: Path, file: Path) -> BackupSummary:
         )
     file = file.absolute()
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".backup-") as drafts:
             moment, archive = Path(drafts) / _DATABASE, Path(drafts) / "archive"
             _copy_database(database, moment)
