@@ -76,7 +76,10 @@ class Chaos:
         victim = choose(self._next, self._stack.living(), self._limits, now_s)
         if victim is not None:
             try:
-                self._stack.kill() if victim.kind == STACK else os.kill(victim.pid, signal.SIGKILL)
+                if victim.kind == STACK:
+                    self._stack.kill()
+                else:
+                    os.kill(victim.pid, signal.SIGKILL)
             except ProcessLookupError:  # it has ended by itself meanwhile: another one is drawn
                 return
             self._limits.note(victim, now_s)

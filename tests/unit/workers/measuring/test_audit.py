@@ -9,7 +9,6 @@ import pytest
 
 from fractune_core.analysis.audit import Audit
 from fractune_core.errors import StateUnusable
-from fractune_workers.measuring import audit as audit_module
 from fractune_workers.measuring.audit import AUDIT_VARIABLE, AuditFile, audit_file
 from tests.support.samples import validation
 
@@ -23,7 +22,7 @@ def read(path: Path) -> Audit:
 def test_lines_are_on_disk_before_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = AuditFile(tmp_path / "audit", "m/1")
     synced: list[int] = []
-    monkeypatch.setattr(audit_module.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
     file.measured([validation("a", 1, 0.5), validation("b", 1, 0.5)])
     assert file.path == tmp_path / "audit" / "m%2F1.jsonl"
     assert synced == [file.path.stat().st_size]
