@@ -140,7 +140,7 @@ def _alone(work: Work) -> list[Work]:
     if (work["do"] != "build" and work["do"] != "measure") or work["kind"] != Kind.TRIAL:
         return []
     items, name = (work["candidates"], "candidates") if work["do"] == "build" else (work["artifacts"], "artifacts")
-    pieces: Any = [{**work, name: [item], "work_id": f"{work['work_id']}.{at}"} for at, item in enumerate(items)]
+    pieces: Any = [{**work, name: [item], "work_id": f"{work['work_id']}_{at}"} for at, item in enumerate(items)]
     return cast("list[Work]", pieces) if len(items) > 1 else []
 
 

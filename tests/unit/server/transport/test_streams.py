@@ -451,8 +451,8 @@ def test_a_batch_of_trials_that_ends_every_worker_is_divided_and_only_the_guilty
         take(connection, f"alone{attempt}")
         requeuer.sweep(Fleet(()))
     (guilty,) = given_up
-    assert guilty == {**BUILD, "work_id": "work1.1", "candidates": [{"candidate": "c2", "trace": "[2]"}]}
-    assert (waiting(connection), queues.has("work1.0")) == (1, True)
+    assert guilty == {**BUILD, "work_id": "work1_1", "candidates": [{"candidate": "c2", "trace": "[2]"}]}
+    assert (waiting(connection), queues.has("work1_0")) == (1, True)
 
 
 def test_work_that_no_worker_has_begun_has_killed_nobody(
