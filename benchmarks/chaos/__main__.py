@@ -117,7 +117,7 @@ def run_chaos(args: argparse.Namespace, folder: Path) -> ChaosReport:
         minutes=args.minutes,
         wall_s=wall_s,
         kills=dict(chaos.kills),
-        jobs=Counter(job.state.value for job in jobs),
+        jobs=dict(Counter(job.state.value for job in jobs)),
         messages=[*messages, *messages_of(jobs)],
         budgets=budgets_of(jobs, args.candidates),
         failures=failures_of(records),

@@ -71,14 +71,16 @@ class Limits:
         self._killed: dict[str, collections.deque[float]] = collections.defaultdict(collections.deque)
 
     def note(self, victim: Victim, now_s: float) -> None:
-        if victim.kind == STACK:
+        if victim.kind == STACK:  # what is started anew counts anew
             self._killed.clear()
-        elif victim.part:
+        if victim.part:
             self._killed[victim.part].append(now_s)
 
     def allows(self, victim: Victim, now_s: float) -> bool:
         if not victim.part:
             return True
+        if victim.kind == STACK:  # which lives while the others are still to come
+            return not self._count(STACK, now_s)
         of_redis = 0 if victim.kind == REDIS else self._count(REDIS, now_s)
         others = max((self._count(part, now_s) for part in list(self._killed)), default=0)
         mine = others if victim.kind == REDIS else self._count(victim.part, now_s) + of_redis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -69,7 +70,10 @@ def test_what_a_worker_replaces_by_itself_has_no_limit_and_the_stack_forgets_all
         limits.note(redis, 0.0)
     assert not limits.allows(redis, 0.0)
     assert not limits.allows(measurer, 0.0)  # which may have ended with Redis each time
+    assert limits.allows(stack, 0.0)
     limits.note(stack, 0.0)
+    assert not limits.allows(stack, 59.0)
+    assert limits.allows(stack, 61.0)
     assert limits.allows(measurer, 0.0)
     for _ in range(4):
         limits.note(measurer, 0.0)
@@ -148,7 +152,7 @@ def test_a_run_in_which_something_is_wrong_does_not_hold(changes: dict[str, obje
     found = report(**changes)
     assert not found.holds
     assert found.text().endswith("chaos: DOES NOT HOLD")
-    assert found.to_json()["holds"] is False
+    assert json.loads(json.dumps(found.to_json()))["holds"] is False
 
 
 def test_failures_and_jobs_that_ended_badly_are_named() -> None:
