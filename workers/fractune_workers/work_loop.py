@@ -70,6 +70,10 @@ class WorkLoop(SimpleWorker):
         job.origin = queue.name  # whatever the job says
         super().execute_job(job, queue)
 
+    def _set_ip_address(self, connection: Redis) -> None:  # noqa: ARG002
+        """Not looked for: a worker's user may not list who else is connected."""
+        self.ip_address = "unknown"
+
     def subscribe(self) -> None:
         pass
 
