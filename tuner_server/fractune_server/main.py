@@ -27,6 +27,7 @@ from fractune_core.jobs import JobState
 from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.redis_url import no_redis
 from fractune_core.signed_messages import seal_greeting
 from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.collector import ServerCollector
@@ -94,6 +95,8 @@ def run_server(options: ServerOptions) -> None:
         context = _open(options, folder.path)
         try:
             _serve(options, context, ends)
+        except redis.RedisError as error:
+            raise RedisGone(f"Redis takes nothing ({error}); mend that, then start the server again") from error
         finally:
             context.store.close()
             context.redis.close()
@@ -184,13 +187,14 @@ def announce(address: str, ready_file: Path) -> None:
 
 
 def _open(options: ServerOptions, folder: Path) -> ServerContext:
-    # A few quick attempts; the engine has the patience for a Redis that stays away longer.
-    retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=3)
-    connection = redis.Redis.from_url(options.redis_url, retry=retry)
+    # For about two seconds, so that calls outlive a Redis that is started again at once; the engine has the patience
+    # for one that stays away longer.
+    retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=10)
     try:
+        connection = redis.Redis.from_url(options.redis_url, retry=retry)
         connection.ping()
-    except redis.RedisError as error:
-        raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
+    except (redis.RedisError, ValueError) as error:
+        raise no_redis(options.redis_url, error) from error
     return ServerContext(
         store=Store(options.database_url or sqlite_url(folder)),
         redis=connection,

@@ -21,11 +21,22 @@ _log = logging.getLogger(__name__)
 _installed: list[tuple[WorkerContext, Role]] = []
 _ended: list[float] = []
 """when the last piece of work had ended"""
+_in_hand: list[Work] = []
+_told_to_stop: list[bool] = []
 
 
 def install(context: WorkerContext, role: Role) -> None:
     """Make `role` the one of this process."""
     _installed[:] = [(context, role)]
+
+
+def tell_to_stop() -> None:
+    """Note that this process was told to stop. The work in its hands may still end, as long as it is let; what is cut
+    off is handed back, and is no death. For a signal's handler: nothing here waits for the work.
+    """
+    _told_to_stop[:] = [True]
+    for work in _in_hand:
+        _installed[0][0].hand_back(work)
 
 
 def handle(queue: str, job_id: str, message: str) -> None:
@@ -50,12 +61,17 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         """Seconds until now, and how many of them it waited for locks."""
         return time.perf_counter() - start, context.core_locks.waited_s - waited_before_s
 
+    _in_hand[:] = [work]
+    if _told_to_stop:
+        context.hand_back(work)
     try:
         role.handle(work)
         told = work["do"], *spent(), start - (_ended or [start])[0]
         _log.info("%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work", *told)
     except redis.ConnectionError as error:
         _end(RedisGone(f"Redis went away ({error})"))
+    except redis.OutOfMemoryError as error:
+        _end(RedisGone(f"Redis is out of memory ({error}); give it more (maxmemory), then start this worker again"))
     except ShareUnavailable as error:
         context.hand_back(work)
         _end(error)
@@ -65,6 +81,7 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         _log.exception("%s failed", work["do"])
         _report(context, work, FractuneError(f"{type(error).__name__}: {error}"))
     finally:
+        _in_hand.clear()
         context.counts.end(work["do"], *spent())
         _ended[:] = [time.perf_counter()]
 

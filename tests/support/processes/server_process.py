@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -161,6 +162,9 @@ def main() -> int:
     options = json.loads(sys.argv[1])
     if options.pop("terminate_as_it_begins_to_wait", False):
         sys.settrace(terminate_as_it_begins_to_wait)
+    if limit := options.pop("file_limit_bytes", None):
+        # A write beyond it fails as on a full disk, with another errno; Python ignores the signal.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     for name in ("state_dir", "ready_file"):
         options[name] = Path(options[name])
     logging.basicConfig(level=logging.INFO)

@@ -40,8 +40,11 @@ _COMMANDS = {
     "up": "up",
     "server": "launch",
     "worker": "launch",
+    "admin": "admin",
 }
 """Module of each command. A stack starts many processes: each imports what its own command needs."""
+_GROUPS = {"log", "admin"}
+"""commands that have commands of their own"""
 
 
 class Stopped(BaseException):
@@ -75,8 +78,8 @@ def build_app(wanted: str) -> typer.Typer:
     app.callback(invoke_without_command=True)(_fractune)
     for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
         module = importlib.import_module(f"fractune.cli.commands.{_COMMANDS[name]}")
-        if name == "log":
-            app.add_typer(module.app, name="log")
+        if name in _GROUPS:
+            app.add_typer(module.app, name=name)
         else:
             app.command(name)(getattr(module, name))
     return app

@@ -49,6 +49,25 @@ def run_server(
     )
 
 
+def back_up_state(state: Path, file: Path) -> Any:
+    """Write what the server of a state folder remembers to a file; a fractune_server.backup.BackupSummary.
+
+    Raises StateUnusable.
+    """
+    require("server", "rq", "sqlalchemy")
+    from fractune_server.backup import back_up
+
+    return back_up(state, file)
+
+
+def restore_state(file: Path, state: Path) -> Any:
+    """Put it into a new state folder; a fractune_server.backup.BackupSummary. Raises BadRequest, StateUnusable."""
+    require("server", "rq", "sqlalchemy")
+    from fractune_server.backup import restore
+
+    return restore(file, state)
+
+
 @dataclass(frozen=True)
 class Measuring:
     """What only a worker of the role `measure` needs: `fractune_workers.main.WorkerOptions` says what each means."""

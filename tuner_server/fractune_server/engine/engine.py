@@ -17,6 +17,8 @@ from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_core.messages import WORK_KINDS, Event, Work, WorkFailed, tuner_stream
+from fractune_core.marks import drop_old_marks
+from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers
@@ -111,11 +113,8 @@ class Engine:
                 now = time.monotonic()
                 gone_since = gone_since or now
                 if now - gone_since > self._redis_patience_s:
-                    raise RedisGone(
-                        f"Redis stayed away for {self._redis_patience_s:g} s ({error}); committed results are kept: "
-                        "start Redis and the server again to go on"
-                    ) from error
-                _log.warning("Redis does not answer: %s", error)
+                    raise RedisGone(_gone(error, self._redis_patience_s)) from error
+                _log.warning("Redis takes nothing: %s", error)
                 self._recorder.repeat()
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
@@ -251,6 +250,7 @@ class Engine:
         self._recorder.expect(tuner_stream(name) for name in alive)
         needed = {live.stored.instance for live in self._rounds.all()}
         trim(self._context.redis, self._recorder, alive, needed)
+        drop_old_marks(self._context.redis)
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
@@ -277,6 +277,14 @@ class Engine:
         live = self._rounds.get(str(work.get("round_id", "")))
         place = None if live is None else RoundPlace(live.device, live.stored.granted)
         write_dead_letters(self._context.redis, self._context.secret, work, place)
+
+
+def _gone(error: redis.RedisError, patience_s: float) -> str:
+    if isinstance(error, redis.OutOfMemoryError):
+        how, do = "was out of memory", "give Redis more (maxmemory), and start the server again to go on"
+    else:
+        how, do = "stayed away", "start Redis and the server again to go on"
+    return f"Redis {how} for {patience_s:g} s ({error}); committed results are kept: {do}"
 
 
 def _ingest_given_up(work: Work) -> WorkFailed:

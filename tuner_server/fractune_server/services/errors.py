@@ -28,6 +28,8 @@ def translate(error: Exception) -> FractuneError | None:
         return error
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return RedisGone(f"Redis does not answer ({error}); try again when it is back")
+    if isinstance(error, redis.OutOfMemoryError):
+        return RedisGone(f"Redis is out of memory ({error}); try again when its operator has given it more")
     return None
 
 

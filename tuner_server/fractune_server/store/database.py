@@ -16,6 +16,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from fractune_core.errors import StateUnusable
 from fractune_server.store.tables import roofs
+from fractune_core.file_systems import network_file_system
 
 SCHEMA = "0009"
 """the newest revision among the migrations"""
@@ -32,7 +33,8 @@ _PRAGMAS = (
 class Database:
     """Any thread may call; writes take turns.
 
-    Raises StateUnusable for a database that is read-only, full, locked or damaged.
+    Raises StateUnusable for a database that is read-only, full, damaged, or locked for longer than `busy_timeout`, and
+    for SQLite on a network file system.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,6 +42,7 @@ class Database:
         self._writer = threading.Lock()
         self._engine = create_engine(url)
         if self._engine.dialect.name == "sqlite":
+            _check_place(self._engine.url.database or "")
             event.listen(self._engine, "connect", _set_pragmas)
         with self._errors_in_one_line(), self._engine.begin() as connection:
             _migrate(connection)
@@ -95,6 +98,16 @@ class Database:
             raise StateUnusable(f"database {where}: {error.orig}; {_advice(str(error.orig))}") from error
 
 
+def _check_place(file: str) -> None:
+    """SQLite's write-ahead log is shared memory, which no network file system has (https://sqlite.org/wal.html)."""
+    kind = network_file_system(Path(file).parent) if file not in ("", ":memory:") else None
+    if kind is not None:
+        raise StateUnusable(
+            f"database {file}: it would lie on a network file system ({kind}), where SQLite loses data; "
+            "pass --state with a folder on a disk of this machine, or --database with the URL of a PostgreSQL"
+        )
+
+
 def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
     """`items` in pieces that fit into one statement."""
     for start in range(0, len(items), _PART):
@@ -102,8 +115,10 @@ def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _advice(message: str) -> str:
-    if "full" in message:
+    if "full" in message or "disk I/O" in message:
         return "free some space on that disk, then start again; nothing committed is lost"
+    if "locked" in message:
+        return "another program writes to it: end that one, then start again; nothing committed is lost"
     if "readonly" in message or "unable to open" in message:
         return "make the folder writable, or name another one"
     return "nothing committed is lost; see the message of the database"

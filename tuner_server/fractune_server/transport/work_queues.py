@@ -13,7 +13,8 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from fractune_core.log_fields import log_fields
-from fractune_core.messages import DONE_TTL_S, HANDLER, Work, done_key, is_of_protocol, tune_queue
+from fractune_core.marks import DONE, mark
+from fractune_core.messages import HANDLER, Work, is_of_protocol, tune_queue
 from fractune_core.signed_messages import Refused, open_work, seal_work
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class WorkQueues:
     def clear(self) -> None:
         """Drop all work that waits, of whatever job."""
         for queue in self.all():
-            queue.delete(delete_jobs=True)
+            _remove(queue)
 
     def drop_foreign(self) -> None:
         """Drop what no worker of this version and this secret would do; if it was ours, it is asked for again."""
@@ -70,7 +71,7 @@ class WorkQueues:
         keep = {tune_queue(instance) for instance in alive}
         for queue in self.all():
             if queue.name.startswith(tune_queue("")) and queue.name not in keep:
-                queue.delete(delete_jobs=True)
+                _remove(queue)
 
     def has(self, work_id: str) -> bool:
         """True while the work waits or runs."""
@@ -78,7 +79,7 @@ class WorkQueues:
 
     def withdraw(self, work_id: str) -> None:
         """Take work back, wherever it is; a worker that has begun it delivers for nothing."""
-        self._redis.set(done_key(work_id), 1, ex=DONE_TTL_S)
+        mark(self._redis, DONE, work_id)
         job = fetch(self._redis, work_id)
         if job is not None:
             with contextlib.suppress(ValueError):  # it has just ended, and its worker deletes it
@@ -109,6 +110,14 @@ def _held(queue: Queue) -> set[str]:
         *(job_id for job_id, _ in queue.started_job_registry.get_job_and_execution_ids(cleanup=False)),
         *queue.failed_job_registry.get_job_ids(cleanup=False),
     }
+
+
+def _remove(queue: Queue) -> None:
+    """The queue with the work that waits there. RQ's own way has Redis run a script, which no user of ours may."""
+    with queue.connection.pipeline() as pipe:
+        pipe.delete(queue.key, *map(Job.key_for, queue.get_job_ids()))
+        pipe.srem(Queue.redis_queues_keys, queue.key)
+        pipe.execute()
 
 
 def _drop(queue: Queue, job: Job) -> None:

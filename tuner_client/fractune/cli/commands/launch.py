@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import logs, options
-from fractune.cli.environment import fleet_secret
+from fractune.cli.environment import fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.launchers import Addresses, Measuring, run_server, run_worker
 from fractune.local.state import default_state_dir
@@ -17,7 +17,10 @@ from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
 from fractune_core.shares import Share
 
-Redis = Annotated[str, typer.Option("--redis", metavar="URL", help="redis://HOST:PORT/DB or unix:///PATH.")]
+Redis = Annotated[str, typer.Option("--redis", metavar="URL", help="redis[s]://USER@HOST:PORT/DB or unix:///PATH.")]
+PasswordFile = Annotated[
+    Path | None, typer.Option("--redis-password-file", help="File with the password of the user that --redis names.")
+]
 SecretFile = Annotated[
     Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
 ]
@@ -43,6 +46,7 @@ def server(
         str | None,
         typer.Option("--database", metavar="URL", help="SQLAlchemy URL (default: SQLite in the state)."),
     ] = None,
+    redis_password_file: PasswordFile = None,
     secret_file: SecretFile = None,
     insecure: options.Insecure = False,
     resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
@@ -57,7 +61,7 @@ def server(
     set_up_logs(log_level, log_format)
     run_server(
         Addresses(listen, metrics, insecure, ready_file),
-        redis,
+        redis_address(redis, redis_password_file),
         state or default_state_dir(),
         fleet_secret(secret_file),
         database_url=database,
@@ -81,6 +85,7 @@ def worker(
     cache: Annotated[
         Cache, typer.Option("--cache", help="Measurers of a GPU: what its cache holds when a call begins.")
     ] = Cache.WARM,
+    redis_password_file: PasswordFile = None,
     secret_file: SecretFile = None,
     log_level: logs.Level = LogLevel.INFO,
     log_format: logs.Format = LogFormat.TEXT,
@@ -101,7 +106,7 @@ def worker(
         raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
     run_worker(
         role.value,
-        redis,
+        redis_address(redis, redis_password_file),
         fleet_secret(secret_file),
         measuring=Measuring(share, margin, cache.value) if share is not None else None,
         cores=_parse_cores(cores) if cores else None,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import Annotated
 
 import typer
 
 from fractune.cli import options
-from fractune.local.stack import StackOptions, running_stack
+from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.rpc import RpcClient
+from fractune_core.errors import ServerUnreachable
 from fractune_core.shares import parse_shares
 
 
@@ -19,6 +21,18 @@ def default_shares() -> str:
     """One core, two, four ... up to all that may be used here."""
     cores = len(os.sched_getaffinity(0))
     return ",".join(f"cpu:{1 << power}" for power in range(cores.bit_length()))
+
+
+def _measurers(stack: Stack) -> Counter[str]:
+    """Live measurers by share. A server that has just died is started again, and waited for."""
+    while True:
+        try:
+            with RpcClient(stack.address) as client:
+                return client.measurers()
+        except ServerUnreachable:
+            failure = stack.failure(timeout_s=0.1)
+            if failure is not None:
+                raise failure from None
 
 
 def up(
@@ -42,8 +56,7 @@ def up(
         resume=True,
     )
     with running_stack(stack_options) as stack:
-        with RpcClient(stack.address) as client:
-            measurers = client.measurers()
+        measurers = _measurers(stack)
         if as_json:
             ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
             typer.echo(json.dumps(ready))
