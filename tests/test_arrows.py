@@ -80,15 +80,18 @@ ROOMS = {
     # ---- server: main wires; services call selection and store; the engine never knows who asks
     "fractune_server": room(
         *CORE,
-        *(f"fractune_server.{name}" for name in ("engine", "selection", "services", "store", "transport")),
+        *(f"fractune_server.{name}" for name in ("access", "engine", "selection", "services", "store", "transport")),
         GRPC_STUBS,
         "grpc",
         "grpc_health",
         "grpc_reflection",
         "redis",
     ),
+    # Who may call: services ask who does, main puts it before them.
+    "fractune_server.access": room(*CORE, "fractune_server.store", "grpc"),
     "fractune_server.services": room(
         *CORE,
+        "fractune_server.access",
         "fractune_server.selection",
         "fractune_server.store",
         "fractune_server.transport",

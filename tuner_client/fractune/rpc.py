@@ -15,10 +15,13 @@ from typing import Self, TypeVar
 
 import grpc
 
+from fractune.credentials import PLAIN, Credentials
+from fractune_core.addresses import UNIX
 from fractune_core.convert import state_from_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, ServerUnreachable, StateUnusable, error_from_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.transfers import transfer_s
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -27,7 +30,7 @@ ERROR_METADATA = "fractune-error"
 CHUNK_BYTES = 1 << 20
 CALL_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 600.0
-"""uploads, downloads, exports and imports"""
+"""downloads, exports and imports"""
 MATCH_TIMEOUT_S = 300.0
 """a model that the server has not seen is ingested first"""
 RECONNECT_S = 15.0
@@ -48,8 +51,10 @@ class RpcClient:
     ServerUnreachable when there is no server or it did not answer in time.
     """
 
-    def __init__(self, address: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(self, address: str, timeout_s: float = CALL_TIMEOUT_S, credentials: Credentials = PLAIN) -> None:
+        """Raises BadRequest for credentials that cannot be used with this address."""
         self.address = address
+        self._tls = credentials.ca is not None and not address.startswith(UNIX)
         self._timeout_s = timeout_s
         self._closed = False
         limits = [
@@ -57,7 +62,7 @@ class RpcClient:
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
         ]
         # A proxy from the environment is for the web, not for a server on this machine or in this cluster.
-        self._channel = grpc.insecure_channel(address, options=[*limits, ("grpc.enable_http_proxy", 0)])
+        self._channel = credentials.channel(address, [*limits, ("grpc.enable_http_proxy", 0)])
         self._models = rpc.ModelServiceStub(self._channel)
         self._jobs = rpc.JobServiceStub(self._channel)
         self._log = rpc.LogServiceStub(self._channel)
@@ -84,7 +89,7 @@ class RpcClient:
         with contextlib.suppress(NotFound):
             return self._call(self._models.GetModel, pb.GetModelRequest(name=f"models/{sha256}"))
         header = pb.ModelHeader(display_name=path.name, sha256=sha256, size_bytes=size)
-        return self._call(self._models.UploadModel, _upload_parts(path, header), TRANSFER_TIMEOUT_S)
+        return self._call(self._models.UploadModel, _upload_parts(path, header), transfer_s(size))
 
     def create_job(self, spec: pb.JobSpec) -> pb.Job:
         return self._call(self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))

@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fractune.cli.credential_options import with_credentials
 from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
@@ -39,8 +40,12 @@ _COMMANDS = {
     "up": "up",
     "server": "launch",
     "worker": "launch",
+    "admin": "admin",
 }
 """Module of each command. A stack starts many processes: each imports what its own command needs."""
+
+_GROUPS = frozenset({"log", "admin"})
+"""commands that have commands of their own"""
 
 
 class Stopped(BaseException):
@@ -74,10 +79,12 @@ def build_app(wanted: str) -> typer.Typer:
     app.callback(invoke_without_command=True)(_fractune)
     for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
         module = importlib.import_module(f"fractune.cli.commands.{_COMMANDS[name]}")
-        if name == "log":
-            app.add_typer(module.app, name="log")
+        if name in _GROUPS:
+            for each in module.app.registered_commands:
+                each.callback = with_credentials(each.callback)
+            app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name))
+            app.command(name)(with_credentials(getattr(module, name)))
     return app
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_core.shares import Share
+from fractune_core.tls_files import TlsFiles
 
 PROOF_FAILED = "proof failed"
 """`proof` of an offer whose share was entered and did not hold"""
@@ -28,10 +29,13 @@ def run_server(
     *,
     database_url: str | None,
     insecure: bool,
+    tls: TlsFiles | None,
+    local_socket: Path | None,
+    upload_limit_bytes: int | None,
     resume: bool,
     ready_file: Path | None,
 ) -> None:
-    """Serve until stopped. Raises BadRequest for the address, StateUnusable for the folder, RedisGone."""
+    """Serve until stopped. Raises BadRequest for the address or TLS files, StateUnusable for the folder, RedisGone."""
     require("server", "rq", "sqlalchemy")
     from fractune_server.main import ServerOptions, run_server
 
@@ -43,6 +47,9 @@ def run_server(
             database_url=database_url,
             secret=secret,
             insecure=insecure,
+            tls=tls,
+            local_socket=local_socket,
+            **({} if upload_limit_bytes is None else {"upload_limit_bytes": upload_limit_bytes}),
             resume=resume,
             ready_file=ready_file,
         )

@@ -11,6 +11,7 @@ import typer
 from fractune.cli import logs, options
 from fractune.cli.environment import fleet_secret
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
+from fractune.cli.quantities import parse_bytes
 from fractune.launchers import Measuring, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
@@ -45,6 +46,16 @@ def server(
     ] = None,
     secret_file: SecretFile = None,
     insecure: options.Insecure = False,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    client_ca: options.ClientCa = None,
+    local_socket: Annotated[
+        Path | None,
+        typer.Option("--local-socket", help="With TLS: serve at this Unix socket too, for its user, without a token."),
+    ] = None,
+    upload_limit: Annotated[
+        str | None, typer.Option("--upload-limit", metavar="2GiB", help="Size of one model file at most (2GiB).")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
@@ -61,6 +72,9 @@ def server(
         fleet_secret(secret_file),
         database_url=database,
         insecure=insecure,
+        tls=options.tls_files(tls_cert, tls_key, client_ca),
+        local_socket=local_socket,
+        upload_limit_bytes=None if upload_limit is None else parse_bytes("--upload-limit", upload_limit),
         resume=resume,
         ready_file=ready_file,
     )

@@ -26,6 +26,9 @@ def up(
     listen: options.Listen = options.DEFAULT_LISTEN,
     state: options.State = None,
     insecure: options.Insecure = False,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    client_ca: options.ClientCa = None,
     as_json: options.Json = False,
 ) -> None:
     """Run the whole stack on this machine until stopped, for other clients."""
@@ -37,10 +40,11 @@ def up(
         search=True,
         listen=listen,
         insecure=insecure,
+        tls=options.tls_files(tls_cert, tls_key, client_ca),
         resume=True,
     )
     with running_stack(stack_options) as stack:
-        with RpcClient(stack.address) as client:
+        with RpcClient(stack.own_address) as client:
             measurers = client.measurers()
         if as_json:
             ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
