@@ -1,7 +1,7 @@
 """Tokens: who may call what of a server, and how much of it.
 
 A token is text with an id, which everybody may see, and a secret of 256 random bits, of which a server keeps the
-SHA-256 alone. A slow hash would add nothing: it makes guesses at words that people choose dear, and there are none here.
+SHA-256 alone. A slow hash would add nothing: it is against guesses at words that people choose, and there are none.
 """
 
 from __future__ import annotations

@@ -21,16 +21,23 @@ PROOF_FAILED = "proof failed"
 """`proof` of an offer whose share was entered and did not hold"""
 
 
+@dataclass(frozen=True)
+class Listening:
+    """Where and how to serve: `fractune_server.main.ServerOptions` says what each means."""
+
+    listen: str
+    insecure: bool
+    tls: TlsFiles | None
+    local_socket: Path | None
+
+
 def run_server(
-    listen: str,
+    listening: Listening,
     redis_url: str,
     state_dir: Path,
     secret: bytes,
     *,
     database_url: str | None,
-    insecure: bool,
-    tls: TlsFiles | None,
-    local_socket: Path | None,
     upload_limit_bytes: int | None,
     resume: bool,
     ready_file: Path | None,
@@ -41,14 +48,11 @@ def run_server(
 
     run_server(
         ServerOptions(
-            listen=listen,
+            **vars(listening),
             redis_url=redis_url,
             state_dir=state_dir,
             database_url=database_url,
             secret=secret,
-            insecure=insecure,
-            tls=tls,
-            local_socket=local_socket,
             **({} if upload_limit_bytes is None else {"upload_limit_bytes": upload_limit_bytes}),
             resume=resume,
             ready_file=ready_file,

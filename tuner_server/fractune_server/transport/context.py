@@ -11,7 +11,6 @@ from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
 from fractune_server.transport.model_ingests import ModelIngests
 
-
 MODEL_LIMIT_BYTES = 2 << 30
 """of one model file, where nothing else is said"""
 

@@ -12,7 +12,7 @@ from fractune.cli import logs, options
 from fractune.cli.environment import fleet_secret
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.cli.quantities import parse_bytes
-from fractune.launchers import Measuring, run_server, run_worker
+from fractune.launchers import Listening, Measuring, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
@@ -66,14 +66,11 @@ def server(
     """Run the server alone."""
     set_up_logs(log_level, log_format)
     run_server(
-        listen,
+        Listening(listen, insecure, options.tls_files(tls_cert, tls_key, client_ca), local_socket),
         redis,
         state or default_state_dir(),
         fleet_secret(secret_file),
         database_url=database,
-        insecure=insecure,
-        tls=options.tls_files(tls_cert, tls_key, client_ca),
-        local_socket=local_socket,
         upload_limit_bytes=None if upload_limit is None else parse_bytes("--upload-limit", upload_limit),
         resume=resume,
         ready_file=ready_file,
