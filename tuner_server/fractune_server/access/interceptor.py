@@ -38,8 +38,8 @@ class AccessInterceptor(grpc.ServerInterceptor):
             return None
         path = handler_call_details.method
         needed = needed_scope(path)
-        kind = f"{'stream' if handler.request_streaming else 'unary'}_{'stream' if handler.response_streaming else 'unary'}"
-        inner = getattr(handler, kind)
+        ways = ("stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming))
+        inner = getattr(handler, "_".join(ways))
 
         def open_to(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
             self._admit(path, needed, context)
