@@ -268,14 +268,28 @@ class RpcClient:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return ServerUnreachable(f"the server at {self.address} did not answer in time; look at its log")
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
-            return self._unreachable()
+            return self._unreachable(details)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ServerUnreachable(f"{self.address} is no fractune server, or one of another version: {details}")
         return FractuneError(f"the server at {self.address} failed: {code.name} {details}; look at its log")
 
-    def _unreachable(self) -> ServerUnreachable:
+    def _unreachable(self, details: str = "") -> ServerUnreachable:
+        """`details` are gRPC's own: the one place that tells why a connection with TLS was not made."""
+        if "WRONG_VERSION_NUMBER" in details:
+            return ServerUnreachable(f"what answers at {self.address} speaks no TLS; check --server, or leave --ca out")
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+            return ServerUnreachable(
+                f"the server at {self.address} has no certificate for that name by the authority in --ca; nothing was "
+                "sent to it: check --ca and --server"
+            )
+        if self._tls:
+            return ServerUnreachable(
+                f"no fractune server answers at {self.address} with TLS; check --server, and whether it asks for "
+                "--client-cert and --client-key"
+            )
+        closed = "; one that asks for TLS needs --ca" if "Socket closed" in details else ""
         return ServerUnreachable(
-            f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server"
+            f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server{closed}"
         )
 
 

@@ -14,7 +14,7 @@ from fractune_server.store.tokens import TokenStore
 
 
 class Store:
-    """The log, the jobs, the models, roofs, exhausted spaces, tokens. Raises StateUnusable without a usable database."""
+    """The log, jobs, models, roofs, exhausted spaces and tokens. Raises StateUnusable without a usable database."""
 
     def __init__(self, url: str) -> None:
         self.database = Database(url)
