@@ -43,8 +43,6 @@ def test_addresses_of_this_machine(address: str) -> None:
     assert is_local(address)
 
 
-@pytest.mark.parametrize(
-    "address", ["0.0.0.0:1", "192.0.2.1:1", "[::]:1", "host:1", "localhost.example:1", "", "dns:x"]
-)
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "192.0.2.1:1", "[::]:1", "host:1", "localhost.example:1", ""])
 def test_other_addresses(address: str) -> None:
     assert not is_local(address)
