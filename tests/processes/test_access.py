@@ -49,6 +49,7 @@ class Place:
     """A server with TLS, and what its operator has."""
 
     server: ServerProcess
+    redis_url: str
     state: Path
     authority: Authority
     stranger: Authority
@@ -82,7 +83,7 @@ def running_place(folder: Path, **tls: Any) -> Iterator[Place]:
     options = {"tls": files, "local_socket": str(folder / "s")}
     with running_redis() as redis_url, running_server(redis_url, folder / "state", **options) as server:
         assert server.address, server.said()
-        yield Place(server, folder / "state", authority, stranger)
+        yield Place(server, redis_url, folder / "state", authority, stranger)
 
 
 @pytest.fixture(scope="module")
