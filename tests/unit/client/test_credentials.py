@@ -39,7 +39,7 @@ def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_a_token_or_a_certificate_needs_tls_to_another_machine(token: Path) -> None:
     with pytest.raises(BadRequest, match=rf"--token-file {token} is not used in plain text .*tuner\.example.* --ca"):
         fractune.connect(ELSEWHERE, token_file=token)
-    with pytest.raises(BadRequest, match="--client-cert .* is not used in plain text"):
+    with pytest.raises(BadRequest, match=r"--client-cert .* is not used in plain text"):
         fractune.connect(ELSEWHERE, client_cert=token)
     for address in ("127.0.0.1:1", "localhost:1", "[::1]:1", "unix:/nowhere"):
         fractune.connect(address, token_file=token).close()
