@@ -17,7 +17,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fractune import connect
 from fractune.errors import AccessRefused, ScopeMissing, ServerUnreachable
+from fractune.local.stack import StackOptions, running_stack
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.tls_files import TlsFiles
 from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.access.attempts import BURST
 from fractune_server.access.scopes import SCOPES
@@ -285,6 +287,19 @@ def test_the_user_of_the_server_needs_no_token_at_its_own_socket(place: Place) -
     assert path.stat().st_mode & 0o777 == 0o600
     with connect(f"unix:{path}") as client:
         assert client.workers() == []
+
+
+def test_a_stack_with_tls_watches_its_own_server_without_a_token(place: Place, tmp_path: Path) -> None:
+    pair = place.authority.issue("stack", "127.0.0.1")
+    options = StackOptions(tmp_path / "state", listen="127.0.0.1:0", tls=TlsFiles(pair.cert, pair.key))
+    with running_stack(options) as stack:
+        with connect(stack.own_address) as client:
+            assert client.workers() == []
+        with connect(stack.address, ca=place.authority.cert) as stranger, pytest.raises(AccessRefused):
+            stranger.workers()
+        file = token_file(tmp_path, create_token(options.state, None, "test", Scope.READ, None, Quotas()))
+        with connect(stack.address, ca=place.authority.cert, token_file=file) as client:
+            assert client.workers() == []
 
 
 def test_the_command_line_makes_uses_lists_and_revokes_a_token_of_a_running_server(
