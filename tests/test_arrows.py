@@ -86,7 +86,7 @@ ROOMS = {
         *CORE,
         *(
             f"fractune_server.{name}"
-            for name in ("engine", "monitoring", "selection", "services", "store", "transport")
+            for name in ("access", "engine", "monitoring", "selection", "services", "store", "transport")
         ),
         GRPC_STUBS,
         "grpc",
@@ -103,9 +103,12 @@ ROOMS = {
         "prometheus_client",
         "redis",
     ),
+    # Who may call: services ask who does, main puts it before them.
+    "fractune_server.access": room(*CORE, "fractune_server.store", "grpc"),
     "fractune_server.services": room(
         *CORE,
         "fractune_server.counts",
+        "fractune_server.access",
         "fractune_server.selection",
         "fractune_server.store",
         "fractune_server.transport",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import signal
 import threading
@@ -22,13 +21,17 @@ from prometheus_client import ProcessCollector
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from fractune_core.errors import BadRequest, RedisGone
+from fractune_core.errors import RedisGone
 from fractune_core.jobs import JobState
 from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.redis_url import no_redis
 from fractune_core.signed_messages import seal_greeting
+from fractune_core.tls_files import TlsFiles
+from fractune_server.access.gate import Gate
+from fractune_server.access.interceptor import AccessInterceptor
+from fractune_server.access.listening import bind, bind_local, check_metrics_address, server_credentials
 from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.endpoint import Endpoint
@@ -45,7 +48,7 @@ from fractune_server.services.plans import PlanService
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import MODEL_LIMIT_BYTES, ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.work_queues import WorkQueues
 
@@ -71,6 +74,12 @@ class ServerOptions:
     """SQLAlchemy's URL of another database than SQLite in the state folder"""
     insecure: bool = False
     """allow an address that other machines can reach, though calls carry neither encryption nor credentials"""
+    tls: TlsFiles | None = None
+    """serve with TLS, and ask every call for a token (or, with `client_ca`, every connection for a certificate)"""
+    local_socket: Path | None = None
+    """with TLS: serve at this Unix socket too, without credentials, for the user of this process"""
+    upload_limit_bytes: int = MODEL_LIMIT_BYTES
+    """of one model file"""
     resume: bool = True
     """go on with the jobs that an earlier server left open; otherwise they end as cancelled"""
     metrics: str | None = None
@@ -82,10 +91,11 @@ class ServerOptions:
 def run_server(options: ServerOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Raises BadRequest for an address that cannot be used, StateUnusable, RedisGone when Redis does not answer or stays
-    away, and FractuneError when the engine has ended by itself.
+    Raises BadRequest for an address or TLS files that cannot be used, StateUnusable, RedisGone when Redis does not
+    answer or stays away, and FractuneError when the engine has ended by itself.
     """
-    _check_address(options)
+    credentials = server_credentials(options.listen, options.tls, insecure=options.insecure)
+    check_metrics_address(options.metrics, insecure=options.insecure)
     # An event would not do: setting one in a signal's handler waits for ever where the handler has interrupted the
     # beginning of the wait for it.
     ends: SimpleQueue[str] = SimpleQueue()
@@ -94,7 +104,7 @@ def run_server(options: ServerOptions) -> None:
     with StateFolder(options.state_dir) as folder:
         context = _open(options, folder.path)
         try:
-            _serve(options, context, ends)
+            _serve(options, context, credentials, ends)
         except redis.RedisError as error:
             raise RedisGone(f"Redis takes nothing ({error}); mend that, then start the server again") from error
         finally:
@@ -103,12 +113,12 @@ def run_server(options: ServerOptions) -> None:
 
 
 def make_server(
-    context: ServerContext, stopping: threading.Event, health: health_pb2_grpc.HealthServicer
+    context: ServerContext, stopping: threading.Event, health: health_pb2_grpc.HealthServicer, gate: Gate | None
 ) -> grpc.Server:
-    """All services on a server that listens nowhere yet."""
+    """All services on a server that listens nowhere yet; `gate` as for AccessInterceptor."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
-        interceptors=[CallCounter(context.instruments), ErrorInterceptor()],
+        interceptors=[CallCounter(context.instruments), ErrorInterceptor(), AccessInterceptor(gate)],
         # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)],
         maximum_concurrent_rpcs=THREADS,
@@ -130,7 +140,12 @@ def _services() -> list[str]:
     return [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
 
 
-def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str]) -> None:
+def _serve(
+    options: ServerOptions,
+    context: ServerContext,
+    credentials: grpc.ServerCredentials | None,
+    ends: SimpleQueue[str],
+) -> None:
     """Until `ends` says why it is over."""
     context.redis.mset({PROTOCOL_KEY: PROTOCOL, GREETING_KEY: seal_greeting(context.secret)})
     WorkQueues(context.redis, context.secret).drop_foreign()
@@ -140,8 +155,10 @@ def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str
     engine = Engine(context, ended=lambda: ends.put("its engine's end"))
     health = Health(context, engine.silent_s)
     health.servicer.expect(_services())
-    server = make_server(context, stopping, health.servicer)
-    address = _bind(server, options.listen)
+    server = make_server(context, stopping, health.servicer, _gate(options, context))
+    address = bind(server, options.listen, credentials)
+    if options.local_socket is not None:
+        bind_local(server, options.local_socket)
     with _seen_from_outside(options.metrics, context, health):
         engine.start()
         server.start()
@@ -159,6 +176,12 @@ def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str
         engine.stop()  # last, so that what the calls wrote is consistent when the store closes
     if engine.failure is not None:
         raise engine.failure
+
+
+def _gate(options: ServerOptions, context: ServerContext) -> Gate | None:
+    if options.tls is None:
+        return None
+    return Gate(context.store.tokens, token_needed=options.tls.client_ca is None)
 
 
 @contextlib.contextmanager
@@ -200,6 +223,7 @@ def _open(options: ServerOptions, folder: Path) -> ServerContext:
         redis=connection,
         files=BlobStore(folder),
         secret=options.secret,
+        upload_limit_bytes=options.upload_limit_bytes,
     )
 
 
@@ -211,32 +235,3 @@ def _cancel_open_jobs(context: ServerContext) -> None:
         mark_cancelled(context.redis, job)
     for each in context.store.jobs.rounds():
         mark_cancelled(context.redis, each.round_id)
-
-
-def _check_address(options: ServerOptions) -> None:
-    """Raises BadRequest for an address that others can reach, unless that was asked for."""
-    for address in (options.listen, options.metrics):
-        if address is None or address.startswith("unix:") or options.insecure:
-            continue
-        host = address.rpartition(":")[0].strip("[]")
-        if host != "localhost" and not _is_loopback(host):
-            raise BadRequest(
-                f"address {address} can be reached from other machines, and calls carry no credentials; "
-                "listen on 127.0.0.1, or say --insecure"
-            )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bind(server: grpc.Server, listen: str) -> str:
-    """The address that clients can use. Raises BadRequest."""
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise BadRequest(f"cannot listen on {listen}: it is in use, or no address of this machine") from error
-    return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

@@ -24,6 +24,7 @@ import grpc
 from fractune_core.errors import FractuneError
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.tls_files import TlsFiles
 from fractune_server.main import ServerOptions, run_server
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
@@ -32,8 +33,11 @@ from tests.support.secret import SECRET
 class Client:
     """Stubs of all services on one channel."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """Plain text without `credentials`."""
+        self.channel = (
+            grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
+        )
         self.models = rpc.ModelServiceStub(self.channel)
         self.jobs = rpc.JobServiceStub(self.channel)
         self.log = rpc.LogServiceStub(self.channel)
@@ -165,8 +169,10 @@ def main() -> int:
     if limit := options.pop("file_limit_bytes", None):
         # A write beyond it fails as on a full disk, with another errno; Python ignores the signal.
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    for name in ("state_dir", "ready_file"):
+    for name in {"state_dir", "ready_file", "local_socket"} & options.keys():
         options[name] = Path(options[name])
+    if "tls" in options:
+        options["tls"] = TlsFiles(**{name: Path(path) for name, path in options["tls"].items()})
     logging.basicConfig(level=logging.INFO)
     try:
         run_server(ServerOptions(secret=SECRET, **options))

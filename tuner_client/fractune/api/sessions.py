@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from fractune.api.client import Client
+from fractune.credentials import Credentials
 from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.rpc import RpcClient
@@ -57,12 +58,12 @@ def tuning_session(
 
 @contextlib.contextmanager
 def _connected(
-    connect: Callable[[str], AnyClient], state: Path | None, server: str | None, options: StackOptions
+    connect: Callable[..., AnyClient], state: Path | None, server: str | None, options: StackOptions
 ) -> Iterator[tuple[AnyClient, Stack | None]]:
     if server is not None:
         if state is not None:
             raise BadRequest("--state and --server exclude each other: a server has a state folder of its own")
-        with contextlib.closing(connect(server)) as client:
+        with contextlib.closing(connect(server, credentials=Credentials.found())) as client:
             yield client, None
         return
     options = replace(options, state=state or default_state_dir())

@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from fractune.cli.credential_options import with_credentials
 from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
@@ -43,7 +44,7 @@ _COMMANDS = {
     "admin": "admin",
 }
 """Module of each command. A stack starts many processes: each imports what its own command needs."""
-_GROUPS = {"log", "admin"}
+_GROUPS = frozenset({"log", "admin"})
 """commands that have commands of their own"""
 
 
@@ -79,9 +80,11 @@ def build_app(wanted: str) -> typer.Typer:
     for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
         module = importlib.import_module(f"fractune.cli.commands.{_COMMANDS[name]}")
         if name in _GROUPS:
+            for each in module.app.registered_commands:
+                each.callback = with_credentials(each.callback)
             app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name))
+            app.command(name)(with_credentials(getattr(module, name)))
     return app
 
 

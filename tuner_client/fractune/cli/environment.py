@@ -1,4 +1,4 @@
-"""The environment variables that the command line reads, all of them."""
+"""The environment variables that the command line reads, beside those of `fractune.credentials`."""
 
 from __future__ import annotations
 

@@ -15,25 +15,35 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_core.shares import Share
+from fractune_core.tls_files import TlsFiles
 
 PROOF_FAILED = "proof failed"
 """`proof` of an offer whose share was entered and did not hold"""
 
 
 @dataclass(frozen=True)
-class Addresses:
-    """Where a server is reached: `fractune_server.main.ServerOptions` says what each means."""
+class Listening:
+    """Where and how to serve: `fractune_server.main.ServerOptions` says what each means."""
 
     listen: str
-    metrics: str | None
     insecure: bool
+    tls: TlsFiles | None
+    local_socket: Path | None
+    metrics: str | None
     ready_file: Path | None
 
 
 def run_server(
-    addresses: Addresses, redis_url: str, state_dir: Path, secret: bytes, *, database_url: str | None, resume: bool
+    listening: Listening,
+    redis_url: str,
+    state_dir: Path,
+    secret: bytes,
+    *,
+    database_url: str | None,
+    upload_limit_bytes: int | None,
+    resume: bool,
 ) -> None:
-    """Serve until stopped. Raises BadRequest for an address, StateUnusable for the folder, RedisGone."""
+    """Serve until stopped. Raises BadRequest for an address or TLS files, StateUnusable for the folder, RedisGone."""
     require("server", "rq", "sqlalchemy", "prometheus_client")
     from fractune_server.main import ServerOptions, run_server
 
@@ -43,8 +53,9 @@ def run_server(
             state_dir=state_dir,
             database_url=database_url,
             secret=secret,
+            **({} if upload_limit_bytes is None else {"upload_limit_bytes": upload_limit_bytes}),
             resume=resume,
-            **vars(addresses),
+            **vars(listening),
         )
     )
 

@@ -29,6 +29,7 @@ from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.gpu_sharing import default_measurers
 from fractune_core.host_cores import QUIET_BELOW_CORES
 from fractune_core.shares import Share, parse_shares
+from fractune_core.tls_files import TlsFiles
 
 START_TIMEOUT_S = 60.0
 MAX_BUILDERS, MAX_BUILDERS_FOR_A_GPU = 8, 16
@@ -57,6 +58,8 @@ class StackOptions:
     """allow an address that other machines can reach"""
     metrics: str | None = None
     """HOST:PORT for the server's metrics; None = no such port"""
+    tls: TlsFiles | None = None
+    """serve `listen` with TLS; this machine's user has a socket without it"""
     resume: bool = False
     """go on with jobs that an earlier stack left open; otherwise they count as interrupted"""
 
@@ -155,6 +158,11 @@ class Stack:
         """Where the server listens: HOST:PORT or unix:PATH."""
         return self._listen
 
+    @property
+    def own_address(self) -> str:
+        """Where this machine's user calls the server without credentials."""
+        return self._listen if self._options.tls is None else f"unix:{self._sockets / _SERVER_SOCKET}"
+
     def failure(self, timeout_s: float = 0.0) -> FractuneError | None:
         """The error that broke the stack, waiting up to `timeout_s` for one; None while it works."""
         self._failed.wait(timeout_s)
@@ -173,8 +181,8 @@ class Stack:
         deadline = time.monotonic() + START_TIMEOUT_S
         self._await(self._ready_file.exists, "the server to serve", deadline)
         self._listen = self._ready_file.read_text().strip()
-        self._folder.publish_address(self.address)
-        with RpcClient(self.address) as client:
+        self._folder.publish_address(self.own_address)
+        with RpcClient(self.own_address) as client:
             self._await(lambda: self._all_registered(client), "the workers to register", deadline)
 
     def start_search(self) -> None:
@@ -259,9 +267,18 @@ class Stack:
             args += ["--resume" if self._options.resume or self._server_starts > 1 else "--no-resume"]
             args += ["--metrics", self._options.metrics] if self._options.metrics else []
             args += ["--insecure"] if self._options.insecure else []
+            args += self._tls_args()
             return self._fractune("server", args)
 
         return self._own_part("server", command, _SERVER)
+
+    def _tls_args(self) -> list[str]:
+        tls = self._options.tls
+        if tls is None:
+            return []
+        args = ["--tls-cert", str(tls.cert), "--tls-key", str(tls.key)]
+        args += ["--client-ca", str(tls.client_ca)] if tls.client_ca else []
+        return [*args, "--local-socket", str(self._sockets / _SERVER_SOCKET)]
 
     def _worker_parts(self) -> tuple[list[Part], list[Part]]:
         """Those that the stack starts with, and those for search."""

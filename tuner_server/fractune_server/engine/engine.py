@@ -16,9 +16,8 @@ import redis
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
-from fractune_core.messages import WORK_KINDS, Event, Work, WorkFailed, tuner_stream
 from fractune_core.marks import drop_old_marks
-from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
+from fractune_core.messages import WORK_KINDS, Event, Work, WorkFailed, tuner_stream
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers

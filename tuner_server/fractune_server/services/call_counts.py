@@ -8,16 +8,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pool
 
 from fractune_server.counts.instruments import Instruments
 
+_KINDS = ("unary_unary", "stream_unary", "unary_stream", "stream_stream")
 _TYPES = {
-    "unary_unary": "unary",
-    "stream_unary": "client_stream",
-    "unary_stream": "server_stream",
-    "stream_stream": "bidi_stream",
+    (False, False): "unary",
+    (True, False): "client_stream",
+    (False, True): "server_stream",
+    (True, True): "bidi_stream",
 }
-"""what gRPC's metrics call a method, by what its handler is called here"""
+"""what gRPC's metrics call a method, by whether its caller and its server send streams"""
 
 
 class CallCounter(grpc.ServerInterceptor):
@@ -32,14 +34,14 @@ class CallCounter(grpc.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = continuation(handler_call_details)
-        kind = next((kind for kind in _TYPES if getattr(handler, kind, None)), None)
+        kind = next((kind for kind in _KINDS if getattr(handler, kind, None)), None)
         if handler is None or kind is None:
             return handler
         _, service, method = handler_call_details.method.split("/")
         counted = self._stream if kind.endswith("_stream") else self._unary
         make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(
-            counted(getattr(handler, kind), (_TYPES[kind], service, method)),
+            counted(getattr(handler, kind), (_type_of(service, method), service, method)),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
@@ -82,3 +84,9 @@ def code_text(code: grpc.StatusCode) -> str:
     """As the metrics of other gRPC servers write it: `NotFound`."""
     special = {grpc.StatusCode.OK: "OK", grpc.StatusCode.CANCELLED: "Canceled"}
     return special.get(code) or "".join(part.capitalize() for part in code.name.split("_"))
+
+
+def _type_of(service: str, method: str) -> str:
+    """By its definition: the handler may serve one request as a stream of them."""
+    found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
+    return _TYPES[found.client_streaming, found.server_streaming]

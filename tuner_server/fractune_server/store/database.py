@@ -15,10 +15,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from fractune_core.errors import StateUnusable
-from fractune_server.store.tables import roofs
 from fractune_core.file_systems import network_file_system
+from fractune_server.store.tables import roofs
 
-SCHEMA = "0009"
+SCHEMA = "0010"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
@@ -37,15 +37,33 @@ class Database:
     for SQLite on a network file system.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, may_migrate: bool = True) -> None:
+        """With `may_migrate` the tables are made or brought up to date; else the database must be of this version."""
         self.url = url
         self._writer = threading.Lock()
         self._engine = create_engine(url)
         if self._engine.dialect.name == "sqlite":
             _check_place(self._engine.url.database or "")
             event.listen(self._engine, "connect", _set_pragmas)
-        with self._errors_in_one_line(), self._engine.begin() as connection:
-            _migrate(connection)
+        if may_migrate:
+            with self._errors_in_one_line(), self._engine.begin() as connection:
+                _migrate(connection)
+        else:
+            self._check_revision()
+
+    def _check_revision(self) -> None:
+        where = self._engine.url.database
+        # SQLite would make the file.
+        if self._engine.dialect.name == "sqlite" and not Path(str(where)).exists():
+            raise StateUnusable(f"no database at {where}; start the server there once, or name another by --state")
+        with self.read() as connection:
+            found = _revision(connection)
+        if found != SCHEMA:
+            self.close()
+            raise StateUnusable(
+                f"database {where} has schema {found or 'none'}, and this version needs {SCHEMA}; "
+                "start the server of this version first, or use the fractune that the server is of"
+            )
 
     @property
     def engine(self) -> Engine:

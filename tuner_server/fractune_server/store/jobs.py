@@ -13,7 +13,9 @@ from fractune_core.errors import NotFound
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.tokens import Quotas
 from fractune_server.store.database import Database
+from fractune_server.store.quotas import check_job
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
 from fractune_server.store.tables import job_operators, jobs, rounds
@@ -27,8 +29,11 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, job: StoredJob) -> None:
+    def create(self, job: StoredJob, quotas: Quotas | None = None) -> None:
+        """Raises QuotaExceeded when `quotas`, of the job's token, leave no room for it."""
         with self._database.write() as connection:
+            if quotas is not None:
+                check_job(connection, job.token, quotas, job.spec)
             connection.execute(insert(jobs).values(_to_row(job)))
 
     def get(self, job: str) -> StoredJob:

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,20 +21,23 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
 
-from fractune_core.errors import BadRequest, NotFound, StateUnusable
+from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
 from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, text_of
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
+from fractune_core.tokens import Quotas, Scope
 from fractune_server.store import database, spaces
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.log import Donor, LogKey, Page
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
+from fractune_server.store.quotas import Usage
 from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
 from fractune_server.store.tables import metadata
+from fractune_server.store.tokens import TokenStore
 from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
@@ -392,6 +396,73 @@ class StoreContract:
         with pytest.raises(NotFound, match="no job 'none'"):
             store.jobs.get("none")
 
+    # ---- tokens and their quotas ----
+
+    def test_a_token_is_found_by_its_secret_alone_and_the_secret_is_not_kept(self, store: Store) -> None:
+        quotas = Quotas(open_jobs=1, trials_a_day=2, upload_bytes=3)
+        made = store.tokens.create("ci", Scope.SUBMIT, 5.0, quotas)
+        found = store.tokens.find(made)
+        assert found is not None
+        assert (found.name, found.scope, found.expires_at, found.quotas) == ("ci", Scope.SUBMIT, 5.0, quotas)
+        assert (found.end(4.0), found.end(5.0)) == ("", "expired")
+        assert store.tokens.find(replace(made, secret="0" * 64)) is None
+        assert store.tokens.find(replace(made, token_id="0" * 12)) is None
+        assert store.tokens.all() == [found]
+        with store.database.read() as connection:
+            (row,) = connection.execute(text("SELECT * FROM tokens")).all()
+        assert made.secret not in str(row)
+
+    def test_a_token_is_revoked_once_and_for_ever(self, store: Store) -> None:
+        made = store.tokens.create("ci", Scope.ADMIN, None, Quotas())
+        assert [store.tokens.revoke(made.token_id) for _ in range(2)] == [True, False]
+        found = store.tokens.find(made)
+        assert found is not None
+        assert found.end(0.0) == "revoked"
+        with pytest.raises(NotFound, match="no token 'none'"):
+            store.tokens.revoke("none")
+
+    def test_usage_is_that_of_the_token_s_own_jobs_and_models(self, store: Store) -> None:
+        now = time.time()
+        spec = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
+        done = {"state": JobState.DONE, "ended_at": now}
+        store.jobs.create(job("open", token="t", spec=spec, created_at=now))
+        store.jobs.create(job("ended", token="t", spec=spec, created_at=now, progress=Progress(done=7), **done))
+        store.jobs.create(job("old and open", token="t", spec=spec, created_at=now - 90_000))
+        store.jobs.create(job("old", token="t", spec=spec, created_at=now - 90_000, **done))
+        store.jobs.create(job("another's", token="u", spec=spec, created_at=now))
+        store.models.add(StoredModel("s", "net.onnx", 5, "t"))
+        store.models.add(StoredModel("s", "net.onnx", 5, "u"))
+        store.models.add(StoredModel("x", "net.onnx", 6, "t"))
+        assert store.tokens.usage("t") == Usage(open_jobs=2, trials_a_day=107, upload_bytes=11)
+        assert store.tokens.usage("u") == Usage(open_jobs=1, trials_a_day=100, upload_bytes=0)
+        assert store.tokens.usage("none") == Usage(0, 0, 0)
+
+    @pytest.mark.parametrize(
+        ("quotas", "spec", "says"),
+        [
+            (Quotas(open_jobs=1), {"trials": 1}, "has 1 open jobs of at most 1"),
+            (Quotas(trials_a_day=150), {"trials": 51}, "asks for 51 trials, and token t has 50 of 150 in 24 hours"),
+            (Quotas(trials_a_day=150), {"trials": 1, "more": 51}, "asks for 51 trials"),
+            (Quotas(trials_a_day=100), {"trials": 0}, "asks for 0 trials, and token t has 0 of 100"),
+            (Quotas(open_jobs=2, trials_a_day=150), {"trials": 50}, ""),
+            (Quotas(trials_a_day=101), {"trials": 0}, ""),
+            (Quotas(), {"trials": 1_000_000}, ""),
+        ],
+    )
+    def test_a_job_beyond_a_quota_is_not_made(
+        self, store: Store, quotas: Quotas, spec: dict[str, int], says: str
+    ) -> None:
+        base = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
+        store.jobs.create(job("first", token="t", spec=base, created_at=time.time()))
+        second = job("second", token="t", spec=replace(base, **spec), created_at=time.time())
+        if not says:
+            store.jobs.create(second, quotas)
+            assert store.jobs.open_ids() == {"first", "second"}
+            return
+        with pytest.raises(QuotaExceeded, match=says):
+            store.jobs.create(second, quotas)
+        assert store.jobs.open_ids() == {"first"}
+
     def test_rounds(self, store: Store) -> None:
         waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4, granted={"cpu:2": granted(2), "cpu:1": granted(1)})
         store.jobs.save_round(waiting)
@@ -548,6 +619,21 @@ class TestSqliteStore(StoreContract):
         assert store.log.arithmetic(["f" * 16]) == {}
         assert store.roofs.of(DEVICE.key) == {}
         assert store.log.totals() == rows_by_group(store) == {("cpu:1", "validation", "ok"): 2}
+        store.close()
+
+    def test_another_process_neither_makes_nor_changes_a_database(self, tmp_path: Path) -> None:
+        with pytest.raises(StateUnusable, match=r"no database at .*fractune\.db; start the server there once"):
+            database.Database(sqlite_url(tmp_path), may_migrate=False)
+        assert list(tmp_path.iterdir()) == []
+        store = Store(sqlite_url(tmp_path))
+        beside = database.Database(sqlite_url(tmp_path), may_migrate=False)
+        made = TokenStore(beside).create("ci", Scope.READ, None, Quotas())
+        assert store.tokens.find(made) is not None, "the server sees it at once"
+        with store.database.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '0008'"))
+        with pytest.raises(StateUnusable, match=f"has schema 0008, and this version needs {database.SCHEMA}"):
+            database.Database(sqlite_url(tmp_path), may_migrate=False)
+        beside.close()
         store.close()
 
     def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:

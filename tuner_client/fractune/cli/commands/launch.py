@@ -11,7 +11,8 @@ import typer
 from fractune.cli import logs, options
 from fractune.cli.environment import fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
-from fractune.launchers import Addresses, Measuring, run_server, run_worker
+from fractune.cli.quantities import parse_bytes
+from fractune.launchers import Listening, Measuring, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
@@ -49,6 +50,16 @@ def server(
     redis_password_file: PasswordFile = None,
     secret_file: SecretFile = None,
     insecure: options.Insecure = False,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    client_ca: options.ClientCa = None,
+    local_socket: Annotated[
+        Path | None,
+        typer.Option("--local-socket", help="With TLS: serve at this Unix socket too, for its user, without a token."),
+    ] = None,
+    upload_limit: Annotated[
+        str | None, typer.Option("--upload-limit", metavar="2GiB", help="Size of one model file at most (2GiB).")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
     metrics: options.Metrics = None,
     ready_file: Annotated[
@@ -60,11 +71,12 @@ def server(
     """Run the server alone."""
     set_up_logs(log_level, log_format)
     run_server(
-        Addresses(listen, metrics, insecure, ready_file),
+        Listening(listen, insecure, options.tls_files(tls_cert, tls_key, client_ca), local_socket, metrics, ready_file),
         redis_address(redis, redis_password_file),
         state or default_state_dir(),
         fleet_secret(secret_file),
         database_url=database,
+        upload_limit_bytes=None if upload_limit is None else parse_bytes("--upload-limit", upload_limit),
         resume=resume,
     )
 

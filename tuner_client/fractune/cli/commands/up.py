@@ -27,7 +27,7 @@ def _measurers(stack: Stack) -> Counter[str]:
     """Live measurers by share. A server that has just died is started again, and waited for."""
     while True:
         try:
-            with RpcClient(stack.address) as client:
+            with RpcClient(stack.own_address) as client:
                 return client.measurers()
         except ServerUnreachable:
             failure = stack.failure(timeout_s=0.1)
@@ -41,6 +41,9 @@ def up(
     state: options.State = None,
     insecure: options.Insecure = False,
     metrics: options.Metrics = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    client_ca: options.ClientCa = None,
     as_json: options.Json = False,
 ) -> None:
     """Run the whole stack on this machine until stopped, for other clients."""
@@ -52,6 +55,7 @@ def up(
         search=True,
         listen=listen,
         insecure=insecure,
+        tls=options.tls_files(tls_cert, tls_key, client_ca),
         metrics=metrics,
         resume=True,
     )
