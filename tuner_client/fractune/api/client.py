@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from fractune.api.finding import server_address
 from fractune.api.following import submit
 from fractune.api.job import Job
 from fractune.api.log import Log
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from fractune.api.planning import PlanResult
 
 
-def connect(address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Client:
+def connect(address: str | None = None, *, timeout_s: float = CALL_TIMEOUT_S) -> Client:
     """A client of the server at `address`: HOST:PORT or unix:PATH. Nothing is sent before the first call.
 
-    `timeout_s` is for calls that are answered at once; uploads, downloads and matching have more.
+    Without an address it is that of FRACTUNE_SERVER, else of the stack that `fractune up` runs in the state folder:
+    FRACTUNE_STATE, else the user's data folder. Raises ServerUnreachable when none runs there. `timeout_s` is for calls
+    that are answered at once; uploads, downloads and matching have more.
     """
-    return Client(address, timeout_s=timeout_s)
+    return Client(address or server_address(lasting=True), timeout_s=timeout_s)
 
 
 class Client:

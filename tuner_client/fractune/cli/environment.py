@@ -1,4 +1,6 @@
-"""The environment variables that the command line reads, all of them."""
+"""The environment variables of the command line alone; the Python API has two more, FRACTUNE_SERVER and
+FRACTUNE_STATE (`fractune.api.finding`, `fractune.local.state`).
+"""
 
 from __future__ import annotations
 

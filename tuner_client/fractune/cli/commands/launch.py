@@ -17,7 +17,10 @@ from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
 from fractune_core.shares import Share
 
-Redis = Annotated[str, typer.Option("--redis", metavar="URL", help="redis://HOST:PORT/DB or unix:///PATH.")]
+Redis = Annotated[
+    str,
+    typer.Option("--redis", metavar="URL", envvar="FRACTUNE_REDIS", help="redis://HOST:PORT/DB or unix:///PATH."),
+]
 SecretFile = Annotated[
     Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
 ]
