@@ -61,7 +61,7 @@ def goal_spec(
         raise BadRequest(f"by is {by}; it must be at least 0 and below 1, 0.05 being 5 %")
     if server is not None:
         raise BadRequest(
-            f"until_beats times the peer on this machine; leave the server {server} out, or tune without a goal"
+            f"until_beats times the peer on this machine; leave the server out ({server}), or tune without a goal"
         )
     if spec.more or spec.rerank:
         raise BadRequest("until_beats makes as many trials as it needs; leave more and rerank out, trials bounds them")

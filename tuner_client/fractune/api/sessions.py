@@ -34,16 +34,18 @@ def session(
     shares: tuple[str, ...] = (),
     compile: bool = False,  # noqa: A002  - the role's name
     search: bool = False,
+    runs_jobs: bool = False,
 ) -> Iterator[Client]:
     """Connect to the server that is named or found, or run a stack in `state` with just the workers asked for.
 
-    Who needs no workers is content with the stack of another command, too, and leaves open jobs open. Raises BadRequest
-    when both are given, else what RpcClient and running_stack raise; a broken stack is reported as such, not as the
-    lost connection that follows from it.
+    Who needs no workers is content with the stack of another command, too. Jobs that an earlier stack left open stay
+    open, unless this one `runs_jobs`: then they would be in the way, and count as interrupted. Raises BadRequest when
+    both are given, else what RpcClient and running_stack raise; a broken stack is reported as such, not as the lost
+    connection that follows from it.
     """
-    only_asks = not (shares or compile or search)
-    options = StackOptions(Path(), shares=shares, compile=compile, search=search, resume=only_asks)
-    with _connected(Client, state, server, options, any_stack=only_asks) as (client, _):
+    options = StackOptions(Path(), shares=shares, compile=compile, search=search, resume=not runs_jobs)
+    any_stack = not (shares or compile or search)
+    with _connected(Client, state, server, options, any_stack=any_stack) as (client, _):
         yield client
 
 

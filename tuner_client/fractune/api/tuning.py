@@ -237,7 +237,8 @@ def local_stack(shares: str | Sequence[str] = (), *, state: PathText | None = No
     """
     named = share_names(shares) if shares else ()
     where = folder(state) or default_state_dir()  # named, so that FRACTUNE_SERVER does not count
-    with session(where, None, shares=named, compile=bool(named), search=bool(named)) as client:
+    runs = bool(named)
+    with session(where, None, shares=named, compile=runs, search=runs, runs_jobs=runs) as client:
         yield client
 
 
