@@ -74,7 +74,7 @@ def _somebody_is_there() -> bool:
     try:
         at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
         return at_terminal and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # no controlling terminal, or streams that are closed or none
         return False
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import os
+import pty
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +51,16 @@ def test_sighup_leaves_a_job_and_everything_else_cancels_it_where_nobody_can_be_
     assert view.leaves("jobs/1", Stopped(signal.SIGHUP))
     for stop in (Stopped(signal.SIGTERM), KeyboardInterrupt(), ValueError()):
         assert not view.leaves("jobs/1", stop)
+
+
+@pytest.mark.parametrize("streams", ["of a terminal that is not ours", "none"])
+def test_nobody_is_asked_who_cannot_answer(streams: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, keyboard = pty.openpty()
+    with os.fdopen(screen, "rb"), os.fdopen(keyboard, "r+b", buffering=0) as terminal:
+        stream = None if streams == "none" else io.TextIOWrapper(terminal)
+        monkeypatch.setattr("sys.stdin", stream)
+        monkeypatch.setattr("sys.stderr", stream)
+        assert not LeavableView(View()).leaves("jobs/1", KeyboardInterrupt())
 
 
 def test_a_terminal_that_takes_no_more_is_as_good_as_its_sighup(done: JobStatus) -> None:
