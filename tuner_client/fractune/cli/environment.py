@@ -1,4 +1,6 @@
-"""The environment variables that the command line reads, beside those of `fractune.credentials`."""
+"""The environment variables of the command line alone, beside those of `fractune.credentials`; the Python API has two
+more, FRACTUNE_SERVER and FRACTUNE_STATE (`fractune.api.finding`, `fractune.local.state`).
+"""
 
 from __future__ import annotations
 

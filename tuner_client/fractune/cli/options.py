@@ -15,11 +15,24 @@ DEFAULT_LISTEN = "127.0.0.1:50051"
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
 
 State = Annotated[
-    Path | None, typer.Option("--state", help="Folder of the one-machine stack (default: user data folder).")
+    Path | None,
+    typer.Option("--state", help="Folder of the one-machine stack (else FRACTUNE_STATE, else the user data folder)."),
 ]
 Server = Annotated[
     str | None,
-    typer.Option("--server", metavar="HOST:PORT", help="Use this server instead of a stack of our own."),
+    typer.Option(
+        "--server",
+        metavar="HOST:PORT",
+        help="Use this server (else FRACTUNE_SERVER, else the stack in the state folder, else one of our own).",
+    ),
+]
+OnDone = Annotated[
+    str | None,
+    typer.Option(
+        "--on-done",
+        metavar="COMMAND",
+        help="Run this here, in a shell, when the job has ended; FRACTUNE_JOB, FRACTUNE_JOB_STATE ... tell it how.",
+    ),
 ]
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="HOST:PORT or unix:PATH.")]
 Insecure = Annotated[

@@ -53,7 +53,7 @@ class StackOptions:
     search: bool = False
     """a tuner instance and builders from the start; else they come when `Stack.start_search` is called"""
     listen: str = ""
-    """HOST:PORT or unix:PATH; empty = a Unix socket in the state folder"""
+    """HOST:PORT or unix:PATH, of a stack for others; empty = a Unix socket in the state folder, for this command"""
     insecure: bool = False
     """allow an address that other machines can reach"""
     metrics: str | None = None
@@ -181,9 +181,9 @@ class Stack:
         deadline = time.monotonic() + START_TIMEOUT_S
         self._await(self._ready_file.exists, "the server to serve", deadline)
         self._listen = self._ready_file.read_text().strip()
-        self._folder.publish_address(self.own_address)
         with RpcClient(self.own_address) as client:
             self._await(lambda: self._all_registered(client), "the workers to register", deadline)
+        self._folder.publish_address(self.own_address, for_others=bool(self._options.listen))
 
     def start_search(self) -> None:
         """Have the tuner instance and the builders started, if they are not; returns before they have registered."""

@@ -18,7 +18,12 @@ from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
 from fractune_core.shares import Share
 
-Redis = Annotated[str, typer.Option("--redis", metavar="URL", help="redis[s]://USER@HOST:PORT/DB or unix:///PATH.")]
+Redis = Annotated[
+    str,
+    typer.Option(
+        "--redis", metavar="URL", envvar="FRACTUNE_REDIS", help="redis[s]://USER@HOST:PORT/DB or unix:///PATH."
+    ),
+]
 PasswordFile = Annotated[
     Path | None, typer.Option("--redis-password-file", help="File with the password of the user that --redis names.")
 ]
