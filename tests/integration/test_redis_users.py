@@ -163,7 +163,7 @@ def test_nobody_administers_looks_at_all_keys_or_runs_scripts(
     as_user: Callable[[str], redis.Redis], user: str, command: tuple[str, ...]
 ) -> None:
     with pytest.raises(redis.exceptions.NoPermissionError):
-        as_user(user).execute_command(*command)
+        as_user(user).execute_command(*command)  # type: ignore[no-untyped-call]
 
 
 BLOBS = {
@@ -191,7 +191,7 @@ def test_a_worker_reads_and_writes_the_files_of_its_role_alone(
             get_blob(worker, BLOBS[kind])
         for command in ("LRANGE", "GETRANGE", "SORT"):
             with pytest.raises(redis.exceptions.NoPermissionError):
-                worker.execute_command(command, messages.blob_key(BLOBS[kind]), "0", "-1")
+                worker.execute_command(command, messages.blob_key(BLOBS[kind]), "0", "-1")  # type: ignore[no-untyped-call]
     if kind in WRITES[user]:
         put_blob(worker, BLOBS[kind], b"code")
     else:
@@ -199,7 +199,7 @@ def test_a_worker_reads_and_writes_the_files_of_its_role_alone(
             put_blob(worker, BLOBS[kind], b"other")
         for forbidden in (("DEL",), ("RPUSH", "x"), ("EXPIRE", "1"), ("SET", "x")):
             with pytest.raises(redis.exceptions.NoPermissionError):
-                worker.execute_command(forbidden[0], messages.blob_key(BLOBS[kind]), *forbidden[1:])
+                worker.execute_command(forbidden[0], messages.blob_key(BLOBS[kind]), *forbidden[1:])  # type: ignore[no-untyped-call]
     assert get_blob(server, BLOBS[kind]) == b"code"
 
 
@@ -226,7 +226,7 @@ def test_a_worker_enqueues_only_for_the_next_role(
         enqueue()
     for command in ("RPUSH", "LPUSH", "RPUSHX", "LPUSHX"):
         with pytest.raises(redis.exceptions.NoPermissionError):
-            worker.execute_command(command, f"rq:queue:{queue}", "work1")
+            worker.execute_command(command, f"rq:queue:{queue}", "work1")  # type: ignore[no-untyped-call]
     assert server.lrange(f"rq:queue:{queue}", 0, -1) == before
 
 
@@ -272,7 +272,7 @@ FORBIDDEN_TO_A_MEASURER = [
 @pytest.mark.parametrize("command", FORBIDDEN_TO_A_MEASURER, ids=" ".join)
 def test_what_a_measurer_may_not_do(as_user: Callable[[str], redis.Redis], command: tuple[str, ...]) -> None:
     with pytest.raises(redis.exceptions.NoPermissionError):
-        as_user("measure").execute_command(*command)
+        as_user("measure").execute_command(*command)  # type: ignore[no-untyped-call]
 
 
 def test_the_file_has_no_password() -> None:

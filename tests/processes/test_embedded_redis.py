@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from fractune.local.embedded_redis import redis_answers, redis_command
 from tests.support.processes.redis_process import wait_until
@@ -19,7 +21,7 @@ class Writer:
 
     def __init__(self, socket: Path) -> None:
         self.answered = 0
-        self._connection = redis.Redis(unix_socket_path=str(socket), retry=None)
+        self._connection = redis.Redis(unix_socket_path=str(socket), retry=Retry(NoBackoff(), 0))
         self._thread = threading.Thread(target=self._write)
         self._thread.start()
 

@@ -47,14 +47,15 @@ def run_server(
     require("server", "rq", "sqlalchemy", "prometheus_client")
     from fractune_server.main import ServerOptions, run_server
 
+    limits: dict[str, Any] = {} if upload_limit_bytes is None else {"upload_limit_bytes": upload_limit_bytes}
     run_server(
         ServerOptions(
             redis_url=redis_url,
             state_dir=state_dir,
             database_url=database_url,
             secret=secret,
-            **({} if upload_limit_bytes is None else {"upload_limit_bytes": upload_limit_bytes}),
             resume=resume,
+            **limits,
             **vars(listening),
         )
     )

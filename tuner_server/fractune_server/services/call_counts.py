@@ -41,7 +41,7 @@ class CallCounter(grpc.ServerInterceptor):
         counted = self._stream if kind.endswith("_stream") else self._unary
         make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(
-            counted(getattr(handler, kind), (_type_of(service, method), service, method)),
+            counted(getattr(handler, kind), (_type_of(service, method, handler), service, method)),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
@@ -86,7 +86,10 @@ def code_text(code: grpc.StatusCode) -> str:
     return special.get(code) or "".join(part.capitalize() for part in code.name.split("_"))
 
 
-def _type_of(service: str, method: str) -> str:
-    """By its definition: the handler may serve one request as a stream of them."""
-    found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
+def _type_of(service: str, method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> str:
+    """By its definition, where there is one: the handler may serve one request as a stream of them."""
+    try:
+        found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
+    except KeyError:
+        return _TYPES[handler.request_streaming, handler.response_streaming]
     return _TYPES[found.client_streaming, found.server_streaming]

@@ -154,7 +154,7 @@ def test_a_scrape_costs_the_same_however_many_workers_there_are(
 
     def counted(self: AbstractConnection, command: Any, *args: Any, **kwargs: Any) -> Any:
         sent.append(command)
-        return send(self, command, *args, **kwargs)
+        return send(self, command, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     monkeypatch.setattr(AbstractConnection, "send_packed_command", counted)
     queries: list[str] = []
@@ -187,5 +187,5 @@ def page(path: str) -> str:
 
 
 def test_the_kinds_of_work_are_those_of_the_messages() -> None:
-    kinds = {re.search(r"'(\w+)'", str(each.__annotations__["do"]))[1] for each in messages.Work.__args__}  # type: ignore[attr-defined,index]
+    kinds = {re.search(r"'(\w+)'", str(each.__annotations__["do"]))[1] for each in messages.Work.__args__}  # type: ignore[index]
     assert kinds == set(WORK_KINDS)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from alembic import command
@@ -454,7 +454,7 @@ class StoreContract:
     ) -> None:
         base = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
         store.jobs.create(job("first", token="t", spec=base, created_at=time.time()))
-        second = job("second", token="t", spec=replace(base, **spec), created_at=time.time())
+        second = job("second", token="t", spec=replace(base, **cast(Any, spec)), created_at=time.time())
         if not says:
             store.jobs.create(second, quotas)
             assert store.jobs.open_ids() == {"first", "second"}

@@ -79,7 +79,7 @@ def round_trips(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> 
 
     def counted(self: Any, *args: Any, **options: Any) -> None:
         sent.append(args)
-        send(self, *args, **options)
+        send(self, *args, **options)  # type: ignore[no-untyped-call]
 
     with monkeypatch.context() as patched:
         patched.setattr(redis.Connection, "send_packed_command", counted)
