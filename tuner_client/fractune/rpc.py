@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -65,7 +65,7 @@ class RpcClient:
         self._bundles = rpc.BundleServiceStub(self._channel)
         self._fleet = rpc.FleetServiceStub(self._channel)
         self._plans = rpc.PlanServiceStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)  # its methods are not in its types
 
     def __enter__(self) -> Self:
         return self
@@ -230,7 +230,7 @@ class RpcClient:
         """What gRPC's health service says of a service, or of a `fractune_core.names.HealthPart`."""
         request = health_pb2.HealthCheckRequest(service=service)
         answer = self._call(self._health.Check, request)
-        return answer.status == health_pb2.HealthCheckResponse.SERVING
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     # ---- calls ---------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def _app(registry: CollectorRegistry, health: Health) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
-    metrics = make_wsgi_app(registry)
+    metrics: Callable[[dict[str, Any], Any], Iterable[bytes]] = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         failing = health.failing()

@@ -153,7 +153,7 @@ def test_a_scrape_costs_the_same_however_many_workers_there_are(
     context.instruments.workers.take({**entry, "name": f"measure-{number}"} for number in range(1_000))  # type: ignore[typeddict-item]
     WorkQueues(context.redis, SECRET).enqueue(messages.BUILD_QUEUE, work(0))
     sent: list[object] = []
-    send = AbstractConnection.send_packed_command
+    send: Any = AbstractConnection.send_packed_command
 
     def counted(self: AbstractConnection, command: Any, *args: Any, **kwargs: Any) -> Any:
         sent.append(command)
@@ -190,5 +190,5 @@ def page(path: str) -> str:
 
 
 def test_the_kinds_of_work_are_those_of_the_messages() -> None:
-    kinds = {re.search(r"'(\w+)'", str(each.__annotations__["do"]))[1] for each in messages.Work.__args__}  # type: ignore[attr-defined,index]
+    kinds = {re.search(r"'(\w+)'", str(each.__annotations__["do"]))[1] for each in messages.Work.__args__}  # type: ignore[index]
     assert kinds == set(WORK_KINDS)

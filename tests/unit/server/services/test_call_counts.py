@@ -49,7 +49,7 @@ def instruments() -> Instruments:
 @pytest.fixture
 def channel(instruments: Instruments) -> Iterator[grpc.Channel]:
     made_up = MadeUp()
-    handlers = {
+    handlers: dict[str, Any] = {
         **{name: grpc.unary_unary_rpc_method_handler(getattr(made_up, name)) for name in ("ok", "missing", "broken")},
         **{name: grpc.unary_stream_rpc_method_handler(getattr(made_up, name)) for name in ("three", "watch")},
     }
