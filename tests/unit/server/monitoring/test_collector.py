@@ -150,7 +150,7 @@ def test_a_scrape_costs_the_same_however_many_workers_there_are(
 ) -> None:
     register(context, 1, "measure", "cpu:1")
     (entry,) = live_workers(context.redis, SECRET).workers.values()
-    context.instruments.workers.take({**entry, "name": f"measure-{number}"} for number in range(1_000))  # type: ignore[typeddict-item]
+    context.instruments.workers.take({**entry, "name": f"measure-{number}"} for number in range(1_000))
     WorkQueues(context.redis, SECRET).enqueue(messages.BUILD_QUEUE, work(0))
     sent: list[object] = []
     send: Any = AbstractConnection.send_packed_command
