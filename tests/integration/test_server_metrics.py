@@ -53,7 +53,7 @@ def get(url: str) -> tuple[int, str]:
 
 
 def scrape(server: ServerProcess) -> Scrape:
-    """By name and label values, as Prometheus' own library reads them."""
+    """As Prometheus' own library reads it: by name, and the values of the labels in the order of the labels' names."""
     code, text = get(f"{port_of(server)}/metrics")
     assert code == 200
     return {
@@ -69,7 +69,7 @@ def counters(found: Scrape) -> Scrape:
 
 def records_in_sql(state: Path) -> dict[tuple[str, ...], float]:
     with sqlite3.connect(f"file:{state / 'fractune.db'}?mode=ro", uri=True) as connection:
-        rows = connection.execute("SELECT share, kind, status, count(*) FROM records GROUP BY share, kind, status")
+        rows = connection.execute("SELECT kind, share, status, count(*) FROM records GROUP BY kind, share, status")
         found = {tuple(row[:3]): float(row[3]) for row in rows}
     connection.close()
     return found
@@ -127,7 +127,7 @@ def test_counters_equal_sql_after_workers_were_killed(tmp_path: Path) -> None:
         last = seen[-1]
         told = {key[1]: value for key, value in last.items() if key[0] == "fractune_records_total"}
         assert told == records_in_sql(state)
-        assert sum(value for (_, kind, _), value in told.items() if kind == "trial") == 120
+        assert sum(value for (kind, _, _), value in told.items() if kind == "trial") == 120
         assert last["fractune_work_requeued_total", ("build", "worker_gone")] >= 1
         assert last["fractune_work_requeued_total", ("measure", "worker_gone")] >= 2
         assert all(last["fractune_work_given_up_total", (kind,)] == 0 for kind in WORK_KINDS)
@@ -149,8 +149,8 @@ def test_calls_are_counted_and_no_series_names_a_job_or_a_worker(tmp_path: Path)
         client.fleet.ListWorkers(pb.ListWorkersRequest())
         found = scrape(server)
         service = "fractune.v1.FleetService"
-        assert found["grpc_server_handled_total", ("unary", service, "ListWorkers", "OK")] == 1
-        assert found["grpc_server_handling_seconds_count", ("unary", service, "ListWorkers")] == 1
+        assert found["grpc_server_handled_total", ("OK", "ListWorkers", service, "unary")] == 1
+        assert found["grpc_server_handling_seconds_count", ("ListWorkers", service, "unary")] == 1
         labels = {label for _, values in found for label in values}
         assert not labels & {*fleet.workers, job.name, job.name.partition("/")[2]}
 

@@ -70,7 +70,7 @@ class RpcClient:
         self._bundles = rpc.BundleServiceStub(self._channel)
         self._fleet = rpc.FleetServiceStub(self._channel)
         self._plans = rpc.PlanServiceStub(self._channel)
-        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)  # its methods are not in its types
 
     def __enter__(self) -> Self:
         return self

@@ -69,14 +69,13 @@ class _Handler(WSGIRequestHandler):
 
 
 def _app(registry: CollectorRegistry, health: Health) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
-    metrics: Any = make_wsgi_app(registry)
+    metrics: Callable[[dict[str, Any], Any], Iterable[bytes]] = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         failing = health.failing()
         match environ["PATH_INFO"]:
             case "/metrics":
-                answer: Iterable[bytes] = metrics(environ, start_response)
-                return answer
+                return metrics(environ, start_response)
             case "/healthz":
                 return _answer(start_response, [part for part in failing if part is HealthPart.ENGINE])
             case "/readyz":

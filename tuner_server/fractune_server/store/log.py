@@ -168,7 +168,7 @@ class TuningLog:
         columns = [records.c[name] for name in RecordGroup._fields]
         rows = [record_to_row(record) for record in new]
         added = self._database.insert_new_returning(connection, records, rows, columns)
-        count_records(self._database, connection, (RecordGroup._make(row) for row in added))
+        count_records(self._database, connection, map(RecordGroup._make, added))
         count_change(self._database, connection, (r.workload_hash for r in new if r.kind is Kind.VALIDATION))
         return len(added)
 
