@@ -18,12 +18,14 @@ class MortalChild:
     kills = 0
 
     def __init__(self, *_args: Any, **_options: Any) -> None:
-        self.pid, self.generation = 1, 0
+        self.pid: int | None = None
+        self.generation = 0
 
     def ensure(self) -> int:
         self.generation += 1
         if self.generation <= self.kills:
             raise ChildKilled("the child was killed by SIGKILL")
+        self.pid = 1
         return self.generation
 
     def call(self, *_args: Any, **_payload: Any) -> dict[str, Any]:
