@@ -83,7 +83,8 @@ def test_a_stopped_command_cancels_its_job_and_ends_everything(state: Path, numb
 
 def redis_of(process: subprocess.Popen[str]) -> list[int]:
     """The Redis of a command; none while it is being started again."""
-    return [pid for pid in descendants(process.pid) if "--unixsocket" in command_of(pid)]
+    commands = {pid: command_of(pid) for pid in descendants(process.pid)}
+    return [pid for pid, command in commands.items() if "redis.sock" in command and "fractune.cli" not in command]
 
 
 def test_redis_killed_in_mid_job_is_started_again_and_the_budget_is_spent_once(state: Path) -> None:

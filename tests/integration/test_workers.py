@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from fractune_core.blobs import put_blob, put_signed_blob
+from fractune_core.marks import CANCELLED, mark
 from fractune_core.messages import (
     BUILD_QUEUE,
     SERVER_STREAM,
@@ -198,7 +199,7 @@ def test_an_unsigned_artifact_is_not_run(fleet: Fleet) -> None:
 
 def test_work_of_a_round_that_nobody_waits_for_is_skipped(fleet: Fleet) -> None:
     round_id = uuid.uuid4().hex
-    fleet.redis.set(f"fractune:cancelled:{round_id}", 1)
+    mark(fleet.redis, CANCELLED, round_id)
     work = {
         **fleet.common(round_id),
         "do": "build",

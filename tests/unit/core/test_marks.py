@@ -38,7 +38,7 @@ def test_marks_are_dropped_when_no_message_that_they_are_about_would_be_opened(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1e9
-    monkeypatch.setattr(marks.time, "time", lambda: now)
+    monkeypatch.setattr("fractune_core.marks.time.time", lambda: now)
     for kind in (DONE, CANCELLED, HANDED_BACK):
         marks.mark(connection, kind, "old")
     now += messages.MARK_TTL_S - 1

@@ -53,9 +53,12 @@ def _in_wheel() -> Iterator[Path]:
 
 
 def redis_command(socket_path: Path, folder: Path) -> list[str]:
-    """Redis on a Unix socket, with all that it is told in `folder`: what it has answered survives `kill -9`."""
+    """Redis on a Unix socket, with all that it is told in `folder`: what it has answered survives `kill -9`, and
+    a loss of power.
+    """
     listen = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700"]
-    keep = ["--dir", str(folder), "--appendonly", "yes", "--save", ""]
+    # With Redis's own default, `everysec`, what it answered while it was syncing is not even written yet.
+    keep = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
     return [str(redis_binary()), *listen, *keep, "--logfile", ""]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fractune.local import embedded_redis
 from fractune.local.embedded_redis import redis_binary
 from fractune_core.errors import FractuneError
 
@@ -45,6 +44,6 @@ def test_that_of_the_wheel_runs_as_it_is_installed(tmp_path: Path, monkeypatch: 
 
 def test_without_any_it_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded_redis.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(FractuneError, match=r"install 'fractune\[local\]'"):
         redis_binary()
