@@ -151,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the report there as JSON")
     parser.add_argument("--keep", type=Path, help="an empty folder that keeps state, logs and audit")
     args = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the stack ends with this process
     with tempfile.TemporaryDirectory(prefix="fractune-chaos-") as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,8 @@ WEIGHTS = {
 it; `stack` is `fractune up` itself, with which everything dies at once."""
 _KILLS_A_MINUTE = 4
 """of one part: `fractune up` gives up one that dies more often than 5 times in a minute, which is meant so"""
+_CHILD_KILLS_A_MINUTE = 2
+"""of the children of one process: the third that is killed in a row counts against what it did, which is meant so"""
 
 
 @dataclass(frozen=True)
@@ -60,34 +62,37 @@ class Victim:
 
     pid: int
     kind: str
-    part: str
+    part: str = ""
     """the part of the stack that dies by it; empty for what a worker replaces by itself"""
+    parent: int = 0
+    """process id of what started it, for such a child"""
 
 
 class Limits:
     """How often each part was killed in the last minute. Redis may take the workers with it, the stack takes all."""
 
     def __init__(self) -> None:
-        self._killed: dict[str, collections.deque[float]] = collections.defaultdict(collections.deque)
+        self._killed: dict[str | int, collections.deque[float]] = collections.defaultdict(collections.deque)
+        """when, by part, and by process whose child it was"""
 
     def note(self, victim: Victim, now_s: float) -> None:
         if victim.kind == STACK:  # what is started anew counts anew
             self._killed.clear()
-        if victim.part:
-            self._killed[victim.part].append(now_s)
+        self._killed[victim.part or victim.parent].append(now_s)
 
     def allows(self, victim: Victim, now_s: float) -> bool:
         if not victim.part:
-            return True
+            return self._count(victim.parent, now_s) < _CHILD_KILLS_A_MINUTE
         if victim.kind == STACK:  # which lives while the others are still to come
             return not self._count(STACK, now_s)
-        of_redis = 0 if victim.kind == REDIS else self._count(REDIS, now_s)
-        others = max((self._count(part, now_s) for part in list(self._killed)), default=0)
+        of_redis = self._count(REDIS, now_s)
+        parts = [part for part in self._killed if isinstance(part, str)]
+        others = max((self._count(part, now_s) for part in parts), default=0)
         mine = others if victim.kind == REDIS else self._count(victim.part, now_s) + of_redis
         return mine < _KILLS_A_MINUTE
 
-    def _count(self, part: str, now_s: float) -> int:
-        struck = self._killed[part]
+    def _count(self, name: str | int, now_s: float) -> int:
+        struck = self._killed[name]
         while struck and now_s - struck[0] > 60:
             struck.popleft()
         return len(struck)

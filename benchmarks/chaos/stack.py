@@ -91,7 +91,7 @@ def _victim(pid: int, parent: int, stack: int) -> Victim | None:
     role = next((role for module, role in _CHILDREN.items() if f"{_CHILD}.{module}.child" in words), None)
     if role is None:
         return None
-    return Victim(pid, f"{role}'s {'fork' if _CHILD in command_of(parent).split() else 'child'}", "")
+    return Victim(pid, f"{role}'s {'fork' if _CHILD in command_of(parent).split() else 'child'}", parent=parent)
 
 
 def _part(pid: int, command: str, words: Sequence[str]) -> Victim | None:

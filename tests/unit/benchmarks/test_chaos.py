@@ -60,12 +60,20 @@ def test_the_first_kind_that_lives_is_struck_and_no_part_more_than_four_times_a_
     assert choose(kill, living, limits, 100.0) is not None
 
 
-def test_what_a_worker_replaces_by_itself_has_no_limit_and_the_stack_forgets_all() -> None:
-    limits, child, stack = Limits(), Victim(1, "measurer's child", ""), Victim(2, STACK, STACK)
+def test_no_process_loses_three_children_in_a_row() -> None:
+    limits = Limits()
+    first, second = Victim(1, "builder's fork", parent=7), Victim(2, "builder's fork", parent=7)
+    for victim in (first, second):
+        assert limits.allows(victim, 0.0)
+        limits.note(victim, 0.0)
+    assert not limits.allows(Victim(3, "builder's fork", parent=7), 59.0)
+    assert limits.allows(Victim(3, "builder's fork", parent=7), 61.0)
+    assert limits.allows(Victim(4, "builder's fork", parent=8), 0.0)
+
+
+def test_the_kills_of_redis_count_for_all_and_the_stack_forgets_all() -> None:
+    limits, stack = Limits(), Victim(2, STACK, STACK)
     redis, measurer = Victim(3, REDIS, REDIS), Victim(4, "measurer", "measure-cpu-1")
-    for _ in range(9):
-        limits.note(child, 0.0)
-    assert limits.allows(child, 0.0)
     for _ in range(4):
         limits.note(redis, 0.0)
     assert not limits.allows(redis, 0.0)
@@ -109,7 +117,7 @@ def test_processes_are_known_by_their_commands(
     monkeypatch: pytest.MonkeyPatch, command: str, parent: str, kind: str, part: str
 ) -> None:
     monkeypatch.setattr(stack_module, "command_of", {10: command, 9: parent}.get)
-    assert _victim(10, 9 if parent else 1, 1) == Victim(10, kind, part)
+    assert _victim(10, 9 if parent else 1, 1) == Victim(10, kind, part, 9 if parent else 0)
 
 
 def test_a_process_that_is_none_of_the_stack_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

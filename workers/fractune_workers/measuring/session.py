@@ -153,7 +153,7 @@ class MeasurementSession:
     def handshake(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
         if self._guard is None:
-            self._prepare()
+            unless_killed(self._prepare)
         else:
             self._guard.get_ready(self._preparation())
 
