@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import sys
 import termios
 from collections.abc import Iterator
 from typing import Self
 
 from fractune.api.progress import View
-from fractune.cli.stopped import Stopped
+from fractune.cli.stopped import Stopped, terminal_gone
 from fractune.goals import Goal
 from fractune.jobs import JobStatus
 
@@ -86,4 +85,4 @@ def _lost_terminal_stops() -> Iterator[None]:
     except (OSError, termios.error) as error:
         if error.args[:1] != (errno.EIO,):
             raise
-        raise Stopped(signal.SIGHUP) from error
+        raise terminal_gone() from error

@@ -23,5 +23,13 @@ def take_signals() -> None:
         signal.signal(signal.SIGHUP, _stop)
 
 
+def terminal_gone() -> Stopped:
+    """What to raise for a terminal that was closed. The shell and the kernel both send SIGHUP then: the second one
+    shall not disturb the end.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return Stopped(signal.SIGHUP)
+
+
 def _stop(signal_number: int, _: FrameType | None) -> NoReturn:
-    raise Stopped(signal_number)
+    raise terminal_gone() if signal_number == signal.SIGHUP else Stopped(signal_number)

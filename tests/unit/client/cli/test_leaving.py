@@ -79,6 +79,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
     take_signals()
     with pytest.raises(Stopped):
         signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)  # the shell's, after the kernel's: the end goes on undisturbed
 
 
 def test_the_command_is_told_how_the_job_ended(
