@@ -38,7 +38,7 @@ def run_server(
     secret: bytes,
     *,
     database_url: str | None,
-    upload_limit_bytes: int | None,
+    upload_limit_bytes: int,
     resume: bool,
     ready_file: Path | None,
 ) -> None:
@@ -53,7 +53,7 @@ def run_server(
             state_dir=state_dir,
             database_url=database_url,
             secret=secret,
-            **({} if upload_limit_bytes is None else {"upload_limit_bytes": upload_limit_bytes}),
+            upload_limit_bytes=upload_limit_bytes,
             resume=resume,
             ready_file=ready_file,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from google.protobuf.descriptor import FileDescriptor
+from typing import Any
+
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -11,7 +12,7 @@ from fractune_core.tokens import Scope
 from fractune_server.access.scopes import SCOPES, needed_scope
 
 
-def paths(file: FileDescriptor) -> set[str]:
+def paths(file: Any) -> set[str]:
     services = file.services_by_name.values()
     return {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
 
