@@ -265,6 +265,20 @@ def test_client_certificates(tmp_path: Path) -> None:
             assert client.jobs() == []
 
 
+def test_a_request_that_cannot_be_read_ends_its_call_alone(place: Place) -> None:
+    credentials = place.credentials(place.token())
+    with grpc.secure_channel(place.server.address, credentials) as channel:
+        method: Any = channel.unary_unary(LIST_JOBS)
+        with pytest.raises(grpc.RpcError) as refused:
+            method(b"\xff\xff", timeout=20)
+        assert as_call(refused.value).code() is grpc.StatusCode.INTERNAL
+        nothing: Any = channel.stream_unary(LIST_JOBS)
+        with pytest.raises(grpc.RpcError) as refused:
+            nothing(iter([]), timeout=20)
+        assert as_call(refused.value).code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert method(b"", timeout=20) == b""
+
+
 def test_the_health_check_is_open(place: Place) -> None:
     with grpc.secure_channel(place.server.address, place.credentials(None)) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
