@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -98,7 +98,8 @@ def answer_to(address: str, credentials: grpc.ChannelCredentials | None, path: s
     """The status of one call with an empty request, which must bring nothing unless it is OK."""
     channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
     with channel:
-        call: Any = cast(Any, channel.stream_stream(path))(iter([b""]), timeout=20)
+        method: Any = channel.stream_stream(path)
+        call = method(iter([b""]), timeout=20)
         try:
             list(call)
         except grpc.RpcError as error:
@@ -122,7 +123,8 @@ def test_no_token_and_silence(place: Place) -> None:
         yield b""
 
     with grpc.secure_channel(place.server.address, place.credentials(None)) as channel:
-        calls: list[Any] = [cast(Any, channel.stream_unary(LIST_JOBS)).future(silent()) for _ in range(40)]
+        method: Any = channel.stream_unary(LIST_JOBS)
+        calls = [method.future(silent()) for _ in range(40)]
         codes = {call.exception(timeout=30).code() for call in calls}
         never.set()
     # More of them than the server has places may be told so, but none of them keeps one.
@@ -263,6 +265,20 @@ def test_client_certificates(tmp_path: Path) -> None:
             assert client.jobs() == []
 
 
+def test_a_request_that_cannot_be_read_ends_its_call_alone(place: Place) -> None:
+    credentials = place.credentials(place.token())
+    with grpc.secure_channel(place.server.address, credentials) as channel:
+        method: Any = channel.unary_unary(LIST_JOBS)
+        with pytest.raises(grpc.RpcError) as refused:
+            method(b"\xff\xff", timeout=20)
+        assert as_call(refused.value).code() is grpc.StatusCode.INTERNAL
+        nothing: Any = channel.stream_unary(LIST_JOBS)
+        with pytest.raises(grpc.RpcError) as refused:
+            nothing(iter([]), timeout=20)
+        assert as_call(refused.value).code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert method(b"", timeout=20) == b""
+
+
 def test_the_health_check_is_open(place: Place) -> None:
     with grpc.secure_channel(place.server.address, place.credentials(None)) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
@@ -270,7 +286,7 @@ def test_the_health_check_is_open(place: Place) -> None:
 
 
 def test_the_owner_of_a_token_is_let_in_and_told_what_it_may_not(place: Place, tmp_path: Path) -> None:
-    files: Any = {"ca": place.authority.cert, "token_file": token_file(tmp_path, place.token(Scope.READ))}
+    files: dict[str, Any] = {"ca": place.authority.cert, "token_file": token_file(tmp_path, place.token(Scope.READ))}
     with connect(place.server.address, **files) as client:
         assert client.jobs() == []
         with pytest.raises(ScopeMissing, match="has the scope read, and this needs operate"):

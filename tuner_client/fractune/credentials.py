@@ -6,14 +6,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
-
-import grpc
+from typing import TYPE_CHECKING, Any, Self
 
 from fractune_core.addresses import UNIX, is_local
 from fractune_core.errors import BadRequest
 from fractune_core.tls_files import read_authority, read_pair
 from fractune_core.tokens import read_token_file
+
+if TYPE_CHECKING:
+    import grpc
 
 VARIABLES = {
     "ca": "FRACTUNE_CA",
@@ -45,6 +46,8 @@ class Credentials:
         """A channel to `address`. Raises BadRequest for files that cannot be used, and when a token would leave this
         machine in plain text.
         """
+        import grpc  # here, since every command reads VARIABLES, also those that call no server
+
         if self.ca is None or address.startswith(UNIX):
             self._check_plain(address)
             return grpc.insecure_channel(address, options=options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,8 @@ class TlsFiles:
 
 def read_authority(option: str, path: Path) -> bytes:
     """The certificates in the file. Raises BadRequest, which names the option, for a file without any."""
+    import ssl  # here, as below, for those who use TLS alone
+
     pem = _read(option, path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
@@ -32,6 +33,8 @@ def read_authority(option: str, path: Path) -> bytes:
 
 def read_pair(cert_option: str, cert: Path, key_option: str, key: Path) -> tuple[bytes, bytes]:
     """A certificate and its key. Raises BadRequest when a file is no PEM, asks for a password, or they do not match."""
+    import ssl
+
     pems = _read(cert_option, cert), _read(key_option, key)
     try:
         # Without a password of ours OpenSSL would ask the terminal for that of an encrypted key.

@@ -40,22 +40,21 @@ def run_server(
     secret: bytes,
     *,
     database_url: str | None,
-    upload_limit_bytes: int | None,
+    upload_limit_bytes: int,
     resume: bool,
 ) -> None:
     """Serve until stopped. Raises BadRequest for an address or TLS files, StateUnusable for the folder, RedisGone."""
     require("server", "rq", "sqlalchemy", "prometheus_client")
     from fractune_server.main import ServerOptions, run_server
 
-    limits: dict[str, Any] = {} if upload_limit_bytes is None else {"upload_limit_bytes": upload_limit_bytes}
     run_server(
         ServerOptions(
             redis_url=redis_url,
             state_dir=state_dir,
             database_url=database_url,
             secret=secret,
+            upload_limit_bytes=upload_limit_bytes,
             resume=resume,
-            **limits,
             **vars(listening),
         )
     )

@@ -47,6 +47,7 @@ def address_of(peer: str) -> str:
     if kind != "ipv6":
         return host or peer
     try:
-        return str(ipaddress.ip_network((host, 64), strict=False))
+        found = ipaddress.IPv6Address(host)
     except ValueError:
         return peer
+    return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))

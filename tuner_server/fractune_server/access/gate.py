@@ -53,6 +53,7 @@ class Gate:
         self._tokens = tokens
         self._token_needed = token_needed
         self._attempts = attempts or Attempts()
+        self._lines = Attempts()
 
     def admit(self, path: str, needed: Scope, peer: str, metadata: Mapping[str, str | bytes]) -> Caller:
         """Raises AccessRefused, ScopeMissing or TooManyAttempts."""
@@ -60,10 +61,10 @@ class Gate:
             return ANYBODY
         try:
             return self._admit(needed, peer, str(metadata.get("authorization", "")))
-        except TooManyAttempts:  # said when the last of them was refused, and not again for each
-            raise
         except FractuneError as error:
-            _log.warning("refused %s from %s: %s", path, peer, error)
+            if not self._lines.wait_s(peer):  # a stranger must not fill the disk of the log
+                self._lines.failed(peer)
+                _log.warning("refused %s from %s: %s", path, peer, error)
             raise
 
     def _admit(self, needed: Scope, peer: str, authorization: str) -> Caller:

@@ -56,6 +56,8 @@ def test_memory_is_bounded_and_the_oldest_goes_first(clock: Clock, monkeypatch: 
         ("ipv6:%5B2001:db8::1%5D:5000", "2001:db8::/64"),
         ("ipv6:[2001:db8::ffff:1]:5000", "2001:db8::/64"),
         ("ipv6:%5Bfe80::1%25eth0%5D:5000", "fe80::/64"),
+        ("ipv6:%5B::ffff:192.0.2.1%5D:5000", "192.0.2.1"),
+        ("ipv6:strange", "ipv6:strange"),
         ("strange", "strange"),
     ],
 )

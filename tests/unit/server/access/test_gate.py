@@ -96,6 +96,13 @@ def test_a_socket_of_this_machine_asks_for_nothing(gate: Gate) -> None:
     assert admit(gate, None, Scope.ADMIN, peer="unix:") == Caller()
 
 
+def test_a_stranger_does_not_fill_the_log(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(10 * BURST):
+        with pytest.raises(AccessRefused):
+            admit(gate, None)
+    assert BURST <= len(caplog.records) <= 2 * BURST
+
+
 def test_refusals_are_logged_without_secrets(gate: Gate, store: Store, caplog: pytest.LogCaptureFixture) -> None:
     made = store.tokens.create("ci", Scope.READ, None, Quotas())
     with caplog.at_level(logging.DEBUG):

@@ -450,7 +450,7 @@ class StoreContract:
         ],
     )
     def test_a_job_beyond_a_quota_is_not_made(
-        self, store: Store, quotas: Quotas, spec: dict[str, int], says: str
+        self, store: Store, quotas: Quotas, spec: dict[str, Any], says: str
     ) -> None:
         base = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
         store.jobs.create(job("first", token="t", spec=base, created_at=time.time()))

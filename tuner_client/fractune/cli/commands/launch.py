@@ -63,8 +63,8 @@ def server(
         typer.Option("--local-socket", help="With TLS: serve at this Unix socket too, for its user, without a token."),
     ] = None,
     upload_limit: Annotated[
-        str | None, typer.Option("--upload-limit", metavar="2GiB", help="Size of one model file at most (2GiB).")
-    ] = None,
+        str, typer.Option("--upload-limit", metavar="SIZE", help="Of one model file at most, such as 500MiB.")
+    ] = "2GiB",
     resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
     metrics: options.Metrics = None,
     ready_file: Annotated[
@@ -81,7 +81,7 @@ def server(
         state or default_state_dir(),
         fleet_secret(secret_file),
         database_url=database,
-        upload_limit_bytes=None if upload_limit is None else parse_bytes("--upload-limit", upload_limit),
+        upload_limit_bytes=parse_bytes("--upload-limit", upload_limit),
         resume=resume,
     )
 
