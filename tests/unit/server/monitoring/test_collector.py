@@ -157,7 +157,7 @@ def test_a_scrape_costs_the_same_however_many_workers_there_are(
 
     def counted(self: AbstractConnection, command: Any, *args: Any, **kwargs: Any) -> Any:
         sent.append(command)
-        return send(self, command, *args, **kwargs)  # type: ignore[no-untyped-call]
+        return send(self, command, *args, **kwargs)
 
     monkeypatch.setattr(AbstractConnection, "send_packed_command", counted)
     queries: list[str] = []
