@@ -44,7 +44,8 @@ def counts_to_json(counts: Mapping[CountKey, float]) -> list[list[Any]]:
 
 def counts_from_json(rows: Any) -> dict[CountKey, float]:
     """What `counts_to_json` wrote, and of another version of it what can be read."""
-    return {CountKey(*row[:3]): float(row[3]) for row in rows if _is_readable(row)}
+    found = rows if isinstance(rows, list) else []
+    return {CountKey(*row[:3]): float(row[3]) for row in found if _is_readable(row)}
 
 
 def _is_readable(row: Any) -> bool:

@@ -23,6 +23,11 @@ def test_what_another_version_says_otherwise_is_passed_over(row: object) -> None
     assert counts_from_json([row, ["remeasured", "cpu:1", "count", 2]]) == {KEY: 2.0}
 
 
+@pytest.mark.parametrize("rows", [None, 7, {"a": 1}])
+def test_another_form_altogether_is_nothing(rows: object) -> None:
+    assert counts_from_json(rows) == {}
+
+
 def test_a_duration_is_in_the_first_bucket_that_holds_it() -> None:
     assert [bucket_of(secs) for secs in (0.0, 0.005, 0.0051, 1e9)] == ["0.005", "0.005", "0.01", "inf"]
     assert list(SECS_BOUNDS) == sorted(SECS_BOUNDS)
