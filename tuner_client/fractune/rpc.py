@@ -262,6 +262,11 @@ class RpcClient:
             yield
         except grpc.RpcError as error:
             raise self._error_from(error) from error
+        except RuntimeError as error:
+            # A signal's exception within gRPC's wait for a lock comes out as a lock that cannot be released.
+            if error.__context__ is None or isinstance(error.__context__, Exception):
+                raise
+            raise error.__context__ from None
         except ValueError as error:  # how gRPC says that the channel was closed under a call
             if "closed channel" not in str(error):
                 raise

@@ -32,6 +32,9 @@ from fractune_core.shares import Share, parse_shares
 from fractune_core.tls_files import TlsFiles
 
 START_TIMEOUT_S = 60.0
+"""since a part was last started: one that dies while it starts has the whole time anew, and is given up when it keeps
+dying
+"""
 MAX_BUILDERS, MAX_BUILDERS_FOR_A_GPU = 8, 16
 """A GPU's measurers are fast and need few cores: builds are what they would wait for"""
 _REDIS_SOCKET = "redis.sock"
@@ -142,6 +145,7 @@ class Stack:
         self._listen = options.listen or f"unix:{sockets / _SERVER_SOCKET}"
         self._ready_file = sockets / _READY_FILE
         self._server_starts = 0
+        self._last_start_s = 0.0
         self._worker_names: dict[str, str] = {}
         self._search_wanted = threading.Event()
         if options.search:
@@ -177,12 +181,12 @@ class Stack:
     def start(self) -> None:
         """Start all parts and wait until the server answers and every worker has registered."""
         self._ready_file.unlink(missing_ok=True)
+        self._last_start_s = time.monotonic()
         self._thread.start()
-        deadline = time.monotonic() + START_TIMEOUT_S
-        self._await(self._ready_file.exists, "the server to serve", deadline)
+        self._await(self._ready_file.exists, "the server to serve")
         self._listen = self._ready_file.read_text().strip()
         with RpcClient(self.own_address) as client:
-            self._await(lambda: self._all_registered(client), "the workers to register", deadline)
+            self._await(lambda: self._all_registered(client), "the workers to register")
         self._folder.publish_address(self.own_address, for_others=bool(self._options.listen))
 
     def start_search(self) -> None:
@@ -195,11 +199,11 @@ class Stack:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _await(self, is_so: Callable[[], bool], what: str, deadline: float) -> None:
+    def _await(self, is_so: Callable[[], bool], what: str) -> None:
         while not is_so():
             if self._failure is not None:
                 raise self._failure
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._last_start_s + START_TIMEOUT_S:
                 raise FractuneError(f"waited {START_TIMEOUT_S:g} s for {what}; the logs are in {self._folder.logs}")
             self._failed.wait(POLL_S)
 
@@ -321,6 +325,7 @@ class Stack:
         return Part(name, command, self._folder.logs / f"{name}.log", own_env(), rank)
 
     def _fractune(self, command: str, args: Sequence[str]) -> list[str]:
+        self._last_start_s = time.monotonic()
         redis_url = "unix://" + quote(str(self._sockets / _REDIS_SOCKET))
         shared = ["--redis", redis_url, "--secret-file", str(self._folder.secret_file)]
         return [sys.executable, "-m", "fractune.cli", command, *shared, *args]
