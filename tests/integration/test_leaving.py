@@ -146,6 +146,10 @@ def test_ctrl_c_at_a_terminal_asks_and_enter_leaves_the_job(place: Place) -> Non
         terminal.type(ENTER)
         terminal.wait_for(f"fractune watch {job.name}")
         assert terminal.ended() == 130
+    with at_terminal("watch", job.name, *place.at) as watching:  # which never cancels, and so need not ask
+        watching.wait_for("tuning")
+        watching.type(CTRL_C)
+        assert watching.ended() == 130
     assert place.finish(job.name).state == pb.JOB_STATE_DONE
 
 
