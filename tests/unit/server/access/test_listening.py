@@ -26,7 +26,7 @@ def test_this_machine_needs_nothing(listen: str) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "tuner:1", "192.0.2.1:1"])
 def test_another_address_needs_tls_or_a_word(listen: str, tls: TlsFiles) -> None:
-    with pytest.raises(BadRequest, match="pass --tls-cert and --tls-key .* or say --insecure"):
+    with pytest.raises(BadRequest, match=r"pass --tls-cert and --tls-key .* or say --insecure"):
         server_credentials(listen, None, insecure=False)
     assert server_credentials(listen, None, insecure=True) is None
     assert server_credentials(listen, tls, insecure=False) is not None
