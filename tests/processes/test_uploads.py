@@ -64,6 +64,8 @@ def test_more_or_less_than_the_header_says_is_refused(server: ServerProcess) -> 
     with server.client() as client:
         code, said = refusal(client, parts(b"c" * 5000, size=10))
         assert (code, "longer than the 10 bytes" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        code, said = refusal(client, parts(b"c" * 5000, size=-1))
+        assert (code, "size_bytes is -1" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         code, said = refusal(client, parts(b"c" * 5000, size=6000))
         assert (code, "ended 1000 bytes before the 6000" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent import futures
 from pathlib import Path
 
+import grpc
 import pytest
 
 import fractune
 from fractune.credentials import VARIABLES, Credentials
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, ServerUnreachable
 from fractune_core.tokens import TokenText
 from tests.support.certificates import Authority
 
@@ -57,3 +59,20 @@ def test_files_that_cannot_be_used_are_named(token: Path, tmp_path: Path) -> Non
         fractune.connect(ELSEWHERE, ca=authority.cert, token_file=authority.cert)
     with pytest.raises(BadRequest, match="go together"):
         fractune.connect(ELSEWHERE, ca=authority.cert, client_cert=pair.cert)
+
+
+def test_a_certificate_for_another_name_is_not_taken(token: Path, tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "a")
+    pair = authority.issue("server", "tuner.example")
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    credentials = grpc.ssl_server_credentials([(pair.key.read_bytes(), pair.cert.read_bytes())])
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    try:
+        with (
+            fractune.connect(f"127.0.0.1:{port}", ca=authority.cert, token_file=token) as client,
+            pytest.raises(ServerUnreachable, match="no certificate for that name"),
+        ):
+            client.jobs()
+    finally:
+        server.stop(grace=None).wait()

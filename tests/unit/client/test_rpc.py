@@ -146,3 +146,18 @@ def test_a_bundle_arrives_whole_or_not_at_all(client: RpcClient, server: Scripte
 
 def test_job_names_are_taken_with_and_without_their_collection() -> None:
     assert job_name("j1") == job_name("jobs/j1") == "jobs/j1"
+
+
+def test_a_signal_within_a_wait_of_grpc_is_told_as_that_signal(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def torn(*_: object, **__: object) -> Iterator[pb.Job]:
+        try:
+            raise KeyboardInterrupt
+        finally:  # as a condition does whose lock was not taken again
+            threading.Lock().release()
+        yield pb.Job()
+
+    monkeypatch.setattr(client._jobs, "WatchJob", torn)
+    with pytest.raises(KeyboardInterrupt):
+        next(client.watch_job("jobs/1"))

@@ -38,6 +38,8 @@ class ModelService(rpc.ModelServiceServicer):
         header = first.header
         if not _SHA256.fullmatch(header.sha256):
             raise BadRequest(f"sha256 is '{header.sha256}'; write 64 hex digits in lower case")
+        if header.size_bytes < 0:
+            raise BadRequest(f"size_bytes is {header.size_bytes}; write the size of the file")
         try:
             return _encode(self._context.store.models.get(header.sha256))
         except NotFound:

@@ -391,18 +391,18 @@ def test_who_asks_is_told_why_work_goes_back(connection: redis.Redis) -> None:
     requeuer = Requeuer(
         connection, queues, given_up.append, lambda work, loss: requeued.append((work["work_id"], loss))
     )
-    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, ALONE)
     take(connection, "w1")
     requeuer.sweep(Fleet(()))
     take(connection, "w2")
-    mark(connection, HANDED_BACK, BUILD["work_id"])
+    mark(connection, HANDED_BACK, ALONE["work_id"])
     requeuer.sweep(Fleet(()))
     for attempt in range(2):
         take(connection, f"killed{attempt}")
         requeuer.sweep(Fleet(()))
     losses = [Loss.WORKER_GONE, Loss.HANDED_BACK, Loss.WORKER_GONE]
-    assert requeued == [(BUILD["work_id"], loss) for loss in losses]  # the last one was given up
-    assert given_up == [BUILD]
+    assert requeued == [(ALONE["work_id"], loss) for loss in losses]  # the last one was given up
+    assert given_up == [ALONE]
 
 
 def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: redis.Redis) -> None:
