@@ -20,7 +20,9 @@ def test_a_token_is_read_back_and_no_two_are_alike() -> None:
     assert TokenText.new() != made
 
 
-@pytest.mark.parametrize("text", ["", "fractune_", f"fractune_{'a' * 12}_{'g' * 64}", f"xfractune_{'a' * 12}_{'0' * 64}"])
+@pytest.mark.parametrize(
+    "text", ["", "fractune_", f"fractune_{'a' * 12}_{'g' * 64}", f"xfractune_{'a' * 12}_{'0' * 64}"]
+)
 def test_what_is_no_token(text: str) -> None:
     assert TokenText.parse(text) is None
 
