@@ -156,7 +156,6 @@ class TornCall:
         with condition:
             condition.release()
             raise KeyboardInterrupt
-        yield pb.Job()
 
     def cancel(self) -> None:
         pass
