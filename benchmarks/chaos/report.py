@@ -14,6 +14,22 @@ from fractune_core.records import Status, TuningRecord
 
 
 @dataclass(frozen=True)
+class Spending:
+    """What became of a job's budget, in candidates."""
+
+    asked: int
+    made: int
+    """measured for this job"""
+    had: int
+    """these, with those that other jobs measured on the same operators, and those that it did not need"""
+
+    @property
+    def once(self) -> bool:
+        """All that was asked for was had, and nothing beyond it was paid for."""
+        return self.made <= self.asked <= self.had
+
+
+@dataclass(frozen=True)
 class ChaosReport:
     """All that is to be said of a run."""
 
@@ -28,8 +44,8 @@ class ChaosReport:
     """by state"""
     messages: Sequence[str]
     """of the jobs that did not end well, and of `fractune up` where it ended though nobody had killed it"""
-    budgets: Mapping[str, tuple[int, int]]
-    """by job: new candidates that it was asked for, and those that it had or did not need"""
+    budgets: Mapping[str, Spending]
+    """by job"""
     failures: Mapping[str, int]
     """records of the log that did not end well, by status and cause"""
     tracebacks: Mapping[str, int]
@@ -38,21 +54,21 @@ class ChaosReport:
 
     @property
     def asked(self) -> int:
-        return sum(asked for asked, _ in self.budgets.values())
+        return sum(each.asked for each in self.budgets.values())
 
     @property
-    def spent(self) -> int:
-        return sum(spent for _, spent in self.budgets.values())
+    def made(self) -> int:
+        return sum(each.made for each in self.budgets.values())
 
     @property
     def holds(self) -> bool:
-        """Whether every job is done with its budget spent, and the log is what the measurers say."""
-        budgets_spent = all(asked == spent for asked, spent in self.budgets.values())
+        """Whether every job is done with its budget spent once, and the log is what the measurers say."""
+        budgets_spent = all(each.once for each in self.budgets.values())
         all_done = set(self.jobs) == {JobState.DONE.value}
         return self.audit.faultless and all_done and not self.messages and budgets_spent
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "asked": self.asked, "spent": self.spent, "holds": self.holds}
+        return {**asdict(self), "asked": self.asked, "made": self.made, "holds": self.holds}
 
     def text(self) -> str:
         """A page for people."""
@@ -61,22 +77,22 @@ class ChaosReport:
             f"chaos: seed {self.seed}, {self.minutes:.1f} minutes of kills, all jobs ended after {self.wall_s:.0f} s",
             f"  kills     {sum(self.kills.values())}: {_counts(self.kills)}",
             f"  jobs      {sum(self.jobs.values())}: {_counts(self.jobs)}",
-            f"  budget    {self.spent} of {self.asked} new candidates",
+            f"  budget    {self.made} of {self.asked} new candidates measured",
             f"  measured  {audit.said} told, {audit.measured_again} of them twice, {audit.unsent} never sent",
             f"  log       {audit.recorded} records, {len(audit.given_up)} of them by the server for work given up",
             f"  audit     {len(audit.lost)} lost, {len(audit.doubled)} doubled, {len(audit.invented)} invented",
             f"  failures  {_counts(self.failures) or 'none'}",
             f"  tracebacks in logs  {_counts(self.tracebacks) or 'none'}",
         ]
-        off = {job: pair for job, pair in self.budgets.items() if pair[0] != pair[1]}
-        lines += [f"  {job}: {spent} of {asked} candidates" for job, (asked, spent) in off.items()]
+        off = {job: each for job, each in self.budgets.items() if not each.once}
+        lines += [f"  {job}: {each.made} measured, {each.had} had of {each.asked}" for job, each in off.items()]
         lines += [f"  {message}" for message in self.messages]
         return "\n".join([*lines, f"chaos: {'holds' if self.holds else 'DOES NOT HOLD'}"])
 
 
-def budgets_of(jobs: Iterable[JobStatus], asked: int) -> dict[str, tuple[int, int]]:
+def budgets_of(jobs: Iterable[JobStatus], asked: int) -> dict[str, Spending]:
     """Each job was asked for as many."""
-    return {job.name: (asked, job.candidates_had + job.trials_saved) for job in jobs}
+    return {job.name: Spending(asked, job.candidates_done, job.candidates_had + job.trials_saved) for job in jobs}
 
 
 def failures_of(records: Iterable[TuningRecord]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos import stack as stack_module
-from benchmarks.chaos.report import ChaosReport, budgets_of, failures_of, messages_of
+from benchmarks.chaos.report import ChaosReport, Spending, budgets_of, failures_of, messages_of
 from benchmarks.chaos.schedule import REDIS, STACK, WEIGHTS, Kill, Limits, Victim, choose, kills
 from benchmarks.chaos.stack import _victim
 from fractune.jobs import JobStatus
@@ -140,7 +140,7 @@ def test_a_run_in_which_all_is_well_holds() -> None:
     text = found.text()
     assert "kills     5: measurer 3, server 2" in text
     assert "0 lost, 0 doubled, 0 invented" in text
-    assert "16 of 16 new candidates" in text
+    assert "12 of 16 new candidates measured" in text
     assert text.endswith("chaos: holds")
 
 
@@ -149,8 +149,8 @@ def test_a_run_in_which_all_is_well_holds() -> None:
     [
         {"jobs": {"done": 1, "failed": 1}},
         {"messages": ["fractune up ended by itself: exit code 5"]},
-        {"budgets": {"jobs/a": (16, 17)}},
-        {"budgets": {"jobs/a": (16, 15)}},
+        {"budgets": {"jobs/a": Spending(asked=16, made=17, had=17)}},
+        {"budgets": {"jobs/a": Spending(asked=16, made=12, had=15)}},
         {"audit": replace(FAULTLESS, lost=("x",))},
         {"audit": replace(FAULTLESS, doubled=("x",))},
         {"audit": replace(FAULTLESS, invented=("x",))},
@@ -161,6 +161,10 @@ def test_a_run_in_which_something_is_wrong_does_not_hold(changes: dict[str, obje
     assert not found.holds
     assert found.text().endswith("chaos: DOES NOT HOLD")
     assert json.loads(json.dumps(found.to_json()))["holds"] is False
+
+
+def test_what_other_jobs_measured_on_the_same_operators_was_not_paid_for_twice() -> None:
+    assert report(budgets={"jobs/a": Spending(asked=8, made=8, had=16)}).holds
 
 
 def test_failures_and_jobs_that_ended_badly_are_named() -> None:
