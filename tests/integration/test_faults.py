@@ -27,6 +27,7 @@ from fractune_core.blobs import put_signed_blob
 from fractune_core.messages import SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
 from fractune_core.records import Status, TuningRecord, candidate_id
 from fractune_core.shares import Device
+from fractune_core.worker_entries import drop_entry
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
@@ -207,7 +208,7 @@ def test_work_of_a_device_that_stays_down_is_handed_back_and_blames_nobody(measu
             measurers.ask({"0" * 32: {"id": "0", "do": "good"}})
         measurers.sweep()  # gives the work of the one before to this one
         assert measurers.processes[name].wait(30) == 4
-        measurers.redis.delete(worker_key(name))  # as it expires
+        drop_entry(measurers.redis, name)  # as it expires
         measurers.device.broken.unlink()
     measurers.arrive()
     measurers.sweep()

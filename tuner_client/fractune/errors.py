@@ -1,6 +1,7 @@
 """The errors that fractune raises, all of them a FractuneError: docs/exit-codes.md says when, and what to do."""
 
 from fractune_core.errors import (
+    AccessRefused,
     BadBundle,
     BadModel,
     BadRequest,
@@ -11,13 +12,16 @@ from fractune_core.errors import (
     PlanInfeasible,
     QuotaExceeded,
     RedisGone,
+    ScopeMissing,
     ServerUnreachable,
     ShareNotReady,
     ShareUnavailable,
     StateUnusable,
+    TooManyAttempts,
 )
 
 __all__ = [
+    "AccessRefused",
     "BadBundle",
     "BadModel",
     "BadRequest",
@@ -28,8 +32,10 @@ __all__ = [
     "PlanInfeasible",
     "QuotaExceeded",
     "RedisGone",
+    "ScopeMissing",
     "ServerUnreachable",
     "ShareNotReady",
     "ShareUnavailable",
     "StateUnusable",
+    "TooManyAttempts",
 ]

@@ -11,14 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fractune.credentials import PLAIN, Credentials
+from fractune_core.addresses import UNIX
 from fractune_core.convert import state_from_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, ServerUnreachable, StateUnusable, error_from_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.transfers import transfer_s
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -27,7 +31,7 @@ ERROR_METADATA = "fractune-error"
 CHUNK_BYTES = 1 << 20
 CALL_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 600.0
-"""uploads, downloads, exports and imports"""
+"""downloads, exports and imports"""
 MATCH_TIMEOUT_S = 300.0
 """a model that the server has not seen is ingested first"""
 RECONNECT_S = 15.0
@@ -48,8 +52,10 @@ class RpcClient:
     ServerUnreachable when there is no server or it did not answer in time.
     """
 
-    def __init__(self, address: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(self, address: str, timeout_s: float = CALL_TIMEOUT_S, credentials: Credentials = PLAIN) -> None:
+        """Raises BadRequest for credentials that cannot be used with this address."""
         self.address = address
+        self._tls = credentials.ca is not None and not address.startswith(UNIX)
         self._timeout_s = timeout_s
         self._closed = False
         limits = [
@@ -57,13 +63,14 @@ class RpcClient:
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
         ]
         # A proxy from the environment is for the web, not for a server on this machine or in this cluster.
-        self._channel = grpc.insecure_channel(address, options=[*limits, ("grpc.enable_http_proxy", 0)])
+        self._channel = credentials.channel(address, [*limits, ("grpc.enable_http_proxy", 0)])
         self._models = rpc.ModelServiceStub(self._channel)
         self._jobs = rpc.JobServiceStub(self._channel)
         self._log = rpc.LogServiceStub(self._channel)
         self._bundles = rpc.BundleServiceStub(self._channel)
         self._fleet = rpc.FleetServiceStub(self._channel)
         self._plans = rpc.PlanServiceStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)  # its methods are not in its types
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +91,7 @@ class RpcClient:
         with contextlib.suppress(NotFound):
             return self._call(self._models.GetModel, pb.GetModelRequest(name=f"models/{sha256}"))
         header = pb.ModelHeader(display_name=path.name, sha256=sha256, size_bytes=size)
-        return self._call(self._models.UploadModel, _upload_parts(path, header), TRANSFER_TIMEOUT_S)
+        return self._call(self._models.UploadModel, _upload_parts(path, header), transfer_s(size))
 
     def create_job(self, spec: pb.JobSpec) -> pb.Job:
         return self._call(self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
@@ -224,6 +231,12 @@ class RpcClient:
             counts[offered.granted.share] += offered.workers
         return counts
 
+    def is_serving(self, service: str) -> bool:
+        """What gRPC's health service says of a service, or of a `fractune_core.names.HealthPart`."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = self._call(self._health.Check, request)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
     # ---- calls ---------------------------------------------------------------------------------------------
 
     def _call(self, method: Callable[..., Answer], request: object, timeout_s: float | None = None) -> Answer:
@@ -249,6 +262,11 @@ class RpcClient:
             yield
         except grpc.RpcError as error:
             raise self._error_from(error) from error
+        except RuntimeError as error:
+            # A signal's exception within gRPC's wait for a lock comes out as a lock that cannot be released.
+            if error.__context__ is None or isinstance(error.__context__, Exception):
+                raise
+            raise error.__context__ from None
         except ValueError as error:  # how gRPC says that the channel was closed under a call
             if "closed channel" not in str(error):
                 raise
@@ -263,14 +281,28 @@ class RpcClient:
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return ServerUnreachable(f"the server at {self.address} did not answer in time; look at its log")
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
-            return self._unreachable()
+            return self._unreachable(details)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ServerUnreachable(f"{self.address} is no fractune server, or one of another version: {details}")
         return FractuneError(f"the server at {self.address} failed: {code.name} {details}; look at its log")
 
-    def _unreachable(self) -> ServerUnreachable:
+    def _unreachable(self, details: str = "") -> ServerUnreachable:
+        """`details` are gRPC's own: the one place that tells why a connection with TLS was not made."""
+        if "WRONG_VERSION_NUMBER" in details:
+            return ServerUnreachable(f"what answers at {self.address} speaks no TLS; check --server, or leave --ca out")
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+            return ServerUnreachable(
+                f"the server at {self.address} has no certificate for that name by the authority in --ca; nothing was "
+                "sent to it: check --ca and --server"
+            )
+        if self._tls:
+            return ServerUnreachable(
+                f"no fractune server answers at {self.address} with TLS; check --server, and whether it asks for "
+                "--client-cert and --client-key"
+            )
+        closed = "; one that asks for TLS needs --ca" if "Socket closed" in details else ""
         return ServerUnreachable(
-            f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server"
+            f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server{closed}"
         )
 
 

@@ -13,7 +13,10 @@
     ├── StateUnusable             7   FAILED_PRECONDITION   state folder: read-only, in use, disk full
     │   └── QuotaExceeded         7   RESOURCE_EXHAUSTED    a size or a count over its limit
     ├── BadBundle                 8   INVALID_ARGUMENT      torn, or for another processor
-    └── NotFound                  9   NOT_FOUND             no such job, model, bundle, record
+    ├── NotFound                  9   NOT_FOUND             no such job, model, bundle, record
+    └── AccessRefused             11  UNAUTHENTICATED       no token, or none that the server takes
+        ├── ScopeMissing          11  PERMISSION_DENIED     a token that may not do this
+        └── TooManyAttempts       11  RESOURCE_EXHAUSTED    wrong tokens from this address, too fast
 
 The exit codes are a promise to scripts; `docs/exit-codes.md` lists them for users.
 """
@@ -108,6 +111,25 @@ class NotFound(FractuneError):
 
     exit_code = 9
     grpc_status = "NOT_FOUND"
+
+
+class AccessRefused(FractuneError):
+    """No token, or one that the server does not know, or no longer takes."""
+
+    exit_code = 11
+    grpc_status = "UNAUTHENTICATED"
+
+
+class ScopeMissing(AccessRefused):
+    """A token whose scope does not allow this."""
+
+    grpc_status = "PERMISSION_DENIED"
+
+
+class TooManyAttempts(AccessRefused):
+    """Too many wrong tokens came from this address; it is heard again after a short while."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 def error_kinds() -> dict[str, type[FractuneError]]:

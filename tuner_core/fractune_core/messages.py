@@ -14,7 +14,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 
-PROTOCOL = 4
+PROTOCOL = 5
 """of these messages: counts up when a side of before would not understand the other. It is part of the name of every
 queue, so that no work comes to a worker that cannot do it."""
 
@@ -41,8 +41,10 @@ WORK_MAX_AGE_S = BLOB_TTL_S
 """older work is refused: the files that it needs are gone by then"""
 CLOCK_TOLERANCE_S = 3600
 """how far the clocks of two hosts may differ; a message from further in the future is refused"""
-DONE_TTL_S = WORK_MAX_AGE_S + 2 * CLOCK_TOLERANCE_S
+MARK_TTL_S = WORK_MAX_AGE_S + 2 * CLOCK_TOLERANCE_S
 """what marks work as done outlives every copy of it, by whatever clock"""
+WORKERS = PREFIX + "workers"
+"""a set: the name of every worker that has an entry, or had one not long ago"""
 WORKER_TTL_S = 6
 """a worker that has not renewed its entry for this long counts as dead"""
 
@@ -55,24 +57,11 @@ def worker_key(name: str) -> str:
     return f"{PREFIX}worker:{name}"
 
 
-def cancel_key(name: str) -> str:
-    """There when nobody wants the work of a round, or of a job where it belongs to no round, any more."""
-    return f"{PREFIX}cancelled:{name}"
-
-
 def cancelled_by(work: Work) -> str:
-    """The key that takes this work back. A round may outlive the job that asked for it: others may wait for it."""
-    return cancel_key(str(work.get("round_id", work["job"])))
-
-
-def done_key(work_id: str) -> str:
-    """There when a piece of work has been delivered or taken back: it is not done again."""
-    return f"{PREFIX}done:{work_id}"
-
-
-def handed_back_key(work_id: str) -> str:
-    """There when a worker has ended for its own reasons with this work in its hands: no death to hold against it."""
-    return f"{PREFIX}handed-back:{work_id}"
+    """Whose mark CANCELLED takes this work back: its round's, which may outlive the job that asked for it first, or
+    its job's where it is of no round.
+    """
+    return str(work.get("round_id", work["job"]))
 
 
 def busy_key(job: str) -> str:
@@ -82,6 +71,14 @@ def busy_key(job: str) -> str:
 
 def blob_key(name: str) -> str:
     return f"{PREFIX}blob:{name}"
+
+
+def model_blob(sha256: str) -> str:
+    return f"model:{sha256}"
+
+
+def bundle_blob(bundle: str) -> str:
+    return f"bundle:{bundle}"
 
 
 def artifact_blob(round_id: str, candidate: str) -> str:
@@ -109,6 +106,16 @@ def is_of_protocol(queue: str) -> bool:
     return queue.partition(":")[0].partition(".")[2] == str(PROTOCOL)
 
 
+def role_and_share(queue: str) -> tuple[str, str]:
+    """Of the workers that serve a queue; without a share for roles that do not measure."""
+    name, _, served = queue.partition(":")
+    role = name.partition(".")[0]
+    return role, served.partition(":")[2] if role == "measure" else ""
+
+
+BUSY, IDLE = "busy", "idle"
+
+
 class WorkerInfo(TypedDict):
     """The entry of a live worker, sealed, under `worker_key(name)`, renewed every second."""
 
@@ -127,6 +134,12 @@ class WorkerInfo(TypedDict):
     target: str
     """TVM's default target of the measuring device as JSON; empty for roles that do not measure"""
     versions: dict[str, str]
+    state: NotRequired[str]
+    """BUSY or IDLE; this and what follows, a worker of before does not say"""
+    uptime_s: NotRequired[float]
+    """seconds since it began to count"""
+    counts: NotRequired[list[list[Any]]]
+    """since then: `fractune_core.worker_counts.counts_to_json`"""
 
 
 # ---- work, server -> worker or worker -> worker ------------------------------------------------------------------
@@ -137,7 +150,7 @@ class IngestWork(TypedDict):
     work_id: str
     job: str
     model: str
-    """blob name of the model file: its SHA-256"""
+    """SHA-256 of the model file: it is the blob `model_blob(model)`"""
     model_name: str
     inputs: dict[str, list[int]]
     target: str
@@ -262,7 +275,7 @@ class CompileWork(TypedDict):
     inputs: dict[str, list[int]]
     target: str
     bundle: str
-    """blob name under which the signed bundle is to be put"""
+    """its id: signed, it is to be put into the blob `bundle_blob(bundle)`"""
     manifest: dict[str, Any]
     """what the server adds to the bundle's manifest: job, device, shares, records"""
     variants: list[VariantItem]
@@ -277,6 +290,9 @@ class TimeModelWork(TypedDict):
     share: str
     bundle: str
 
+
+WORK_KINDS = ("ingest", "search", "build", "measure", "compile", "time_model")
+"""what `do` says in each of them"""
 
 Work = IngestWork | SearchWork | BuildWork | MeasureWork | CompileWork | TimeModelWork
 

@@ -1,5 +1,5 @@
 """Names of the public contract: resources (`models/{sha256}`, `jobs/{job}`, ...), the variants of a bundle, and the
-operators that change a layout.
+operators that change a layout; the parts of a server's health.
 """
 
 from __future__ import annotations
@@ -22,6 +22,17 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 def changes_layout(operator: str) -> bool:
     """Whether an operator changes a layout, by its name."""
     return TO_BLOCKS in operator or FROM_BLOCKS in operator
+
+
+class HealthPart(StrEnum):
+    """What a server needs to work, as gRPC's health service names it; its empty name is for all of them."""
+
+    ENGINE = "engine"
+    """it turns; a server without it does not get well by itself"""
+    STORE = "store"
+    """it takes writes"""
+    REDIS = "redis"
+    """it answers"""
 
 
 class Collection(StrEnum):

@@ -30,6 +30,11 @@ def open_work(secret: bytes, queue: str, job_id: str, message: str | bytes) -> W
 
     Raises Refused for what was not signed by this fleet for this queue, came in another job, or is too old.
     """
+    return open_dated_work(secret, queue, job_id, message)[0]
+
+
+def open_dated_work(secret: bytes, queue: str, job_id: str, message: str | bytes) -> tuple[Work, float]:
+    """As `open_work`, and when it was queued: seconds since 1970, by the clock of who queued it."""
     try:
         opened = open_signed_json(secret, _work_on(queue), message)
     except Unsigned as error:
@@ -38,7 +43,7 @@ def open_work(secret: bytes, queue: str, job_id: str, message: str | bytes) -> W
     if work["work_id"] != job_id:
         raise Refused(f"the message is of work {work['work_id']} and came in another job; it was copied")
     _check_age(time.time() - opened["issued_at"])
-    return work
+    return work, opened["issued_at"]
 
 
 def _check_age(age_s: float) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import logging
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +14,31 @@ from queue import SimpleQueue
 
 import grpc
 import redis
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH_SERVICE
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import ProcessCollector
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from fractune_core.errors import BadRequest, RedisGone
+from fractune_core.errors import RedisGone
 from fractune_core.jobs import JobState
 from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.redis_url import no_redis
 from fractune_core.signed_messages import seal_greeting
+from fractune_core.tls_files import TlsFiles
+from fractune_server.access.gate import Gate
+from fractune_server.access.interceptor import AccessInterceptor
+from fractune_server.access.listening import bind, bind_local, check_metrics_address, server_credentials
 from fractune_server.engine.engine import Engine
+from fractune_server.monitoring.collector import ServerCollector
+from fractune_server.monitoring.endpoint import Endpoint
+from fractune_server.monitoring.health import Health
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.bundles import BundleService
+from fractune_server.services.call_counts import CallCounter
 from fractune_server.services.errors import ErrorInterceptor
 from fractune_server.services.fleet import FleetService
 from fractune_server.services.jobs import JobService
@@ -36,7 +48,7 @@ from fractune_server.services.plans import PlanService
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import MODEL_LIMIT_BYTES, ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.work_queues import WorkQueues
 
@@ -62,8 +74,16 @@ class ServerOptions:
     """SQLAlchemy's URL of another database than SQLite in the state folder"""
     insecure: bool = False
     """allow an address that other machines can reach, though calls carry neither encryption nor credentials"""
+    tls: TlsFiles | None = None
+    """serve with TLS, and ask every call for a token (or, with `client_ca`, every connection for a certificate)"""
+    local_socket: Path | None = None
+    """with TLS: serve at this Unix socket too, without credentials, for the user of this process"""
+    upload_limit_bytes: int = MODEL_LIMIT_BYTES
+    """of one model file"""
     resume: bool = True
     """go on with the jobs that an earlier server left open; otherwise they end as cancelled"""
+    metrics: str | None = None
+    """HOST:PORT for Prometheus and for probes of health, over HTTP; None = no such port"""
     ready_file: Path | None = None
     """the bound address is written here when the server serves"""
 
@@ -71,10 +91,11 @@ class ServerOptions:
 def run_server(options: ServerOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Raises BadRequest for an address that cannot be used, StateUnusable, RedisGone when Redis does not answer or stays
-    away, and FractuneError when the engine has ended by itself.
+    Raises BadRequest for an address or TLS files that cannot be used, StateUnusable, RedisGone when Redis does not
+    answer or stays away, and FractuneError when the engine has ended by itself.
     """
-    _check_address(options)
+    credentials = server_credentials(options.listen, options.tls, insecure=options.insecure)
+    check_metrics_address(options.metrics, insecure=options.insecure)
     # An event would not do: setting one in a signal's handler waits for ever where the handler has interrupted the
     # beginning of the wait for it.
     ends: SimpleQueue[str] = SimpleQueue()
@@ -83,17 +104,21 @@ def run_server(options: ServerOptions) -> None:
     with StateFolder(options.state_dir) as folder:
         context = _open(options, folder.path)
         try:
-            _serve(options, context, ends)
+            _serve(options, context, credentials, ends)
+        except redis.RedisError as error:
+            raise RedisGone(f"Redis takes nothing ({error}); mend that, then start the server again") from error
         finally:
             context.store.close()
             context.redis.close()
 
 
-def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc.Server, health.HealthServicer]:
-    """All services on a server that listens nowhere yet, and its health."""
+def make_server(
+    context: ServerContext, stopping: threading.Event, health: health_pb2_grpc.HealthServicer, gate: Gate | None
+) -> grpc.Server:
+    """All services on a server that listens nowhere yet; `gate` as for AccessInterceptor."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
-        interceptors=[ErrorInterceptor()],
+        interceptors=[CallCounter(context.instruments), ErrorInterceptor(), AccessInterceptor(gate)],
         # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)],
         maximum_concurrent_rpcs=THREADS,
@@ -105,17 +130,22 @@ def make_server(context: ServerContext, stopping: threading.Event) -> tuple[grpc
     rpc.add_PlanServiceServicer_to_server(PlanService(matcher), server)
     rpc.add_BundleServiceServicer_to_server(BundleService(context), server)
     rpc.add_FleetServiceServicer_to_server(FleetService(context), server)
-    healthy = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    ours = [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
-    names = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = [*_services(), HEALTH_SERVICE, reflection.SERVICE_NAME]
     reflection.enable_server_reflection(names, server)
-    for name in ("", *ours):
-        healthy.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
-    return server, healthy
+    return server
 
 
-def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str]) -> None:
+def _services() -> list[str]:
+    return [service.full_name for service in pb.DESCRIPTOR.services_by_name.values()]
+
+
+def _serve(
+    options: ServerOptions,
+    context: ServerContext,
+    credentials: grpc.ServerCredentials | None,
+    ends: SimpleQueue[str],
+) -> None:
     """Until `ends` says why it is over."""
     context.redis.mset({PROTOCOL_KEY: PROTOCOL, GREETING_KEY: seal_greeting(context.secret)})
     WorkQueues(context.redis, context.secret).drop_foreign()
@@ -123,23 +153,53 @@ def _serve(options: ServerOptions, context: ServerContext, ends: SimpleQueue[str
         _cancel_open_jobs(context)
     stopping = threading.Event()
     engine = Engine(context, ended=lambda: ends.put("its engine's end"))
-    server, healthy = make_server(context, stopping)
-    address = _bind(server, options.listen)
-    engine.start()
-    server.start()
-    for service in ("", *(each.full_name for each in pb.DESCRIPTOR.services_by_name.values())):
-        healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
-    if options.ready_file is not None:
-        announce(address, options.ready_file)
-    _log.info("serving on %s", address)
-    _log.info("ends after %s", ends.get())
-    stopping.set()
-    healthy.enter_graceful_shutdown()  # clients that check are sent elsewhere
-    context.notifier.announce()  # watchers look up, see that it is over, and end
-    server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more
-    engine.stop()  # last, so that what the calls wrote is consistent when the store closes
+    health = Health(context, engine.silent_s)
+    health.servicer.expect(_services())
+    server = make_server(context, stopping, health.servicer, _gate(options, context))
+    address = bind(server, options.listen, credentials)
+    if options.local_socket is not None:
+        bind_local(server, options.local_socket)
+    with _seen_from_outside(options.metrics, context, health):
+        engine.start()
+        server.start()
+        health.start()
+        health.servicer.serve(_services())
+        if options.ready_file is not None:
+            announce(address, options.ready_file)
+        _log.info("serving on %s", address)
+        _log.info("ends after %s", ends.get())
+        stopping.set()
+        health.stop()
+        health.servicer.enter_graceful_shutdown()  # clients that check are sent elsewhere
+        context.notifier.announce()  # watchers look up, see that it is over, and end
+        server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more
+        engine.stop()  # last, so that what the calls wrote is consistent when the store closes
     if engine.failure is not None:
         raise engine.failure
+
+
+def _gate(options: ServerOptions, context: ServerContext) -> Gate | None:
+    if options.tls is None:
+        return None
+    return Gate(context.store.tokens, token_needed=options.tls.client_ca is None)
+
+
+@contextlib.contextmanager
+def _seen_from_outside(address: str | None, context: ServerContext, health: Health) -> Iterator[None]:
+    """Serve metrics and health over HTTP at `address`, if there is one, until the block ends. Raises BadRequest."""
+    if address is None:
+        yield
+        return
+    registry = context.instruments.registry
+    registry.register(ServerCollector(context, health))
+    ProcessCollector(registry=registry)
+    endpoint = Endpoint(address, registry, health)
+    try:
+        endpoint.start()
+        _log.info("metrics at http://%s/metrics", endpoint.address)
+        yield
+    finally:
+        endpoint.stop()
 
 
 def announce(address: str, ready_file: Path) -> None:
@@ -150,18 +210,20 @@ def announce(address: str, ready_file: Path) -> None:
 
 
 def _open(options: ServerOptions, folder: Path) -> ServerContext:
-    # A few quick attempts; the engine has the patience for a Redis that stays away longer.
-    retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=3)
-    connection = redis.Redis.from_url(options.redis_url, retry=retry)
+    # For about two seconds, so that calls outlive a Redis that is started again at once; the engine has the patience
+    # for one that stays away longer.
+    retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=10)
     try:
+        connection = redis.Redis.from_url(options.redis_url, retry=retry)
         connection.ping()
-    except redis.RedisError as error:
-        raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
+    except (redis.RedisError, ValueError) as error:
+        raise no_redis(options.redis_url, error) from error
     return ServerContext(
         store=Store(options.database_url or sqlite_url(folder)),
         redis=connection,
         files=BlobStore(folder),
         secret=options.secret,
+        upload_limit_bytes=options.upload_limit_bytes,
     )
 
 
@@ -173,31 +235,3 @@ def _cancel_open_jobs(context: ServerContext) -> None:
         mark_cancelled(context.redis, job)
     for each in context.store.jobs.rounds():
         mark_cancelled(context.redis, each.round_id)
-
-
-def _check_address(options: ServerOptions) -> None:
-    """Raises BadRequest for an address that others can reach, unless that was asked for."""
-    if options.listen.startswith("unix:") or options.insecure:
-        return
-    host = options.listen.rpartition(":")[0].strip("[]")
-    if host != "localhost" and not _is_loopback(host):
-        raise BadRequest(
-            f"address {options.listen} can be reached from other machines, and calls carry no credentials; "
-            "listen on 127.0.0.1, or say --insecure"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bind(server: grpc.Server, listen: str) -> str:
-    """The address that clients can use. Raises BadRequest."""
-    try:
-        port = server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise BadRequest(f"cannot listen on {listen}: it is in use, or no address of this machine") from error
-    return listen if listen.startswith("unix:") else f"{listen.rpartition(':')[0]}:{port}"

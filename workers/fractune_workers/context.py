@@ -6,9 +6,9 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import redis
 from rq import Queue
@@ -16,21 +16,24 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.blobs import add_signed_blob, get_signed_blob
 from fractune_core.errors import FractuneError
+from fractune_core.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.messages import (
     BLOB_TTL_S,
-    DONE_TTL_S,
     EVENT_FIELD,
     HANDLER,
     Event,
     Work,
     busy_key,
     cancelled_by,
-    done_key,
-    handed_back_key,
 )
 from fractune_core.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.work_counts import WorkCounts
+
+_MEMORY_PATIENCE_S = 30.0
+"""how long results wait in a worker for a Redis that is out of memory"""
+_MEMORY_LOOK_EVERY_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -47,18 +50,19 @@ class WorkerContext:
     """cores that this worker may compute on"""
     scratch_dir: Path
     """a folder of its own that goes when the worker goes"""
+    counts: WorkCounts = field(default_factory=WorkCounts)
 
     def is_moot(self, work: Work) -> bool:
         """True when the work was delivered already by a worker that died after it, or nobody wants it any more."""
-        done, cancelled = cast("list[bytes | None]", self.redis.mget(done_key(work["work_id"]), cancelled_by(work)))
-        if done is not None:
+        if is_marked(self.redis, DONE, work["work_id"]):
             _log.warning("%s %s is refused: it was delivered before, or taken back", work["do"], work["work_id"])
-        return done is not None or cancelled is not None
+            return True
+        return is_marked(self.redis, CANCELLED, cancelled_by(work))
 
     def hand_back(self, work: Work) -> None:
         """Say that this worker ends without having done it, and not because of it."""
         with contextlib.suppress(redis.RedisError):  # then it counts as a death, of which work survives two
-            self.redis.set(handed_back_key(work["work_id"]), 1, ex=BLOB_TTL_S)
+            mark(self.redis, HANDED_BACK, work["work_id"])
 
     def signed_blob(self, name: str) -> bytes:
         """The blob, its signature checked. Raises NotFound or Unsigned."""
@@ -111,8 +115,24 @@ class ResultTransaction:
         busy_s = time.perf_counter() - self._context.core_locks.waited_s - self._began
         self._pipe.hincrbyfloat(busy_key(self._work["job"]), self._work["do"], busy_s)
         self._pipe.expire(busy_key(self._work["job"]), BLOB_TTL_S)
-        self._pipe.set(done_key(self._work["work_id"]), 1, ex=DONE_TTL_S)
-        self._pipe.execute()
+        mark(self._pipe, DONE, self._work["work_id"])
+        self._execute()
+
+    def _execute(self) -> None:
+        """Once: a transaction of which Redis refuses a command has done nothing. One that is refused for want of memory
+        is tried again; raises redis.OutOfMemoryError when it is for too long.
+        """
+        commands, deadline = list(self._pipe.command_stack), time.monotonic() + _MEMORY_PATIENCE_S
+        while True:
+            try:
+                self._pipe.execute()
+                return
+            except redis.OutOfMemoryError as error:
+                if time.monotonic() > deadline:
+                    raise
+                _log.warning("%s waits with its results: %s", self._work["do"], error)
+            time.sleep(_MEMORY_LOOK_EVERY_S)
+            self._pipe.command_stack = list(commands)
 
 
 def chunks(items: list[Any], size: int) -> Iterable[list[Any]]:

@@ -11,8 +11,9 @@ from typing import Any
 import redis
 
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
+from fractune_core.log_fields import log_fields
 from fractune_core.messages import SERVER_STREAM, Work, WorkFailed
-from fractune_core.signed_messages import Refused, open_work
+from fractune_core.signed_messages import Refused, open_dated_work
 from fractune_workers.context import WorkerContext
 from fractune_workers.roles import Role
 
@@ -20,6 +21,8 @@ _log = logging.getLogger(__name__)
 _installed: list[tuple[WorkerContext, Role]] = []
 _ended: list[float] = []
 """when the last piece of work had ended"""
+_in_hand: list[Work] = []
+_told_to_stop: list[bool] = []
 
 
 def install(context: WorkerContext, role: Role) -> None:
@@ -27,27 +30,48 @@ def install(context: WorkerContext, role: Role) -> None:
     _installed[:] = [(context, role)]
 
 
+def tell_to_stop() -> None:
+    """Note that this process was told to stop. The work in its hands may still end, as long as it is let; what is cut
+    off is handed back, and is no death. For a signal's handler: nothing here waits for the work.
+    """
+    _told_to_stop[:] = [True]
+    for work in _in_hand:
+        _installed[0][0].hand_back(work)
+
+
 def handle(queue: str, job_id: str, message: str) -> None:
     """Do the work of a message that came over `queue`; what this fleet did not sign is refused, and forgotten."""
     context, role = _installed[0]
     try:
-        work = open_work(context.secret, queue, job_id, message)
+        work, queued_at = open_dated_work(context.secret, queue, job_id, message)
     except Refused as error:
-        _log.warning("job %s on the queue %s is refused, and nothing of it was done: %s", job_id, queue, error)
+        with log_fields(work=job_id):
+            _log.warning("job %s on the queue %s is refused, and nothing of it was done: %s", job_id, queue, error)
         return
-    _do(context, role, work)
+    with log_fields(job=work["job"], work=work["work_id"]):
+        context.counts.begin(work["do"], time.time() - queued_at)
+        _do(context, role, work)
 
 
 def _do(context: WorkerContext, role: Role, work: Work) -> None:
     """A worker that has lost its share or its Redis ends here, and the work is queued again."""
     start, waited_before_s = time.perf_counter(), context.core_locks.waited_s
+
+    def spent() -> tuple[float, float]:
+        """Seconds until now, and how many of them it waited for locks."""
+        return time.perf_counter() - start, context.core_locks.waited_s - waited_before_s
+
+    _in_hand[:] = [work]
+    if _told_to_stop:
+        context.hand_back(work)
     try:
         role.handle(work)
-        waited_s = context.core_locks.waited_s - waited_before_s
-        told = work["do"], time.perf_counter() - start, waited_s, start - (_ended or [start])[0]
+        told = work["do"], *spent(), start - (_ended or [start])[0]
         _log.info("%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work", *told)
     except redis.ConnectionError as error:
         _end(RedisGone(f"Redis went away ({error})"))
+    except redis.OutOfMemoryError as error:
+        _end(RedisGone(f"Redis is out of memory ({error}); give it more (maxmemory), then start this worker again"))
     except ShareUnavailable as error:
         context.hand_back(work)
         _end(error)
@@ -57,6 +81,8 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         _log.exception("%s failed", work["do"])
         _report(context, work, FractuneError(f"{type(error).__name__}: {error}"))
     finally:
+        _in_hand.clear()
+        context.counts.end(work["do"], *spent())
         _ended[:] = [time.perf_counter()]
 
 

@@ -20,14 +20,15 @@ from redis.retry import Retry
 
 from fractune_core import __version__
 from fractune_core.analysis.noise import DEFAULT_MARGIN
-from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY, WORKER_TTL_S, WorkerInfo, worker_key
+from fractune_core.errors import BadRequest
+from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY, WorkerInfo
 from fractune_core.records import WARM
+from fractune_core.redis_url import no_redis
 from fractune_core.shares import Share
 from fractune_core.signed_messages import check_greeting, seal_worker
 from fractune_core.signing import Unsigned
+from fractune_core.worker_entries import drop_entry, put_entry
 from fractune_workers import entry
-from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.roles import Role
@@ -55,7 +56,7 @@ class WorkerOptions:
     """measurers only, and they need it"""
     cores: list[int] | None = None
     """cores to compute on, of a GPU's measurer those that launch its kernels; None = all that this process may use, for
-    a CPU's measurer as many of them as its share says"""
+    a CPU's measurer as many of them as its share says, which no other such measurer of this host has claimed"""
     gate_dir: Path | None = None
     """lock files of the host's cores; None = one folder for all of this user's workers on this host"""
     name: str | None = None
@@ -66,7 +67,7 @@ class WorkerOptions:
 
 
 def run_worker(options: WorkerOptions) -> None:
-    """Serve until SIGTERM or SIGINT, which let the work in hand end first.
+    """Serve until SIGTERM or SIGINT, which let the work in hand end first; what SIGKILL then cuts off is handed back.
 
     Raises BadRequest for options that do not fit, RedisGone when Redis is not there, ShareUnavailable when the
     share cannot be entered or verified.
@@ -111,23 +112,24 @@ def _measures_on_cpu(options: WorkerOptions) -> bool:
 def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
     # RQ waits on its queues for minutes: redis-py's own limit of a few seconds would end the worker.
     retry = Retry(ExponentialBackoff(), _REDIS_RETRIES)
-    connection = redis.Redis.from_url(options.redis_url, retry=retry, socket_timeout=None)
     try:
+        connection = redis.Redis.from_url(options.redis_url, retry=retry, socket_timeout=None)
         connection.ping()
-    except redis.RedisError as error:
-        raise RedisGone(f"no Redis at {options.redis_url} ({error}); start it, or name another by --redis") from error
+    except (redis.RedisError, ValueError) as error:
+        raise no_redis(options.redis_url, error) from error
     _check_protocol(connection)
     _check_secret(connection, options.secret)
+    core_locks = CoreLocks(options.gate_dir or default_lock_dir())
     cores = options.cores or sorted(os.sched_getaffinity(0))
     if options.share is not None and not options.cores:
         share = Share.parse(options.share)
         if share.mechanism == "cpu":
-            cores = CpuConfinement(share).cores
+            cores = core_locks.claim(cores, share.cores)
     return WorkerContext(
         name=options.name or f"{options.role}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
         redis=connection,
         secret=options.secret,
-        core_locks=CoreLocks(options.gate_dir or default_lock_dir()),
+        core_locks=core_locks,
         cores=cores,
         scratch_dir=scratch_dir,
     )
@@ -170,13 +172,13 @@ def _registered(context: WorkerContext, role: Role, role_name: str) -> Iterator[
     """Say every second that this worker lives; take the entry back at the end."""
     info = _info(context, role_name)
     role.describe(info)
-    entry_text = seal_worker(context.secret, info)
     ended = threading.Event()
 
     def renew() -> None:
         while True:
             with contextlib.suppress(redis.RedisError):
-                context.redis.set(worker_key(context.name), entry_text, ex=WORKER_TTL_S)
+                context.counts.describe(info)
+                put_entry(context.redis, context.name, seal_worker(context.secret, info))
             if ended.wait(_RENEW_S):
                 return
 
@@ -188,7 +190,7 @@ def _registered(context: WorkerContext, role: Role, role_name: str) -> Iterator[
         ended.set()
         thread.join()
         with contextlib.suppress(redis.RedisError):
-            context.redis.delete(worker_key(context.name))
+            drop_entry(context.redis, context.name)
 
 
 def _info(context: WorkerContext, role_name: str) -> WorkerInfo:

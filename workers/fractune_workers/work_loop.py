@@ -70,6 +70,14 @@ class WorkLoop(SimpleWorker):
         job.origin = queue.name  # whatever the job says
         super().execute_job(job, queue)
 
+    def handle_warm_shutdown_request(self) -> None:
+        """SIGTERM or SIGINT, the first one: RQ's loop ends after the work in hand."""
+        entry.tell_to_stop()
+
+    def _set_ip_address(self, connection: Redis) -> None:  # noqa: ARG002
+        """Not looked for: a worker's user may not list who else is connected."""
+        self.ip_address = "unknown"
+
     def subscribe(self) -> None:
         pass
 

@@ -40,7 +40,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
             self._send(work["reply"], {**event, "record": self._record(work, item).to_json()})
 
     def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = Bundle(get_signed_blob(self.redis, SECRET, work["bundle"]))
+        bundle = Bundle(get_signed_blob(self.redis, SECRET, messages.bundle_blob(work["bundle"])))
         names = [variant["name"] for variant in bundle.variants]
         for name in names:
             _check_cubins(*bundle.objects(name))

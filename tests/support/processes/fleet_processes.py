@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fractune.rpc import RpcClient
@@ -15,18 +15,23 @@ from tests.support.secret import SECRET
 
 
 @contextlib.contextmanager
-def fleet_of_processes(redis_url: str, folder: Path, *workers: tuple[str, ...], others: int = 0) -> Iterator[str]:
+def fleet_of_processes(
+    redis_url: str | Callable[[str], str], folder: Path, *workers: tuple[str, ...], others: int = 0
+) -> Iterator[str]:
     """The server's address, once all workers are there: these, by their options, and `others` that were started
-    elsewhere.
+    elsewhere. `redis_url` may give that of each user: the server, or the role that the options begin with.
     """
     ready = folder / "ready"
     commands: list[tuple[str, ...]] = [
         ("server", "--listen", "127.0.0.1:0", "--state", str(folder / "state"), "--ready-file", str(ready))
     ]
     commands += [("worker", *options, "--gate", str(folder / "gate")) for options in workers]
+    users = ["server", *(options[1] for options in workers)]
+    urls = [redis_url if isinstance(redis_url, str) else redis_url(user) for user in users]
     with contextlib.ExitStack() as running:
         processes = [
-            start_fractune(*each, "--redis", redis_url, env={"FRACTUNE_SECRET": SECRET.decode()}) for each in commands
+            start_fractune(*each, "--redis", url, env={"FRACTUNE_SECRET": SECRET.decode()})
+            for each, url in zip(commands, urls, strict=True)
         ]
         for process in processes:
             running.enter_context(stopped_at_end(process))

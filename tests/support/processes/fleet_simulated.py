@@ -33,10 +33,14 @@ from rq.worker import WorkerStatus
 from fractune_core import messages
 from fractune_core.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
 from fractune_core.implementations import DIRECT, text_of, trace_of
+from fractune_core.marks import CANCELLED, DONE, is_marked, mark
+from fractune_core.messages import cancelled_by
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.signed_messages import open_work, seal_event, seal_work, seal_worker
+from fractune_core.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
+from fractune_core.worker_entries import drop_entry, put_entry
+from fractune_workers.work_counts import WorkCounts
 from fractune_workers.work_loop import WorkJob, WorkLoop
 from tests.support.secret import SECRET
 
@@ -81,7 +85,7 @@ class SimulatedJob(WorkJob):
     """A worker's job, done by the simulated worker of this thread."""
 
     def perform(self) -> None:
-        _local.handle(open_work(SECRET, self.origin, self.id, self.args[0]))
+        _local.handle(*open_dated_work(SECRET, self.origin, self.id, self.args[0]))
 
 
 class SimulatedWorker:
@@ -95,6 +99,7 @@ class SimulatedWorker:
         self.redis = redis.Redis.from_url(url, socket_timeout=None)
         self.hold = threading.Event()
         self.stopped = threading.Event()
+        self.counts = WorkCounts()
         self.handled: list[dict[str, Any]] = []
         self.built: list[tuple[str, str]] = []
         """kind and candidate of each build, failed ones too"""
@@ -139,7 +144,7 @@ class SimulatedWorker:
         for thread in self._threads:
             thread.join()
         with contextlib.suppress(redis.RedisError):
-            self.redis.delete(messages.worker_key(self.name))
+            drop_entry(self.redis, self.name)
         self.redis.close()
 
     def register(self) -> None:
@@ -158,7 +163,8 @@ class SimulatedWorker:
             "target": self.target if measuring else "",
             "versions": VERSIONS,
         }
-        self.redis.set(messages.worker_key(self.name), seal_worker(SECRET, info), ex=messages.WORKER_TTL_S)
+        self.counts.describe(info)
+        put_entry(self.redis, self.name, seal_worker(SECRET, info))
 
     def granted(self) -> GrantedShare:
         return granted(self.share)
@@ -168,7 +174,8 @@ class SimulatedWorker:
             with contextlib.suppress(redis.RedisError):
                 self.register()
 
-    def _queue(self) -> str:
+    def queue(self) -> str:
+        """Where its work comes from."""
         return {
             "compile": messages.COMPILE_QUEUE,
             "build": messages.BUILD_QUEUE,
@@ -178,7 +185,7 @@ class SimulatedWorker:
 
     def _work(self) -> None:
         _local.handle = self._handle
-        queue = Queue(self._queue(), connection=self.redis, serializer=JSONSerializer)
+        queue = Queue(self.queue(), connection=self.redis, serializer=JSONSerializer)
         idle = False
         while not self.stopped.is_set():
             try:
@@ -195,7 +202,7 @@ class SimulatedWorker:
                 self.stopped.wait(0.1)
 
     def _worker(self) -> WorkLoop:
-        worker = WorkLoop(self.name, self.redis, [self._queue()], SimulatedJob)
+        worker = WorkLoop(self.name, self.redis, [self.queue()], SimulatedJob)
         worker.death_penalty_class = TimerDeathPenalty  # signals are for main threads
         worker._install_signal_handlers = lambda: None  # type: ignore[method-assign]
         self.redis.delete(worker.key)  # an earlier burst of this very worker
@@ -203,17 +210,26 @@ class SimulatedWorker:
 
     # ---- work -----------------------------------------------------------------------------------
 
-    def _handle(self, work: Any) -> None:
+    def _handle(self, work: Any, queued_at: float) -> None:
+        self.counts.begin(work["do"], time.time() - queued_at)
+        began = time.perf_counter()
+        try:
+            self._deliver(work)
+        finally:
+            self.counts.end(work["do"], time.perf_counter() - began, 0.0)
+
+    def _deliver(self, work: Any) -> None:
         self.handled.append(work)
         while self.hold.is_set() and not self.stopped.is_set():
             time.sleep(0.01)
-        if self.redis.exists(messages.done_key(work["work_id"]), messages.cancelled_by(work)):
+        if is_marked(self.redis, DONE, work["work_id"]) or is_marked(self.redis, CANCELLED, cancelled_by(work)):
             return
         try:
             self._handlers[work["do"]](work)
-            self.redis.set(messages.done_key(work["work_id"]), 1, ex=60)
+            mark(self.redis, DONE, work["work_id"])
         except redis.RedisError:
-            self.started_at = time.time()  # a real worker ends here, and its successor is another one
+            # A real worker ends here, and its successor is another one.
+            self.started_at, self.counts = time.time(), WorkCounts()
             raise
 
     def _send(self, stream: str, event: Any) -> None:
@@ -227,7 +243,7 @@ class SimulatedWorker:
 
     def _ingest(self, work: dict[str, Any]) -> None:
         try:
-            model = json.loads(get_blob(self.redis, work["model"]))
+            model = json.loads(get_blob(self.redis, messages.model_blob(work["model"])))
         except ValueError:
             message = f"{work['model_name']} is not an ONNX file"
             failed = {"event": "work_failed", "job": work["job"], "do": "ingest", "error": "BadModel"}
@@ -302,11 +318,11 @@ class SimulatedWorker:
 
     def _compile(self, work: dict[str, Any]) -> None:
         payload = json.dumps({"manifest": work["manifest"], "variants": work["variants"]}).encode()
-        put_signed_blob(self.redis, SECRET, work["bundle"], payload)
+        put_signed_blob(self.redis, SECRET, messages.bundle_blob(work["bundle"]), payload)
         self._send(messages.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
 
     def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = json.loads(get_signed_blob(self.redis, SECRET, work["bundle"]))
+        bundle = json.loads(get_signed_blob(self.redis, SECRET, messages.bundle_blob(work["bundle"])))
         variants = [variant["name"] for variant in bundle["variants"]]
         event = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event["granted"] = granted(work["share"]).to_json()
@@ -343,12 +359,14 @@ def made_up_record(
 class SimulatedFleet:
     """Workers by name, in threads of this process."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | Callable[[str], str]) -> None:
         self.url = url
+        """of Redis, or what gives that of each role"""
         self.workers: dict[str, SimulatedWorker] = {}
 
     def add(self, role: str, name: str, share: str = "") -> SimulatedWorker:
-        self.workers[name] = SimulatedWorker(self.url, role, name, share).start()
+        url = self.url if isinstance(self.url, str) else self.url(role)
+        self.workers[name] = SimulatedWorker(url, role, name, share).start()
         return self.workers[name]
 
     def remove(self, name: str) -> None:
@@ -360,7 +378,7 @@ class SimulatedFleet:
 
 
 @contextlib.contextmanager
-def simulated_fleet(url: str, *, tuners: int = 1) -> Iterator[SimulatedFleet]:
+def simulated_fleet(url: str | Callable[[str], str], *, tuners: int = 1) -> Iterator[SimulatedFleet]:
     """One worker of every role, and measurers for cpu:1 and cpu:2."""
     fleet = SimulatedFleet(url)
     try:

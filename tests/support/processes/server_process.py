@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import grpc
 from fractune_core.errors import FractuneError
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.tls_files import TlsFiles
 from fractune_server.main import ServerOptions, run_server
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
@@ -31,8 +33,11 @@ from tests.support.secret import SECRET
 class Client:
     """Stubs of all services on one channel."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.insecure_channel(address)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """Plain text without `credentials`."""
+        self.channel = (
+            grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
+        )
         self.models = rpc.ModelServiceStub(self.channel)
         self.jobs = rpc.JobServiceStub(self.channel)
         self.log = rpc.LogServiceStub(self.channel)
@@ -161,8 +166,13 @@ def main() -> int:
     options = json.loads(sys.argv[1])
     if options.pop("terminate_as_it_begins_to_wait", False):
         sys.settrace(terminate_as_it_begins_to_wait)
-    for name in ("state_dir", "ready_file"):
+    if limit := options.pop("file_limit_bytes", None):
+        # A write beyond it fails as on a full disk, with another errno; Python ignores the signal.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    for name in {"state_dir", "ready_file", "local_socket"} & options.keys():
         options[name] = Path(options[name])
+    if "tls" in options:
+        options["tls"] = TlsFiles(**{name: Path(path) for name, path in options["tls"].items()})
     logging.basicConfig(level=logging.INFO)
     try:
         run_server(ServerOptions(secret=SECRET, **options))

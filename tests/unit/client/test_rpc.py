@@ -146,3 +146,24 @@ def test_a_bundle_arrives_whole_or_not_at_all(client: RpcClient, server: Scripte
 
 def test_job_names_are_taken_with_and_without_their_collection() -> None:
     assert job_name("j1") == job_name("jobs/j1") == "jobs/j1"
+
+
+class TornCall:
+    """A call whose wait is interrupted as that of a condition, which then has not taken its lock again."""
+
+    def __iter__(self) -> Iterator[pb.Job]:
+        condition = threading.Condition()
+        with condition:
+            condition.release()
+            raise KeyboardInterrupt
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_a_signal_within_a_wait_of_grpc_is_told_as_that_signal(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client._jobs, "WatchJob", lambda *_, **__: TornCall())
+    with pytest.raises(KeyboardInterrupt):
+        next(client.watch_job("jobs/1"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.messages import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, DONE_TTL_S, WORK_MAX_AGE_S
+from fractune_core.messages import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, MARK_TTL_S, WORK_MAX_AGE_S
 from fractune_core.signed_messages import (
     Refused,
     open_event,
@@ -62,7 +62,7 @@ def test_old_work_and_work_of_the_future_is_refused(age_s: float, reason: str, m
 
 def test_a_mark_of_done_work_outlives_every_copy_of_the_work() -> None:
     """Sent by a clock that is ahead by what is allowed, opened by one that is as far behind."""
-    assert WORK_MAX_AGE_S + 2 * CLOCK_TOLERANCE_S <= DONE_TTL_S
+    assert WORK_MAX_AGE_S + 2 * CLOCK_TOLERANCE_S <= MARK_TTL_S
 
 
 def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None:

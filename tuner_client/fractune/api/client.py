@@ -6,12 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from fractune.api.finding import named_server, server_address
 from fractune.api.following import submit
 from fractune.api.job import Job
 from fractune.api.log import Log
 from fractune.api.models import ModelSource, model_file
 from fractune.api.requests import shapes, tuning_spec
 from fractune.api.results import MatchResult
+from fractune.credentials import PLAIN, Credentials
 from fractune.from_proto import job_status, offered_share, operator_match, worker
 from fractune.jobs import JobStatus, OfferedShare, Worker
 from fractune.rpc import CALL_TIMEOUT_S, RpcClient
@@ -24,12 +26,30 @@ if TYPE_CHECKING:
     from fractune.api.planning import PlanResult
 
 
-def connect(address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> Client:
+def connect(
+    address: str | None = None,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+    ca: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    client_cert: str | os.PathLike[str] | None = None,
+    client_key: str | os.PathLike[str] | None = None,
+) -> Client:
     """A client of the server at `address`: HOST:PORT or unix:PATH. Nothing is sent before the first call.
 
-    `timeout_s` is for calls that are answered at once; uploads, downloads and matching have more.
+    Without an address it is that of FRACTUNE_SERVER, else of the stack that `fractune up` runs in the state folder:
+    FRACTUNE_STATE, else the user's data folder. Raises ServerUnreachable when none runs there. `timeout_s` is for calls
+    that are answered at once; uploads, downloads and matching have more. With `ca`, the PEM file of the server's
+    authority, calls go over TLS, with the token in `token_file` and, where the server asks for one, the certificate in
+    `client_cert` with its `client_key`. What is None is taken from FRACTUNE_CA, FRACTUNE_TOKEN_FILE,
+    FRACTUNE_CLIENT_CERT and FRACTUNE_CLIENT_KEY; a stack that was found asks for nothing. Raises BadRequest for files
+    that cannot be used, and for a token that would go to another machine in plain text.
     """
-    return Client(address, timeout_s=timeout_s)
+    named = address or named_server(None, None)
+    if named is None:
+        return Client(server_address(lasting=True), timeout_s=timeout_s)
+    found = Credentials.found(ca=ca, token_file=token_file, client_cert=client_cert, client_key=client_key)
+    return Client(named, timeout_s=timeout_s, credentials=found)
 
 
 class Client:
@@ -42,8 +62,8 @@ class Client:
     log: Log
     """the server's tuning log"""
 
-    def __init__(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self._rpc = RpcClient(address, timeout_s)
+    def __init__(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S, credentials: Credentials = PLAIN) -> None:
+        self._rpc = RpcClient(address, timeout_s, credentials)
         self.log = Log(self._rpc)
 
     @property

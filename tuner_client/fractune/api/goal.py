@@ -60,7 +60,9 @@ def goal_spec(
     if by is not None and not 0 <= by < 1:
         raise BadRequest(f"by is {by}; it must be at least 0 and below 1, 0.05 being 5 %")
     if server is not None:
-        raise BadRequest("until_beats times the peer on this machine; leave the server out, or tune without a goal")
+        raise BadRequest(
+            f"until_beats times the peer on this machine; leave the server out ({server}), or tune without a goal"
+        )
     if spec.more or spec.rerank:
         raise BadRequest("until_beats makes as many trials as it needs; leave more and rerank out, trials bounds them")
     for share in map(Share.parse, spec.shares):
@@ -85,14 +87,14 @@ def tune_until_beaten(
     """
     with view:
         pursuit = _Pursuit(model, spec, wanted, view)
-        with tuning_session(state, None, spec.shares) as (client, start_search):
+        with tuning_session(state, None, spec.shares) as place:
             target = 0
             while True:
-                job = run_job(client, model, pursuit.spec_of_step(target), view, start_search)
-                client.download_bundle(job.bundle, written)
+                job = run_job(place, model, pursuit.spec_of_step(target), view)
+                place.client.download_bundle(job.bundle, written)
                 pursuit.take(job, written)
                 if pursuit.goal.end is not None:
-                    return TuneResult(job, BundleFile(written, job.name), client.measurers(), pursuit.goal)
+                    return TuneResult(job, BundleFile(written, job.name), place.client.measurers(), pursuit.goal)
                 operators = sum(operator.selected for operator in job.operators)
                 target = next_trials(max(target, _known(job)), operators, wanted.trials)
 

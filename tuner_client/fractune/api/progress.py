@@ -35,6 +35,11 @@ class View:
     def show_goal(self, goal: Goal) -> None:
         """Of a tuning that has one: when it is known, and after each step."""
 
+    def leaves(self, job: str, stop: BaseException) -> bool:
+        """Whether the server is to go on with `job` although `stop` ends the following. Else it is cancelled."""
+        del job, stop
+        return False
+
 
 def goal_news(goal: Goal) -> str:
     """The line that a goal has more than when it was shown before."""

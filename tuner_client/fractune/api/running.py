@@ -1,16 +1,18 @@
-"""A job from its request to its end, on the server or on a stack of its own; cancelled when the caller is stopped."""
+"""A job from its request to its end, on a server or on a stack of its own; cancelled when the caller is stopped, unless
+the server goes on with it and the caller leaves it there.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from fractune.api.following import follow, submit
 from fractune.api.progress import View
-from fractune.api.sessions import tuning_session
+from fractune.api.sessions import Workplace, tuning_session
 from fractune.from_proto import operator_records
 from fractune.jobs import JobStatus
 from fractune.reports.cross_table import CrossTable, operator_table
@@ -29,15 +31,16 @@ _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
 def finished_job(
     model: Path, spec: JobSpec, state: Path | None, server: str | None, view: View
 ) -> Iterator[tuple[RpcClient, JobStatus]]:
-    """Run the job for the file `model` to its end, on the server or on a stack of its own, and hand out the client.
+    """Run the job for the file `model` to its end, on a server or on a stack of its own, and hand out the client.
 
-    `spec.model` is filled in here. Raises what ended the job; whatever stops the caller cancels it.
+    `spec.model` is filled in here. Raises what ended the job; whatever stops the caller cancels it, unless `view`
+    leaves it to the server.
     """
     began = time.perf_counter()
-    with tuning_session(state, server, spec.shares) as (client, start_search), view:
-        starting = {} if server is not None else {"starting": time.perf_counter() - began}
-        ended = run_job(client, model, spec, view, start_search)
-        yield client, replace(ended, phases_s={**starting, **ended.phases_s})
+    with tuning_session(state, server, spec.shares) as place, view:
+        starting = {"starting": time.perf_counter() - began} if place.stack is not None else {}
+        ended = run_job(place, model, spec, view)
+        yield place.client, replace(ended, phases_s={**starting, **ended.phases_s})
 
 
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
@@ -50,32 +53,33 @@ def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
     return [operator_table(each, job.shares) for each in published if each.operator.workload_hash in selected]
 
 
-def run_job(client: RpcClient, model: Path, spec: JobSpec, view: View, start_search: Callable[[], None]) -> JobStatus:
-    """Run the job for the file `model` to its end; call `start_search` when it needs the workers for that.
+def run_job(place: Workplace, model: Path, spec: JobSpec, view: View) -> JobStatus:
+    """Run the job for the file `model` to its end. `spec.model` is filled in here.
 
-    `spec.model` is filled in here. Raises what ended the job; whatever stops the caller cancels it.
+    Raises what ended the job; whatever stops the caller cancels it, unless `view` leaves it to the server.
     """
 
     def show(job: JobStatus) -> None:
         if job.state in _NEEDS_SEARCH:
-            start_search()
+            place.start_search()
         view.show(job)
 
-    name = submit(client, model, spec)
-    with _cancelled_when_stopped(client, name):
-        ended = follow(client, name, show)
+    name = submit(place.client, model, spec)
+    with _cancelled_when_stopped(place, name, view):
+        ended = follow(place.client, name, show)
     check_ended_well(ended)
     return ended
 
 
 @contextlib.contextmanager
-def _cancelled_when_stopped(client: RpcClient, job: str) -> Iterator[None]:
+def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[None]:
     """A lost server goes on with the job when it is back; a reader of the output who has enough stops no job."""
     try:
         yield
     except (FractuneError, BrokenPipeError):
         raise
-    except BaseException:  # Ctrl-C, SIGTERM, an error of the caller's own view: the job has no other use
-        with contextlib.suppress(FractuneError):
-            client.cancel_job(job)
+    except BaseException as stop:  # Ctrl-C, SIGTERM, an error of the caller's own view
+        if place.stack is not None or not view.leaves(job, stop):
+            with contextlib.suppress(FractuneError):
+                place.client.cancel_job(job)
         raise

@@ -1,18 +1,20 @@
-"""A client for one piece of work: of the server that the user named, or of a stack started for the work."""
+"""A client for one piece of work: of a server that is named or found, or of a stack started for the work."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from fractune.api.client import Client
+from fractune.api.finding import named_server, running_stack_of
+from fractune.credentials import PLAIN, Credentials
 from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.rpc import RpcClient
-from fractune_core.errors import BadRequest, ServerUnreachable
+from fractune_core.errors import ServerUnreachable
 
 _VERDICT_S = 1.0
 """how long a lost connection waits for the stack to say what broke"""
@@ -33,36 +35,58 @@ def session(
     shares: tuple[str, ...] = (),
     compile: bool = False,  # noqa: A002  - the role's name
     search: bool = False,
+    runs_jobs: bool = False,
 ) -> Iterator[Client]:
-    """Connect to `server`, or run a stack in `state` with just the workers asked for.
+    """Connect to the server that is named or found, or run a stack in `state` with just the workers asked for.
 
-    Raises BadRequest when both are given, else what RpcClient and running_stack raise; a broken stack is reported as
-    such, not as the lost connection that follows from it.
+    Who needs no workers is content with the stack of another command, too. Jobs that an earlier stack left open stay
+    open, unless this one `runs_jobs`: then they would be in the way, and count as interrupted. Raises BadRequest when
+    both are given, else what RpcClient and running_stack raise; a broken stack is reported as such, not as the lost
+    connection that follows from it.
     """
-    options = StackOptions(Path(), shares=shares, compile=compile, search=search)
-    with _connected(Client, state, server, options) as (client, _):
+    options = StackOptions(Path(), shares=shares, compile=compile, search=search, resume=not runs_jobs)
+    any_stack = not (shares or compile or search)
+    with _connected(Client, state, server, options, any_stack=any_stack) as (client, _):
         yield client
 
 
+@dataclass(frozen=True)
+class Workplace:
+    """Where a job is done."""
+
+    client: RpcClient
+    stack: Stack | None
+    """started for this job alone; None for a server that goes on without us"""
+
+    def start_search(self) -> None:
+        """Call it when the job begins to search: only then the workers for it start, since a model that the log knows
+        needs none.
+        """
+        if self.stack is not None:
+            self.stack.start_search()
+
+
 @contextlib.contextmanager
-def tuning_session(
-    state: Path | None, server: str | None, shares: tuple[str, ...]
-) -> Iterator[tuple[RpcClient, Callable[[], None]]]:
-    """As `session`, for a job; call the function when the job begins to search: only then the workers for it start,
-    since a model that the log knows needs none.
-    """
-    with _connected(RpcClient, state, server, StackOptions(Path(), shares=shares, compile=True)) as (client, stack):
-        yield client, stack.start_search if stack is not None else lambda: None
+def tuning_session(state: Path | None, server: str | None, shares: tuple[str, ...]) -> Iterator[Workplace]:
+    """As `session`, for a job."""
+    options = StackOptions(Path(), shares=shares, compile=True)
+    with _connected(RpcClient, state, server, options, any_stack=False) as (client, stack):
+        yield Workplace(client, stack)
 
 
 @contextlib.contextmanager
 def _connected(
-    connect: Callable[[str], AnyClient], state: Path | None, server: str | None, options: StackOptions
+    connect: Callable[..., AnyClient],
+    state: Path | None,
+    server: str | None,
+    options: StackOptions,
+    *,
+    any_stack: bool,
 ) -> Iterator[tuple[AnyClient, Stack | None]]:
-    if server is not None:
-        if state is not None:
-            raise BadRequest("--state and --server exclude each other: a server has a state folder of its own")
-        with contextlib.closing(connect(server)) as client:
+    named = named_server(state, server)
+    address = named or _found(state, any_stack=any_stack)
+    if address is not None:
+        with contextlib.closing(connect(address, credentials=Credentials.found() if named else PLAIN)) as client:
             yield client, None
         return
     options = replace(options, state=state or default_state_dir())
@@ -70,6 +94,11 @@ def _connected(
         stack.on_failure(client.close)
         with _named_failures(stack):
             yield client, stack
+
+
+def _found(state: Path | None, *, any_stack: bool) -> str | None:
+    stack = running_stack_of(state)
+    return stack.address if stack is not None and (any_stack or stack.for_others) else None
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fractune.api.client import Client
+from fractune.api.finding import named_server
 from fractune.api.goal import goal_spec, tune_until_beaten
 from fractune.api.models import ModelSource, model_file
 from fractune.api.progress import ProgressOption, choose_view
@@ -16,6 +17,7 @@ from fractune.api.requests import bundle_file, check_above_zero, job_spec, shape
 from fractune.api.results import BundleFile, KneeResult, MatchResult, Matrix, TuneResult
 from fractune.api.running import finished_job, operator_tables
 from fractune.api.sessions import session
+from fractune.local.state import default_state_dir
 from fractune.output_files import check_writable
 from fractune.reports.cross_table import model_table
 from fractune.reports.knee_report import fastest_knee
@@ -55,9 +57,10 @@ def tune(
 ) -> TuneResult:
     """Tune a model for shares of this machine, or of a server's machines, and write its bundle.
 
-    Without `server` (HOST:PORT or unix:PATH) the one-machine stack runs meanwhile, with everything that it keeps in
-    the folder `state` (default: the user's data folder). Ctrl-C cancels the job and ends the stack; what was measured
-    stays in the log.
+    Without `server` (HOST:PORT or unix:PATH; default: FRACTUNE_SERVER) the stack is used that `fractune up` runs in the
+    folder `state` (default: FRACTUNE_STATE, else the user's data folder); where none does, one runs meanwhile, with
+    everything that it keeps in that folder. Ctrl-C cancels the job and ends that stack; what was measured stays in the
+    log.
 
     `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` candidates (default: 256) are measured in all, those
     in the log counted in, with 0 none: the bundle is of what the log knows; `more` is beyond the log. The search ends
@@ -98,13 +101,14 @@ def tune(
             raise BadRequest(f"{path.name} is a fused model, which no peer runs; leave until_beats out")
         if fresh and until_beats is not None:
             raise BadRequest("fresh: until_beats tunes in steps, of which each reads what those before it measured")
-        goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=server)
+        where = named_server(folder(state), server)
+        goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
             return tune_until_beaten(path, spec, goal, written, folder(state), choose_view(progress))
         with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
             client.download_bundle(job.bundle, written)
-            # Asked while the stack is still there.
-            measurers = client.measurers() if server is None else {}
+            # Of a stack of our own, asked while it is still there.
+            measurers = client.measurers() if "starting" in job.phases_s else {}
     return TuneResult(job, BundleFile(written, job.name), measurers)
 
 
@@ -232,7 +236,9 @@ def local_stack(shares: str | Sequence[str] = (), *, state: PathText | None = No
     StateUnusable, ShareUnavailable, and FractuneError when the stack is not installed.
     """
     named = share_names(shares) if shares else ()
-    with session(folder(state), None, shares=named, compile=bool(named), search=bool(named)) as client:
+    where = folder(state) or default_state_dir()  # named, so that FRACTUNE_SERVER does not count
+    runs = bool(named)
+    with session(where, None, shares=named, compile=runs, search=runs, runs_jobs=runs) as client:
         yield client
 
 

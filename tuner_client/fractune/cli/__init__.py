@@ -9,12 +9,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, TextIO
 
 import typer
 
+from fractune.cli.credential_options import with_credentials
 from fractune.cli.environment import DEBUG, wants_tracebacks
+from fractune.cli.stopped import Stopped, take_signals
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 
@@ -36,23 +37,15 @@ _COMMANDS = {
     "match": "log",
     "log": "log",
     "doctor": "doctor",
+    "health": "health",
     "up": "up",
     "server": "launch",
     "worker": "launch",
+    "admin": "admin",
 }
 """Module of each command. A stack starts many processes: each imports what its own command needs."""
-
-
-class Stopped(BaseException):
-    """SIGTERM or SIGHUP came: unwind in order, then end as if it had killed us."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__(signal_number)
-        self.exit_code = 128 + signal_number
-
-
-def _stop(signal_number: int, _: FrameType | None) -> NoReturn:
-    raise Stopped(signal_number)
+_GROUPS = frozenset({"log", "admin"})
+"""commands that have commands of their own"""
 
 
 def _print_version(wanted: bool) -> None:
@@ -74,10 +67,12 @@ def build_app(wanted: str) -> typer.Typer:
     app.callback(invoke_without_command=True)(_fractune)
     for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
         module = importlib.import_module(f"fractune.cli.commands.{_COMMANDS[name]}")
-        if name == "log":
-            app.add_typer(module.app, name="log")
+        if name in _GROUPS:
+            for each in module.app.registered_commands:
+                each.callback = with_credentials(each.callback)
+            app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(module, name))
+            app.command(name)(with_credentials(getattr(module, name)))
     return app
 
 
@@ -98,22 +93,22 @@ def main(args: Sequence[str] | None = None) -> int:
     if wants_tracebacks():
         logging.basicConfig(level=logging.INFO)
     logging.getLogger("fractune").addHandler(logging.NullHandler())
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGHUP, _stop)
+    take_signals()
     try:
         command = typer.main.get_command(build_app(args[0] if args else ""))
         code = command(args=args, prog_name="fractune", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except Stopped as stopped:
+        if stopped.terminal_gone:
+            _silence(sys.stdout, sys.stderr)
         return stopped.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except typer.Abort:
         return _fail("aborted", 1)
     except BrokenPipeError:
-        # The reader of our output has enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)  # the reader of our output has enough
         return 128 + signal.SIGPIPE
     except FractuneError as error:
         return _fail(str(error), error.exit_code)
@@ -122,6 +117,12 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  - the outermost frame: nothing else would report it
         why = f"{type(error).__name__}: {error}"
         return _fail(f"unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)
+
+
+def _silence(*streams: TextIO) -> None:
+    """Write no more to where nobody reads: Python would complain when it flushes at exit."""
+    for stream in streams:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fail(message: str, code: int) -> int:

@@ -1,4 +1,6 @@
-"""The environment variables that the command line reads, all of them."""
+"""The environment variables of the command line alone, beside those of `fractune.credentials`; the Python API has two
+more, FRACTUNE_SERVER and FRACTUNE_STATE (`fractune.api.finding`, `fractune.local.state`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import os
 from pathlib import Path
 
 from fractune_core.errors import BadRequest
+from fractune_core.redis_url import with_password
 
 SECRET = "FRACTUNE_SECRET"  # noqa: S105  - the variable's name
 DEBUG = "FRACTUNE_DEBUG"
@@ -18,16 +21,28 @@ def wants_tracebacks() -> bool:
 
 def fleet_secret(secret_file: Path | None) -> bytes:
     """The fleet's secret, from the file or from FRACTUNE_SECRET. Raises BadRequest when there is none."""
-    if secret_file is not None:
-        try:
-            text = secret_file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise BadRequest(f"cannot read --secret-file {secret_file}: {error.strerror}") from error
-    else:
-        text = os.environ.get(SECRET, "")
+    text = os.environ.get(SECRET, "") if secret_file is None else _read("--secret-file", secret_file)
     if not text.strip():
         source = str(secret_file) if secret_file else SECRET
         raise BadRequest(
             f"{source} holds no secret; give the server and every worker the same one, by --secret-file or {SECRET}"
         )
     return text.strip().encode()
+
+
+def redis_address(url: str, password_file: Path | None) -> str:
+    """The address of Redis with the password from the file, which so is in no list of processes. Raises BadRequest."""
+    if password_file is None:
+        return url
+    password = _read("--redis-password-file", password_file).strip()
+    if not password:
+        raise BadRequest(f"--redis-password-file {password_file} is empty; write the password of Redis's user into it")
+    return with_password(url, password)
+
+
+def _read(option: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise BadRequest(f"cannot read {option} {path}: {why}") from error

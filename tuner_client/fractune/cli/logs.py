@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from fractune_core.log_fields import current_log_fields
+
 _CHATTY = ("alembic", "rq")
 """libraries that tell at INFO what only they care for"""
 
@@ -48,6 +50,7 @@ class _JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **current_log_fields(),
         }
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)

@@ -9,21 +9,49 @@ from typing import Annotated
 import typer
 
 from fractune_core.errors import BadModel, BadRequest
+from fractune_core.tls_files import TlsFiles
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
 
 State = Annotated[
-    Path | None, typer.Option("--state", help="Folder of the one-machine stack (default: user data folder).")
+    Path | None,
+    typer.Option("--state", help="Folder of the one-machine stack (else FRACTUNE_STATE, else the user data folder)."),
 ]
 Server = Annotated[
     str | None,
-    typer.Option("--server", metavar="HOST:PORT", help="Use this server instead of a stack of our own."),
+    typer.Option(
+        "--server",
+        metavar="HOST:PORT",
+        help="Use this server (else FRACTUNE_SERVER, else the stack in the state folder, else one of our own).",
+    ),
+]
+OnDone = Annotated[
+    str | None,
+    typer.Option(
+        "--on-done",
+        metavar="COMMAND",
+        help="Run this here, in a shell, when the job has ended; FRACTUNE_JOB, FRACTUNE_JOB_STATE ... tell it how.",
+    ),
 ]
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="HOST:PORT or unix:PATH.")]
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Allow an address that other machines can reach, without credentials."),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", metavar="HOST:PORT", help="Metrics for Prometheus, and health, over HTTP (default: off)."
+    ),
+]
+TlsCert = Annotated[
+    Path | None, typer.Option("--tls-cert", help="Serve with TLS: this certificate. Calls then need tokens.")
+]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The key of --tls-cert.")]
+ClientCa = Annotated[
+    Path | None,
+    typer.Option("--client-ca", help="With TLS: clients need a certificate of this authority, and then no token."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Inputs = Annotated[
@@ -59,6 +87,17 @@ def parse_part(option: str, text: str) -> float:
         hint = f"; write {text.strip()}% for a percentage" if not form[2] and part <= 100 else ""
         raise BadRequest(f"{option} '{text}': it must be from 0 to 100 % (0 to 1){hint}")
     return part
+
+
+def tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+    """None without TLS. Raises BadRequest when one of the options misses another."""
+    if cert is not None and key is not None:
+        return TlsFiles(cert, key, client_ca)
+    if cert is not None or key is not None:
+        raise BadRequest("--tls-cert and --tls-key go together; pass both")
+    if client_ca is not None:
+        raise BadRequest(f"--client-ca {client_ca}: only TLS knows its callers by certificates; pass --tls-cert too")
+    return None
 
 
 def no_model(path: Path) -> BadModel:

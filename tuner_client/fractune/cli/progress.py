@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fractune.api.progress import LineView, View, status_text
+from fractune.cli.leaving import LeavableView
 from fractune.goals import Goal
 from fractune.jobs import JobStatus
 from fractune.reports.goal_text import goal_json, goal_line, step_line
@@ -24,7 +25,11 @@ _GOAL_STEPS = 3
 """steps that are shown of a goal, the last ones"""
 
 
-def choose_view(*, quiet: bool, as_json: bool) -> View:
+def choose_view(*, quiet: bool, as_json: bool) -> LeavableView:
+    return LeavableView(_plain_view(quiet=quiet, as_json=as_json))
+
+
+def _plain_view(*, quiet: bool, as_json: bool) -> View:
     if as_json:
         return JsonView()
     if quiet:

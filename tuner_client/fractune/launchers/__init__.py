@@ -15,38 +15,68 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_core.shares import Share
+from fractune_core.tls_files import TlsFiles
 
 PROOF_FAILED = "proof failed"
 """`proof` of an offer whose share was entered and did not hold"""
 
 
+@dataclass(frozen=True)
+class Listening:
+    """Where and how to serve: `fractune_server.main.ServerOptions` says what each means."""
+
+    listen: str
+    insecure: bool
+    tls: TlsFiles | None
+    local_socket: Path | None
+    metrics: str | None
+    ready_file: Path | None
+
+
 def run_server(
-    listen: str,
+    listening: Listening,
     redis_url: str,
     state_dir: Path,
     secret: bytes,
     *,
     database_url: str | None,
-    insecure: bool,
+    upload_limit_bytes: int,
     resume: bool,
-    ready_file: Path | None,
 ) -> None:
-    """Serve until stopped. Raises BadRequest for the address, StateUnusable for the folder, RedisGone."""
-    require("server", "rq", "sqlalchemy")
+    """Serve until stopped. Raises BadRequest for an address or TLS files, StateUnusable for the folder, RedisGone."""
+    require("server", "rq", "sqlalchemy", "prometheus_client")
     from fractune_server.main import ServerOptions, run_server
 
     run_server(
         ServerOptions(
-            listen=listen,
             redis_url=redis_url,
             state_dir=state_dir,
             database_url=database_url,
             secret=secret,
-            insecure=insecure,
+            upload_limit_bytes=upload_limit_bytes,
             resume=resume,
-            ready_file=ready_file,
+            **vars(listening),
         )
     )
+
+
+def back_up_state(state: Path, file: Path) -> Any:
+    """Write what the server of a state folder remembers to a file; a fractune_server.backup.BackupSummary.
+
+    Raises StateUnusable.
+    """
+    require("server", "rq", "sqlalchemy")
+    from fractune_server.backup import back_up
+
+    return back_up(state, file)
+
+
+def restore_state(file: Path, state: Path) -> Any:
+    """Put it into a new state folder; a fractune_server.backup.BackupSummary. Raises BadRequest, StateUnusable."""
+    require("server", "rq", "sqlalchemy")
+    from fractune_server.backup import restore
+
+    return restore(file, state)
 
 
 @dataclass(frozen=True)

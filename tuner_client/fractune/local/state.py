@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import tempfile
@@ -12,8 +11,11 @@ from pathlib import Path
 
 import platformdirs
 
+from fractune.local.stack_lock import LOCK_FILE, StackEntry, read_entry, take
 from fractune_core.errors import StateUnusable
 
+STATE = "FRACTUNE_STATE"
+"""the environment variable that names the folder where no option does"""
 SOCKET_PATH_BYTES = 107
 """longest path of a Unix socket (the kernel's sun_path, less its closing zero)"""
 _PROBE_BYTES = 1 << 16
@@ -21,7 +23,8 @@ _PROBE_BYTES = 1 << 16
 
 
 def default_state_dir() -> Path:
-    return Path(platformdirs.user_data_dir("fractune"))
+    """The folder that FRACTUNE_STATE names, else the user's data folder."""
+    return Path(os.environ.get(STATE) or platformdirs.user_data_dir("fractune"))
 
 
 class StackFolder:
@@ -36,7 +39,7 @@ class StackFolder:
 
     @property
     def lock_file(self) -> Path:
-        return self.path / "stack.lock"
+        return self.path / LOCK_FILE
 
     @property
     def secret_file(self) -> Path:
@@ -46,9 +49,9 @@ class StackFolder:
     def redis_dir(self) -> Path:
         return self.path / "redis"
 
-    def publish_address(self, address: str) -> None:
-        """Let a second stack's error message say where this one serves."""
-        self.lock_file.write_text(f"{os.getpid()}\n{address}\n")
+    def publish_address(self, address: str, *, for_others: bool) -> None:
+        """Let other commands find this stack; `for_others` says that it outlives the command that started it."""
+        self.lock_file.write_text(StackEntry(os.getpid(), address, for_others).to_text(), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -69,23 +72,26 @@ def open_state(path: Path) -> Iterator[StackFolder]:
             _prepare(folder)
         except OSError as error:
             raise _unusable(folder.path, error) from error
-        yield folder
+        try:
+            yield folder
+        finally:
+            # An empty file: this one did not die. What cannot be written is no reason to hide how the block ended.
+            with contextlib.suppress(OSError):
+                os.truncate(folder.lock_file, 0)
 
 
 def _hold(descriptor: int, folder: StackFolder) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid, _, address = folder.lock_file.read_text().strip().partition("\n")
-        server = f"--server {address}" if address else "--server HOST:PORT"
+    if not take(descriptor):
+        entry = read_entry(folder.path)
+        server = f"--server {entry.address}" if entry and entry.address else "--server HOST:PORT"
         raise StateUnusable(
-            f"another fractune stack (pid {pid or 'unknown'}) uses {folder.path}; "
+            f"another fractune stack (pid {entry.pid if entry else 'unknown'}) uses {folder.path}; "
             f"pass --state with another folder, or {server} to use that stack"
-        ) from None
+        )
 
 
 def _prepare(folder: StackFolder) -> None:
-    folder.lock_file.write_text(f"{os.getpid()}\n")
+    folder.lock_file.write_text(StackEntry(os.getpid()).to_text(), encoding="utf-8")
     probe = folder.path / "probe"
     with probe.open("wb") as file:
         file.write(bytes(_PROBE_BYTES))

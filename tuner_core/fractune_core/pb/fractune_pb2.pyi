@@ -5,6 +5,7 @@ The public contract of fractune. Resource names:
   models/{sha256}   jobs/{job}   records/{record}   bundles/{bundle}   workers/{worker}
 Errors carry a status code and, in the trailing metadata "fractune-error", the name of the error
 (see tuner_core/fractune_core/errors.py). All times are seconds unless a name says otherwise.
+A server with TLS asks for a token in the metadata of each call: "authorization", "Bearer TOKEN".
 """
 
 from collections import abc as _abc
@@ -122,6 +123,7 @@ class ModelHeader(_message.Message):
     sha256: _builtins.str
     """Digest of the whole file, 64 hex digits; the upload is refused when the bytes do not match."""
     size_bytes: _builtins.int
+    """Of the whole file; the upload is refused when more or fewer bytes follow."""
     def __init__(
         self,
         *,

@@ -5,6 +5,7 @@ The public contract of fractune. Resource names:
   models/{sha256}   jobs/{job}   records/{record}   bundles/{bundle}   workers/{worker}
 Errors carry a status code and, in the trailing metadata "fractune-error", the name of the error
 (see tuner_core/fractune_core/errors.py). All times are seconds unless a name says otherwise.
+A server with TLS asks for a token in the metadata of each call: "authorization", "Bearer TOKEN".
 """
 
 from collections import abc as _abc

@@ -15,7 +15,9 @@ import redis
 
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.jobs import JobState
-from fractune_core.messages import Event, Work, WorkFailed, tuner_stream
+from fractune_core.log_fields import log_fields
+from fractune_core.marks import drop_old_marks
+from fractune_core.messages import WORK_KINDS, Event, Work, WorkFailed, tuner_stream
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers
@@ -28,7 +30,7 @@ from fractune_server.transport.context import ServerContext
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import TUNE, live_workers
 from fractune_server.transport.recorder import Arrival, Recorder
-from fractune_server.transport.requeue import Requeuer
+from fractune_server.transport.requeue import Loss, Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 
@@ -48,6 +50,11 @@ class Engine:
         self, context: ServerContext, ended: Callable[[], None], redis_patience_s: float = REDIS_PATIENCE_S
     ) -> None:
         self._context = context
+        self._instruments = context.instruments
+        for kind in WORK_KINDS:  # at 0 from the start: Prometheus sees no increase where a series begins with 1
+            self._instruments.given_up.labels(kind)
+            for loss in Loss:
+                self._instruments.requeued.labels(kind, loss.value)
         self._ended = ended
         self._redis_patience_s = redis_patience_s
         self.failure: FractuneError | None = None
@@ -55,7 +62,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine")
         self._queues = WorkQueues(context.redis, context.secret)
         self._recorder = Recorder(context.redis, context.store.log, context.secret)
-        self._requeuer = Requeuer(context.redis, self._queues, self._give_up)
+        self._requeuer = Requeuer(context.redis, self._queues, self._give_up, self._note_requeued)
         self._rounds = Rounds(context, self._queues)
         self._jobs = OpenJobs(context, self._rounds)
         self._ingest = IngestPhase(context, self._queues)
@@ -63,12 +70,18 @@ class Engine:
         self._validate = ValidatePhase(context, self._rounds)
         self._publish = PublishPhase(context, self._queues)
         self._missing_workers = MissingWorkers()
+        self._turned_at = time.monotonic()
         self._caught_up = False
         self._swept_at = 0.0
         self._quiet_since = time.monotonic()
 
     def start(self) -> None:
+        self._turned_at = time.monotonic()
         self._thread.start()
+
+    def silent_s(self) -> float | None:
+        """How long ago the engine began the turn in hand, in seconds; None when its thread does not run."""
+        return time.monotonic() - self._turned_at if self._thread.is_alive() else None
 
     def stop(self) -> None:
         """Ends after the turn in hand; nothing that was committed is lost."""
@@ -91,6 +104,7 @@ class Engine:
         """Turn after turn; Redis may be away for a while. Raises RedisGone when it stays away."""
         gone_since: float | None = None
         while not self._stopping.is_set():
+            self._turned_at = time.monotonic()
             try:
                 self._turn()
                 gone_since = None
@@ -98,11 +112,8 @@ class Engine:
                 now = time.monotonic()
                 gone_since = gone_since or now
                 if now - gone_since > self._redis_patience_s:
-                    raise RedisGone(
-                        f"Redis stayed away for {self._redis_patience_s:g} s ({error}); committed results are kept: "
-                        "start Redis and the server again to go on"
-                    ) from error
-                _log.warning("Redis does not answer: %s", error)
+                    raise RedisGone(_gone(error, self._redis_patience_s)) from error
+                _log.warning("Redis takes nothing: %s", error)
                 self._recorder.repeat()
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
@@ -110,9 +121,11 @@ class Engine:
         # A new job has waited for a turn already.
         batch = self._recorder.poll(0 if self._jobs.update() else POLL_MS)
         for arrival in batch.arrivals:
-            self._take(arrival)
+            with log_fields(job=arrival.event.get("job", "")):
+                self._take(arrival)
         self._jobs.save()
-        self._recorder.acknowledge(batch)
+        for lag_s in self._recorder.acknowledge(batch):
+            self._instruments.recorder_lag.observe(lag_s)
         if batch.arrivals:
             self._quiet_since = time.monotonic()
         # Jobs move on only when all that came in while the server was away has been taken in.
@@ -123,6 +136,7 @@ class Engine:
         if self._caught_up:
             self._advance_all()
         self._jobs.save()
+        self._instruments.engine_turn.observe(time.perf_counter() - batch.read_at)
 
     # ---- what comes in --------------------------------------------------------------------------
 
@@ -191,10 +205,11 @@ class Engine:
 
     def _advance_all(self) -> None:
         for job in sorted(self._jobs.all(), key=lambda job: job.order):
-            try:
-                self._advance(job)
-            except FractuneError as error:
-                self._jobs.fail(job, error)
+            with log_fields(job=job.id):
+                try:
+                    self._advance(job)
+                except FractuneError as error:
+                    self._jobs.fail(job, error)
         self._rounds.drop_unwanted()
 
     def _advance(self, job: ActiveJob) -> None:
@@ -222,6 +237,7 @@ class Engine:
         """Once a second: find new and dead workers, orphaned and lost work, and streams that can be cut."""
         self._swept_at = time.monotonic()
         fleet, jobs = live_workers(self._context.redis, self._context.secret), self._jobs.all()
+        self._instruments.workers.take(fleet.workers.values())
         if self._caught_up:
             # Before the requeuer: what a dead tuner instance was to search goes to another, not back to its queue.
             self._tune.update_instances(fleet)
@@ -233,6 +249,7 @@ class Engine:
         self._recorder.expect(tuner_stream(name) for name in alive)
         needed = {live.stored.instance for live in self._rounds.all()}
         trim(self._context.redis, self._recorder, alive, needed)
+        drop_old_marks(self._context.redis)
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
@@ -241,18 +258,32 @@ class Engine:
             self._quiet_since = time.monotonic()
         elif time.monotonic() - self._quiet_since > STALL_S:
             for job in owed_jobs:
-                _log.warning("job %s waits for work that is nowhere; asking for it again", job.id)
+                with log_fields(job=job.id):
+                    _log.warning("job %s waits for work that is nowhere; asking for it again", job.id)
                 job.asked.clear()
             for live in owed_rounds:
-                _log.warning("round %s waits for work that is nowhere; asking for it again", live.id)
+                with log_fields(job=live.stored.job):
+                    _log.warning("round %s waits for work that is nowhere; asking for it again", live.id)
                 self._rounds.lose(live)
 
+    def _note_requeued(self, work: Work, loss: Loss) -> None:
+        self._instruments.requeued.labels(work["do"], loss.value).inc()
+
     def _give_up(self, work: Work) -> None:
+        self._instruments.given_up.labels(work["do"]).inc()
         if work["do"] == "ingest":
             self._context.model_ingests.fail(_ingest_given_up(work))
         live = self._rounds.get(str(work.get("round_id", "")))
         place = None if live is None else RoundPlace(live.device, live.stored.granted)
         write_dead_letters(self._context.redis, self._context.secret, work, place)
+
+
+def _gone(error: redis.RedisError, patience_s: float) -> str:
+    if isinstance(error, redis.OutOfMemoryError):
+        how, do = "was out of memory", "give Redis more (maxmemory), and start the server again to go on"
+    else:
+        how, do = "stayed away", "start Redis and the server again to go on"
+    return f"Redis {how} for {patience_s:g} s ({error}); committed results are kept: {do}"
 
 
 def _ingest_given_up(work: Work) -> WorkFailed:

@@ -7,6 +7,7 @@ import time
 
 from fractune_core.errors import FractuneError, StateUnusable
 from fractune_core.jobs import JobState
+from fractune_core.log_fields import log_fields
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
 from fractune_server.transport.busy import busy_s
@@ -54,7 +55,8 @@ class OpenJobs:
         """
         if isinstance(error, StateUnusable):
             raise error
-        _log.info("job %s failed: %s", job.id, error)
+        with log_fields(job=job.id):
+            _log.info("job %s failed: %s", job.id, error)
         job.end(JobState.FAILED, type(error).__name__, str(error))
         mark_cancelled(self._context.redis, job.id)
 

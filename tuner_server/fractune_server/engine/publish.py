@@ -20,6 +20,7 @@ from fractune_core.messages import (
     ModelTimed,
     TimeModelWork,
     VariantItem,
+    bundle_blob,
     measure_queue,
 )
 from fractune_core.names import ROBUST_VARIANT
@@ -66,7 +67,7 @@ class PublishPhase:
     def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
         """Keep the bundle, its signature checked. Raises Unsigned or NotFound."""
         bundle = event["bundle"]
-        payload = get_signed_blob(self._context.redis, self._context.secret, bundle)
+        payload = get_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle))
         self._context.files.add_bundle(bundle, payload)
         self._take_bundle(job, bundle)
 
@@ -110,9 +111,9 @@ class PublishPhase:
 
     def _send_bundle(self, bundle: str) -> None:
         """Put the bundle where the measuring workers find it, signed."""
-        if not has_blob(self._context.redis, bundle):
+        if not has_blob(self._context.redis, bundle_blob(bundle)):
             payload = b"".join(self._context.files.bundle(bundle))
-            put_signed_blob(self._context.redis, self._context.secret, bundle, payload)
+            put_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle), payload)
 
     def _deployment(self, job: ActiveJob) -> Deployment:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)

@@ -12,6 +12,7 @@ from itertools import zip_longest
 from math import isfinite
 
 from fractune_core.jobs import JobState
+from fractune_core.log_fields import log_fields
 from fractune_core.messages import (
     BUILD_QUEUE,
     BuildWork,
@@ -145,7 +146,8 @@ class TunePhase:
         self._offered = {(held.device.key, held.granted.share) for held in fleet.offers()}
         for live in self._rounds.trials():
             if not live.proposed and (live.stored.instance in gone or live.stored.instance not in present):
-                _log.info("tuner instance %s is gone; round %s ends", live.stored.instance, live.id)
+                with log_fields(job=live.stored.job):
+                    _log.info("tuner instance %s is gone; round %s ends", live.stored.instance, live.id)
                 self._rounds.withdraw(live)
 
     # ---- what is under way ----------------------------------------------------------------------

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import grpc
 import redis
 
 from fractune_core.errors import FractuneError, RedisGone
+from fractune_core.log_fields import log_fields
+from fractune_core.names import Collection
 
 ERROR_METADATA = "fractune-error"
 
@@ -26,6 +28,8 @@ def translate(error: Exception) -> FractuneError | None:
         return error
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return RedisGone(f"Redis does not answer ({error}); try again when it is back")
+    if isinstance(error, redis.OutOfMemoryError):
+        return RedisGone(f"Redis is out of memory ({error}); try again when its operator has given it more")
     return None
 
 
@@ -63,7 +67,7 @@ def _rebuilt(
 
 def _guard(inner: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[[Any, grpc.ServicerContext], Any]:
     def call(request: Any, context: grpc.ServicerContext) -> Any:
-        with _aborting(context):
+        with _aborting(request, context):
             return inner(request, context)
 
     return call
@@ -73,21 +77,28 @@ def _guard_stream(
     inner: Callable[[Any, grpc.ServicerContext], Iterator[Any]],
 ) -> Callable[[Any, grpc.ServicerContext], Iterator[Any]]:
     def call(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        with _aborting(context):
+        with _aborting(request, context):
             yield from inner(request, context)
 
     return call
 
 
+def _about(request: Any) -> AbstractContextManager[None]:
+    """What is logged of a call that names a job is about that job."""
+    collection, _, identifier = str(getattr(request, "name", "")).partition("/")
+    return log_fields(job=identifier) if collection == Collection.JOBS else nullcontext()
+
+
 @contextmanager
-def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
+def _aborting(request: Any, context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except Exception as error:
         reported = translate(error)
         if reported is None:
             if error.args:  # `context.abort` raises a bare Exception; anything else is our own mistake
-                _log.exception("a call failed")
+                with _about(request):
+                    _log.exception("a call failed")
                 reported = FractuneError(f"{type(error).__name__}: {error}; see the server's log")
             else:
                 raise

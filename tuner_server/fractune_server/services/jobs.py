@@ -11,11 +11,13 @@ from contextlib import contextmanager
 import grpc
 
 from fractune_core.convert import spec_from_proto
-from fractune_core.errors import QuotaExceeded, ServerUnreachable
+from fractune_core.errors import QuotaExceeded, ScopeMissing, ServerUnreachable
 from fractune_core.jobs import JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.tokens import Scope
+from fractune_server.access.gate import Caller, caller
 from fractune_server.services.job_view import job_to_proto
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.stored_job import StoredJob
@@ -41,6 +43,7 @@ class JobService(rpc.JobServiceServicer):
         spec.check()
         offers = live_workers(self._context.redis, self._context.secret).offer(spec.shares)
         first = next(iter(offers.values()))
+        asker = caller()
         job = StoredJob(
             id=uuid.uuid4().hex[:12],
             spec=spec,
@@ -48,8 +51,9 @@ class JobService(rpc.JobServiceServicer):
             device=first.device,
             granted={share: offer.granted for share, offer in offers.items()},
             asked_target=spec.target or first.target,
+            token=asker.token_id,
         )
-        self._context.store.jobs.create(job)
+        self._context.store.jobs.create(job, asker.quotas)
         return job_to_proto(job)
 
     def GetJob(self, request: pb.GetJobRequest, context: grpc.ServicerContext) -> pb.Job:
@@ -64,7 +68,7 @@ class JobService(rpc.JobServiceServicer):
 
     def CancelJob(self, request: pb.CancelJobRequest, context: grpc.ServicerContext) -> pb.Job:
         job = Collection.JOBS.parse(request.name)
-        self._context.store.jobs.get(job)
+        _check_may_cancel(self._context.store.jobs.get(job), caller())
         if self._context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", "cancelled on request"):
             self._context.notifier.announce()
             mark_cancelled(self._context.redis, job)
@@ -101,3 +105,11 @@ class JobService(rpc.JobServiceServicer):
             yield
         finally:
             self._watching.release()
+
+
+def _check_may_cancel(job: StoredJob, asker: Caller) -> None:
+    """Raises ScopeMissing for the job of another token, unless the scope is for that."""
+    if job.token != asker.token_id and not asker.scope.includes(Scope.OPERATE):
+        raise ScopeMissing(
+            f"job {job.id} is not of token {asker.token_id}, and to cancel those of others needs the scope operate"
+        )

@@ -24,6 +24,7 @@ from fractune_core.records import Kind, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import parse_shares
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
+from fractune_server.services.arriving import arriving
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.log import Page
@@ -84,7 +85,7 @@ class LogService(rpc.LogServiceServicer):
         records: dict[str, TuningRecord] = {}
         # All of it is read before any of it is written: a slow sender must not hold up the recorder.
         size = 0
-        for request in request_iterator:
+        for request in arriving(request_iterator, context, _IMPORT_LIMIT_BYTES):
             size += request.ByteSize()
             if size > _IMPORT_LIMIT_BYTES:
                 raise QuotaExceeded(f"an import is limited to {_IMPORT_LIMIT_BYTES} bytes; send it in parts")

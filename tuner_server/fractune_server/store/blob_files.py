@@ -11,9 +11,7 @@ from typing import BinaryIO, Self
 
 from fractune_core.blobs import CHUNK_BYTES
 from fractune_core.bundles import SUFFIX
-from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
-
-MODEL_LIMIT_BYTES = 2 << 30
+from fractune_core.errors import BadRequest, NotFound, StateUnusable
 
 
 class BlobStore:
@@ -30,18 +28,13 @@ class BlobStore:
             except OSError as error:
                 raise _unusable(path, error) from error
 
-    def add_model(self, sha256: str, chunks: Iterable[bytes], limit_bytes: int = MODEL_LIMIT_BYTES) -> int:
-        """Store a model file; returns its size in bytes.
-
-        Raises BadRequest when the digest does not match, QuotaExceeded when the file is over the limit.
-        """
+    def add_model(self, sha256: str, chunks: Iterable[bytes]) -> int:
+        """Store a model file; returns its size in bytes. Raises BadRequest when the digest does not match."""
         with _Draft(self._models) as draft:
             digest = hashlib.sha256()
             size = 0
             for chunk in chunks:
                 size += len(chunk)
-                if size > limit_bytes:
-                    raise QuotaExceeded(f"the model is larger than the limit of {limit_bytes} bytes")
                 digest.update(chunk)
                 draft.write(chunk)
             if digest.hexdigest() != sha256:

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, inspect, text
+from sqlalchemy import Column, Connection, Engine, Row, Table, create_engine, delete, event, false, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from fractune_core.errors import StateUnusable
+from fractune_core.file_systems import network_file_system
+from fractune_server.store.tables import roofs
 
-SCHEMA = "0008"
+SCHEMA = "0010"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
@@ -31,17 +33,37 @@ _PRAGMAS = (
 class Database:
     """Any thread may call; writes take turns.
 
-    Raises StateUnusable for a database that is read-only, full, locked or damaged.
+    Raises StateUnusable for a database that is read-only, full, damaged, or locked for longer than `busy_timeout`, and
+    for SQLite on a network file system.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, may_migrate: bool = True) -> None:
+        """With `may_migrate` the tables are made or brought up to date; else the database must be of this version."""
         self.url = url
         self._writer = threading.Lock()
         self._engine = create_engine(url)
         if self._engine.dialect.name == "sqlite":
+            _check_place(self._engine.url.database or "")
             event.listen(self._engine, "connect", _set_pragmas)
-        with self._errors_in_one_line(), self._engine.begin() as connection:
-            _migrate(connection)
+        if may_migrate:
+            with self._errors_in_one_line(), self._engine.begin() as connection:
+                _migrate(connection)
+        else:
+            self._check_revision()
+
+    def _check_revision(self) -> None:
+        where = self._engine.url.database
+        # SQLite would make the file.
+        if self._engine.dialect.name == "sqlite" and not Path(str(where)).exists():
+            raise StateUnusable(f"no database at {where}; start the server there once, or name another by --state")
+        with self.read() as connection:
+            found = _revision(connection)
+        if found != SCHEMA:
+            self.close()
+            raise StateUnusable(
+                f"database {where} has schema {found or 'none'}, and this version needs {SCHEMA}; "
+                "start the server of this version first, or use the fractune that the server is of"
+            )
 
     @property
     def engine(self) -> Engine:
@@ -68,6 +90,20 @@ class Database:
             return 0
         return connection.execute(self.insert(table).on_conflict_do_nothing(), rows).rowcount
 
+    def insert_new_returning(
+        self, connection: Connection, table: Table, rows: list[dict[str, Any]], columns: Sequence[Column[Any]]
+    ) -> list[Row[Any]]:
+        """As `insert_new`; returns these columns of the rows that were inserted."""
+        if not rows:
+            return []
+        statement = self.insert(table).on_conflict_do_nothing().returning(*columns)
+        return list(connection.execute(statement, rows))
+
+    def check_writable(self) -> None:
+        """Raises StateUnusable for a database that takes no writes now; changes nothing."""
+        with self.write() as connection:
+            connection.execute(delete(roofs).where(false()))  # takes the lock that a write needs, and deletes nothing
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -80,6 +116,16 @@ class Database:
             raise StateUnusable(f"database {where}: {error.orig}; {_advice(str(error.orig))}") from error
 
 
+def _check_place(file: str) -> None:
+    """SQLite's write-ahead log is shared memory, which no network file system has (https://sqlite.org/wal.html)."""
+    kind = network_file_system(Path(file).parent) if file not in ("", ":memory:") else None
+    if kind is not None:
+        raise StateUnusable(
+            f"database {file}: it would lie on a network file system ({kind}), where SQLite loses data; "
+            "pass --state with a folder on a disk of this machine, or --database with the URL of a PostgreSQL"
+        )
+
+
 def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
     """`items` in pieces that fit into one statement."""
     for start in range(0, len(items), _PART):
@@ -87,8 +133,10 @@ def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _advice(message: str) -> str:
-    if "full" in message:
+    if "full" in message or "disk I/O" in message:
         return "free some space on that disk, then start again; nothing committed is lost"
+    if "locked" in message:
+        return "another program writes to it: end that one, then start again; nothing committed is lost"
     if "readonly" in message or "unable to open" in message:
         return "make the folder writable, or name another one"
     return "nothing committed is lost; see the message of the database"

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from fractune_core.errors import NotFound
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.tokens import Quotas
 from fractune_server.store.database import Database
+from fractune_server.store.quotas import check_job
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
 from fractune_server.store.tables import job_operators, jobs, rounds
@@ -27,8 +29,11 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, job: StoredJob) -> None:
+    def create(self, job: StoredJob, quotas: Quotas | None = None) -> None:
+        """Raises QuotaExceeded when `quotas`, of the job's token, leave no room for it."""
         with self._database.write() as connection:
+            if quotas is not None:
+                check_job(connection, job.token, quotas, job.spec)
             connection.execute(insert(jobs).values(_to_row(job)))
 
     def get(self, job: str) -> StoredJob:
@@ -55,6 +60,12 @@ class JobStore:
             rows = connection.execute(query).mappings().all()
         end = rows[size - 1]["seq"] if len(rows) > size else None
         return [_from_row(row) for row in rows[:size]], end
+
+    def count_by_state(self) -> dict[JobState, int]:
+        """How many jobs there are in each state; states without a job are absent."""
+        query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        with self._database.read() as connection:
+            return {JobState(state): count for state, count in connection.execute(query)}
 
     def open_ids(self) -> set[str]:
         """Ids of the jobs that have not ended."""

@@ -26,6 +26,7 @@ from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic
 from fractune_server.store.database import Database, parts
 from fractune_server.store.filters import RecordFilter
+from fractune_server.store.record_counts import RecordGroup, count_records, record_totals
 from fractune_server.store.rows import record_from_row, record_to_row
 from fractune_server.store.tables import records, workloads
 from fractune_server.store.validated import ValidatedCache, count_change
@@ -164,9 +165,12 @@ class TuningLog:
             return count, total - count
 
     def _add(self, connection: Connection, new: Sequence[TuningRecord]) -> int:
-        added = self._database.insert_new(connection, records, [record_to_row(record) for record in new])
+        columns = [records.c[name] for name in RecordGroup._fields]
+        rows = [record_to_row(record) for record in new]
+        added = self._database.insert_new_returning(connection, records, rows, columns)
+        count_records(self._database, connection, map(RecordGroup._make, added))
         count_change(self._database, connection, (r.workload_hash for r in new if r.kind is Kind.VALIDATION))
-        return added
+        return len(added)
 
     def _delete(self, connection: Connection, clause: ColumnElement[bool], *, validations: bool) -> None:
         """Delete validations, or trials only."""
@@ -217,6 +221,11 @@ class TuningLog:
                 rows = connection.execute(query.where(columns.workload_hash.in_(part)))
                 found.update({name: Arithmetic(flops, io_bytes) for name, flops, io_bytes in rows if flops or io_bytes})
         return found
+
+    def totals(self) -> dict[RecordGroup, int]:
+        """How many records the log has ever taken in."""
+        with self._database.read() as connection:
+            return record_totals(connection)
 
     def existing(self, record_ids: Iterable[str]) -> set[str]:
         """Those of the ids that the log holds."""

@@ -20,6 +20,8 @@ class StoredModel:
     sha256: str
     display_name: str
     size_bytes: int
+    token: str = ""
+    """id of the one that brought it; empty = none was asked for"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class ModelStore:
             "sha256": model.sha256,
             "display_name": model.display_name,
             "size_bytes": model.size_bytes,
+            "token": model.token,
         }
         with self._database.write() as connection:
             self._database.insert_new(connection, models, [row])

@@ -10,10 +10,11 @@ from fractune_server.store.log import TuningLog
 from fractune_server.store.models import ModelStore
 from fractune_server.store.roofs import RoofStore
 from fractune_server.store.spaces import SpaceStore
+from fractune_server.store.tokens import TokenStore
 
 
 class Store:
-    """The log, the jobs, the models, roofs and exhausted spaces. Raises StateUnusable without a usable database."""
+    """The log, jobs, models, roofs, exhausted spaces and tokens. Raises StateUnusable without a usable database."""
 
     def __init__(self, url: str) -> None:
         self.database = Database(url)
@@ -22,6 +23,11 @@ class Store:
         self.models = ModelStore(self.database)
         self.roofs = RoofStore(self.database)
         self.spaces = SpaceStore(self.database)
+        self.tokens = TokenStore(self.database)
+
+    def check_writable(self) -> None:
+        """Raises StateUnusable when nothing can be written now; writes nothing."""
+        self.database.check_writable()
 
     def close(self) -> None:
         self.database.close()

@@ -71,6 +71,8 @@ class StoredJob:
     timings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """by share: `run_secs` and `max_error` by variant, `granted` as JSON; `job`, which timed it, and `timed_at`, unless
     this job did before that was noted"""
+    token: str = ""
+    """id of the one that asked for it; empty = none was asked for"""
 
     @property
     def cores(self) -> int:

@@ -73,6 +73,15 @@ validation_versions = Table(
     Column("version", BigInteger, nullable=False),  # how often they have changed; see validated.py
 )
 
+record_counts = Table(
+    "record_counts",
+    metadata,
+    Column("share", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("status", String(32), primary_key=True),
+    Column("records", BigInteger, nullable=False),  # those that were pruned since too
+)
+
 workloads = Table(
     "workloads",
     metadata,
@@ -108,6 +117,7 @@ models = Table(
     Column("sha256", _ID, primary_key=True),
     Column("display_name", Text, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
+    Column("token", _ID, nullable=False, server_default=""),
 )
 
 ingested = Table(
@@ -144,7 +154,9 @@ jobs = Table(
     Column("progress", JSON, nullable=False),
     Column("bundle", _ID, nullable=False),
     Column("timings", JSON, nullable=False),
+    Column("token", _ID, nullable=False, server_default=""),
     Index("ix_jobs_state", "state"),
+    Index("ix_jobs_token", "token", "created_at"),
     Index("ix_jobs_model", "model"),
     sqlite_autoincrement=True,
 )
@@ -161,6 +173,21 @@ job_operators = Table(
     Column("trials", Integer, nullable=False),
     Column("best_s", JSON, nullable=False),
     Column("untuned_s", JSON, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("secret_sha256", _ID, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("scope", String(16), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
+    Column("open_jobs", BigInteger),
+    Column("trials_a_day", BigInteger),
+    Column("upload_bytes", BigInteger),
 )
 
 rounds = Table(

@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
+from fractune_server.counts.instruments import Instruments
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
 from fractune_server.transport.model_ingests import ModelIngests
+
+MODEL_LIMIT_BYTES = 2 << 30
+"""of one model file, where nothing else is said"""
 
 
 class JobNotifier:
@@ -42,5 +46,7 @@ class ServerContext:
     files: BlobStore
     secret: bytes
     """the fleet's: bundles that travel through Redis are signed with it"""
+    upload_limit_bytes: int = MODEL_LIMIT_BYTES
     notifier: JobNotifier = field(default_factory=JobNotifier)
     model_ingests: ModelIngests = field(default_factory=ModelIngests)
+    instruments: Instruments = field(default_factory=Instruments)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from redis import Redis
 
+from fractune_core.marks import DONE, mark
 from fractune_core.messages import (
-    DONE_TTL_S,
     EVENT_FIELD,
     SERVER_STREAM,
     BuildWork,
@@ -16,7 +16,6 @@ from fractune_core.messages import (
     MeasureWork,
     Work,
     WorkFailed,
-    done_key,
     work_record,
 )
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
@@ -46,7 +45,7 @@ def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlac
                 pipe.xadd(work["reply"], {EVENT_FIELD: seal_event(secret, event)})
         else:
             pipe.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(secret, _failure(work))})
-        pipe.set(done_key(work["work_id"]), 1, ex=DONE_TTL_S)
+        mark(pipe, DONE, work["work_id"])
         pipe.execute()
 
 

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
 
 from redis import Redis
 
 from fractune_core.errors import ShareUnavailable
-from fractune_core.messages import PROTOCOL, WorkerInfo, worker_key
+from fractune_core.messages import PROTOCOL, WorkerInfo
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.signed_messages import open_worker
 from fractune_core.signing import Unsigned
+from fractune_core.worker_entries import read_entries
 
 MEASURE = "measure"
 TUNE = "tune"
@@ -77,17 +77,13 @@ def live_workers(redis: Redis, secret: bytes) -> Fleet:
     """Read the entries that workers keep renewing; without those of workers that would not understand the server, or
     have another secret.
     """
-    keys = cast("list[bytes]", list(redis.scan_iter(match=worker_key("*"), count=1000)))
-    entries = cast("list[bytes | None]", redis.mget(keys) if keys else [])
-    return Fleet(filter(_is_understood, _opened(secret, dict(zip(keys, entries, strict=True)))))
+    return Fleet(filter(_is_understood, _opened(secret, read_entries(redis))))
 
 
-def _opened(secret: bytes, entries: Mapping[bytes, bytes | None]) -> Iterator[WorkerInfo]:
-    for key, entry in entries.items():
-        name = key.decode(errors="replace").removeprefix(worker_key(""))
+def _opened(secret: bytes, entries: Mapping[str, bytes]) -> Iterator[WorkerInfo]:
+    for name, entry in entries.items():
         try:
-            if entry is not None:
-                yield open_worker(secret, name, entry)
+            yield open_worker(secret, name, entry)
         except Unsigned as error:
             _warn_once(name, str(error))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import redis
 
 from fractune_core.blobs import has_blob, put_blob, put_signed_blob
-from fractune_core.messages import BLOB_TTL_S, COMPILE_QUEUE, IngestWork, cancel_key, workload_blob
+from fractune_core.marks import CANCELLED, mark
+from fractune_core.messages import COMPILE_QUEUE, IngestWork, model_blob, workload_blob
 from fractune_server.store.models import IngestKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues
@@ -32,8 +33,9 @@ def request_ingest(
 
 def send_model(context: ServerContext, sha256: str) -> None:
     """Put the model file where workers find it."""
-    if not has_blob(context.redis, sha256):
-        put_blob(context.redis, sha256, context.files.model(sha256))
+    name = model_blob(sha256)
+    if not has_blob(context.redis, name):
+        put_blob(context.redis, name, context.files.model(sha256))
 
 
 def send_workload(context: ServerContext, workload_hash: str) -> None:
@@ -52,4 +54,4 @@ def renew_workload(context: ServerContext, workload_hash: str) -> None:
 
 def mark_cancelled(connection: redis.Redis, name: str) -> None:
     """Have workers skip what is left of the round, or of what the job does for itself alone."""
-    connection.set(cancel_key(name), 1, ex=BLOB_TTL_S)
+    mark(connection, CANCELLED, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -38,6 +39,8 @@ class ArrivalBatch:
     arrivals: list[Arrival]
     entries: Mapping[str, Sequence[bytes]]
     """entry ids by stream"""
+    read_at: float
+    """when Redis had answered, by time.perf_counter"""
 
 
 class Recorder:
@@ -72,13 +75,21 @@ class Recorder:
         self._recovering = recovering and any(batch.entries.values())
         return batch
 
-    def acknowledge(self, batch: ArrivalBatch) -> None:
-        """Call when the events of the batch have taken effect."""
+    def acknowledge(self, batch: ArrivalBatch) -> list[float]:
+        """Call when the events of the batch have taken effect.
+
+        Returns how long each has taken since it was sent, in seconds, by Redis's clock alone.
+        """
+        held = {stream: entries for stream, entries in batch.entries.items() if entries}
+        if not held:
+            return []
         with self._redis.pipeline(transaction=False) as pipe:
-            for stream, entries in batch.entries.items():
-                if entries:
-                    pipe.xack(stream, RECORDER, *entries)
-            pipe.execute()
+            for stream, entries in held.items():
+                pipe.xack(stream, RECORDER, *entries)
+            pipe.time()
+            secs, micros = pipe.execute()[-1]
+        now = secs + micros / 1e6
+        return [max(0.0, now - _sent_at(entry)) for entries in held.values() for entry in entries]
 
     def repeat(self) -> None:
         """Have the next polls bring again what was not acknowledged."""
@@ -131,6 +142,7 @@ class Recorder:
         return {_text(stream): entries for stream, entries in pairs}
 
     def _decode(self, reply: Mapping[str, Any]) -> ArrivalBatch:
+        read_at = time.perf_counter()
         arrivals: list[Arrival] = []
         entries: dict[str, list[bytes]] = {}
         for stream, found in reply.items():
@@ -139,7 +151,7 @@ class Recorder:
                 message = fields.get(EVENT_FIELD.encode())
                 if message is not None:  # else it was trimmed while it was pending
                     arrivals += self._open(f"{stream} {entry.decode()}", message)
-        return ArrivalBatch(arrivals, entries)
+        return ArrivalBatch(arrivals, entries, read_at)
 
     def _open(self, place: str, message: bytes) -> list[Arrival]:
         """What an entry holds. One that cannot be read is set aside, and says nothing unless the fleet signed it."""
@@ -158,6 +170,11 @@ class Recorder:
         """Keep what cannot be read: it will not read better the next time, and may to another version."""
         set_aside(self._redis, place, message, reason)
         _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %s", place, reason)
+
+
+def _sent_at(entry: bytes) -> float:
+    """When Redis took in a stream's entry, in seconds since 1970: its id begins with the milliseconds."""
+    return int(entry.partition(b"-")[0]) / 1e3
 
 
 def _lost(event: Any, error: Exception) -> list[Arrival]:

@@ -1,18 +1,26 @@
-"""Work whose worker has died is given to another; work that kills every worker is given up."""
+"""Work whose worker has died is given to another; what kills every worker, alone in the end, is given up."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, cast
 
 from redis import Redis
 from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
+from rq.utils import as_text
 from rq.worker import BaseWorker, WorkerStatus
 
-from fractune_core.messages import Work, cancelled_by, handed_back_key
+from fractune_core.log_fields import log_fields
+from fractune_core.marks import CANCELLED, HANDED_BACK, is_marked, unmark
+from fractune_core.messages import Work, cancelled_by
+from fractune_core.records import Kind
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, fetch
 
@@ -24,90 +32,131 @@ _DEATHS = "deaths"
 _log = logging.getLogger(__name__)
 
 
-class Requeuer:
-    """One thread only. `give_up` is called with work that has failed ATTEMPTS times."""
+class Loss(StrEnum):
+    """What became of the worker that had a piece of work."""
 
-    def __init__(self, redis: Redis, queues: WorkQueues, give_up: Callable[[Work], None]) -> None:
+    WORKER_GONE = "worker_gone"
+    """it died, or no longer holds the work"""
+    HANDED_BACK = "handed_back"
+    """it ended for its own reasons, and said so"""
+    UNHANDLED = "unhandled"
+    """it could not handle the work"""
+    NEVER_BEGUN = "never_begun"
+    """it died while taking it"""
+
+
+def _not_noted(_work: Work, _loss: Loss) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class _HeldWork:
+    """The work of a queue that is out of it, at one moment."""
+
+    queue: Queue
+    executions: list[Execution]
+    """of what workers have begun, without who they are"""
+    failed: list[str]
+    taken: list[str]
+    """between the queue and its worker"""
+
+
+class Requeuer:
+    """One thread only. `give_up` is called with work that has failed ATTEMPTS times, a batch of trials divided before;
+    `requeued` with any other that was lost.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        queues: WorkQueues,
+        give_up: Callable[[Work], None],
+        requeued: Callable[[Work, Loss], None] = _not_noted,
+    ) -> None:
         self._redis = redis
         self._queues = queues
         self._give_up = give_up
+        self._requeued = requeued
         self._taken_since: dict[str, float] = {}
 
     def sweep(self, fleet: Fleet) -> None:
-        """Look through all queues once."""
+        """Look through all queues once, in three round trips however much work there is; what was lost costs more."""
+        found = _held_work(self._redis, self._queues.all())
+        running = _read(self._redis, [each for held in found for each in held.executions])
+        idle = self._idle_workers(each.worker_name for each in running.values() if _alive(each, fleet))
         taken: dict[str, float] = {}
-        for queue in self._queues.all():
-            self._sweep_started(queue, fleet)
-            self._sweep_failed(queue)
-            taken.update(self._sweep_taken(queue))
+        for held in found:
+            for execution in held.executions:
+                if execution.id not in running:  # it has just ended
+                    self._forget_ended(held.queue, execution)
+                elif execution.worker_name in idle or not _alive(execution, fleet):
+                    self._take_away(held.queue, execution)
+            self._sweep_failed(held)
+            taken.update(self._sweep_taken(held))
         self._taken_since = taken
 
-    def _sweep_started(self, queue: Queue, fleet: Fleet) -> None:
-        registry = queue.started_job_registry
-        for job_id, execution_id in registry.get_job_and_execution_ids(cleanup=False):
-            execution = Execution(execution_id, job_id, self._redis)
-            try:
-                execution.refresh()  # type: ignore[no-untyped-call]
-            except ValueError:  # it has just ended
-                if not Job.exists(job_id, connection=self._redis):
-                    self._redis.zrem(registry.key, execution.composite_key)
-                continue
-            if _alive(execution, fleet) and not self._is_idle(execution.worker_name):
-                continue
+    def _idle_workers(self, workers: Iterable[str]) -> set[str]:
+        """Those that wait for work: what they still hold was cut off when Redis went away."""
+        names = sorted(set(workers))
+        with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hget(f"{BaseWorker.redis_worker_namespace_prefix}{name}", "state")
+            states = pipe.execute()
+        return {name for name, state in zip(names, states, strict=True) if state == WorkerStatus.IDLE.encode()}
+
+    def _forget_ended(self, queue: Queue, execution: Execution) -> None:
+        if not Job.exists(execution.job_id, connection=self._redis):
+            self._redis.zrem(queue.started_job_registry.key, execution.composite_key)
+
+    def _take_away(self, queue: Queue, execution: Execution) -> None:
+        job = fetch(self._redis, execution.job_id)
+        with self._redis.pipeline() as pipe:
+            pipe.zrem(queue.started_job_registry.key, execution.composite_key)
+            pipe.zrem(ExecutionRegistry(execution.job_id, self._redis).key, execution.id)
+            pipe.delete(execution.key)
+            pipe.execute()
+        if job is not None:
+            self._again(queue, job, Loss.WORKER_GONE, f"worker {execution.worker_name} no longer holds it")
+
+    def _sweep_failed(self, held: _HeldWork) -> None:
+        for job_id in held.failed:
             job = fetch(self._redis, job_id)
-            with self._redis.pipeline() as pipe:
-                pipe.zrem(registry.key, execution.composite_key)
-                pipe.zrem(ExecutionRegistry(job_id, self._redis).key, execution.id)
-                pipe.delete(execution.key)
-                pipe.execute()
+            self._redis.zrem(held.queue.failed_job_registry.key, job_id)
             if job is not None:
-                self._again(queue, job, f"worker {execution.worker_name} no longer holds it")
+                self._again(held.queue, job, Loss.UNHANDLED, "its worker could not handle it")
 
-    def _is_idle(self, worker: str) -> bool:
-        """True when the worker waits for work: what it still holds was cut off when Redis went away."""
-        state = self._redis.hget(f"{BaseWorker.redis_worker_namespace_prefix}{worker}", "state")
-        return state == WorkerStatus.IDLE.encode()
-
-    def _sweep_failed(self, queue: Queue) -> None:
-        registry = queue.failed_job_registry
-        for job_id in registry.get_job_ids(cleanup=False):
-            job = fetch(self._redis, job_id)
-            self._redis.zrem(registry.key, job_id)
-            if job is not None:
-                self._again(queue, job, "its worker could not handle it")
-
-    def _sweep_taken(self, queue: Queue) -> dict[str, float]:
+    def _sweep_taken(self, held: _HeldWork) -> dict[str, float]:
         """Between taking work and starting it lies a moment; work that stays there has lost its worker."""
         now = time.monotonic()
         taken: dict[str, float] = {}
-        started = {job_id for job_id, _ in queue.started_job_registry.get_job_and_execution_ids(cleanup=False)}
-        for job_id in queue.intermediate_queue.get_job_ids():
-            if job_id in started:
-                continue
+        started = {execution.job_id for execution in held.executions}
+        for job_id in (each for each in held.taken if each not in started):
             since = self._taken_since.get(job_id, now)
             if now - since < _STUCK_S:
                 taken[job_id] = since
                 continue
-            queue.intermediate_queue.remove(job_id)
+            held.queue.intermediate_queue.remove(job_id)
             job = fetch(self._redis, job_id)
             if job is not None:
-                self._again(queue, job, "its worker died while taking it")
+                self._again(held.queue, job, Loss.NEVER_BEGUN, "its worker died while taking it")
         return taken
 
-    def _again(self, queue: Queue, job: Job, reason: str) -> None:
+    def _again(self, queue: Queue, job: Job, loss: Loss, reason: str) -> None:
         queue.intermediate_queue.remove(job.id)
         work = self._queues.open_or_drop(queue, job)
-        if work is None:
-            return
-        if self._redis.exists(cancelled_by(work)):
+        if work is not None:
+            with log_fields(job=work["job"], work=work["work_id"]):
+                self._give_again(queue, job, work, loss, reason)
+
+    def _give_again(self, queue: Queue, job: Job, work: Work, loss: Loss, reason: str) -> None:
+        """Give it to another worker, or up. What no worker has begun, or what was handed back, has killed nobody."""
+        if is_marked(self._redis, CANCELLED, cancelled_by(work)):
             job.delete()
             return
-        handed_back = bool(self._redis.delete(handed_back_key(work["work_id"])))
-        deaths = job.meta.get(_DEATHS, 0) + (0 if handed_back else 1)
+        handed_back = unmark(self._redis, HANDED_BACK, work["work_id"])
+        deaths = job.meta.get(_DEATHS, 0) + (0 if handed_back or loss is Loss.NEVER_BEGUN else 1)
         if deaths >= ATTEMPTS:
-            _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, deaths, reason)
-            self._give_up(work)
-            job.delete()
+            self._divide_or_give_up(queue, job, work, reason)
             return
         _log.info("%s %s goes back to its queue: %s", work["do"], job.id, reason)
         job.meta[_DEATHS] = deaths
@@ -116,6 +165,63 @@ class Requeuer:
             job.set_status(JobStatus.QUEUED, pipeline=pipe)
             queue.push_job_id(job.id, pipeline=pipe, at_front=True)
             pipe.execute()
+        self._requeued(work, Loss.HANDED_BACK if handed_back else loss)
+
+    def _divide_or_give_up(self, queue: Queue, job: Job, work: Work, reason: str) -> None:
+        pieces = _alone(work)
+        for piece in pieces:
+            self._queues.enqueue(queue.name, piece, at_front=True)
+        if pieces:
+            _log.warning("%s %s has ended %d workers: its candidates go alone", work["do"], job.id, ATTEMPTS)
+            self._queues.withdraw(work["work_id"])
+            return
+        _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, ATTEMPTS, reason)
+        self._give_up(work)
+        job.delete()
+
+
+def _alone(work: Work) -> list[Work]:
+    """The work of a trial's batch in pieces of one candidate, so that none is blamed for another; none for a batch of
+    one, and for what cannot be divided: finalists are timed in turn.
+    """
+    if (work["do"] != "build" and work["do"] != "measure") or work["kind"] != Kind.TRIAL:
+        return []
+    items, name = (work["candidates"], "candidates") if work["do"] == "build" else (work["artifacts"], "artifacts")
+    pieces: Any = [{**work, name: [item], "work_id": f"{work['work_id']}_{at}"} for at, item in enumerate(items)]
+    return cast("list[Work]", pieces) if len(items) > 1 else []
+
+
+def _held_work(redis: Redis, queues: Sequence[Queue]) -> list[_HeldWork]:
+    with redis.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            pipe.zrange(queue.started_job_registry.key, 0, -1)
+            pipe.zrange(queue.failed_job_registry.key, 0, -1)
+            pipe.lrange(queue.intermediate_queue_key, 0, -1)
+        found = iter(pipe.execute())
+    return [
+        _HeldWork(
+            queue,
+            [Execution.from_composite_key(as_text(each), redis) for each in next(found)],
+            [as_text(each) for each in next(found)],
+            [as_text(each) for each in next(found)],
+        )
+        for queue in queues
+    ]
+
+
+def _read(redis: Redis, executions: Sequence[Execution]) -> dict[str, Execution]:
+    """By id, with the worker's name and since when it works; without those that have ended."""
+    with redis.pipeline(transaction=False) as pipe:
+        for execution in executions:
+            pipe.hmget(execution.key, "worker_name", "created_at")
+        found = pipe.execute()
+    running: dict[str, Execution] = {}
+    for execution, (worker, created_at) in zip(executions, found, strict=True):
+        if created_at is not None:
+            execution.worker_name = as_text(worker or b"")
+            execution.created_at = datetime.fromtimestamp(float(created_at), tz=UTC)
+            running[execution.id] = execution
+    return running
 
 
 def _alive(execution: Execution, fleet: Fleet) -> bool:

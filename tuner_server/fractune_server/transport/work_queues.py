@@ -12,7 +12,9 @@ from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobEr
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from fractune_core.messages import DONE_TTL_S, HANDLER, Work, done_key, is_of_protocol, tune_queue
+from fractune_core.log_fields import log_fields
+from fractune_core.marks import DONE, mark
+from fractune_core.messages import HANDLER, Work, is_of_protocol, tune_queue
 from fractune_core.signed_messages import Refused, open_work, seal_work
 
 _log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ class WorkQueues:
     def clear(self) -> None:
         """Drop all work that waits, of whatever job."""
         for queue in self.all():
-            queue.delete(delete_jobs=True)
+            _remove(queue)
 
     def drop_foreign(self) -> None:
         """Drop what no worker of this version and this secret would do; if it was ours, it is asked for again."""
@@ -48,7 +50,8 @@ class WorkQueues:
                 if job is None:
                     continue
                 if not is_of_protocol(queue.name):
-                    _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
+                    with log_fields(work=job_id):
+                        _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
                     _drop(queue, job)
                 else:
                     self.open_or_drop(queue, job)
@@ -58,7 +61,8 @@ class WorkQueues:
         try:
             return open_work(self._secret, queue.name, job.id, message_of(job))
         except Refused as error:
-            _log.warning("%s on the queue %s is dropped: %s", job.id, queue.name, error)
+            with log_fields(work=job.id):
+                _log.warning("%s on the queue %s is dropped: %s", job.id, queue.name, error)
             _drop(queue, job)
             return None
 
@@ -67,7 +71,7 @@ class WorkQueues:
         keep = {tune_queue(instance) for instance in alive}
         for queue in self.all():
             if queue.name.startswith(tune_queue("")) and queue.name not in keep:
-                queue.delete(delete_jobs=True)
+                _remove(queue)
 
     def has(self, work_id: str) -> bool:
         """True while the work waits or runs."""
@@ -75,7 +79,7 @@ class WorkQueues:
 
     def withdraw(self, work_id: str) -> None:
         """Take work back, wherever it is; a worker that has begun it delivers for nothing."""
-        self._redis.set(done_key(work_id), 1, ex=DONE_TTL_S)
+        mark(self._redis, DONE, work_id)
         job = fetch(self._redis, work_id)
         if job is not None:
             with contextlib.suppress(ValueError):  # it has just ended, and its worker deletes it
@@ -108,6 +112,14 @@ def _held(queue: Queue) -> set[str]:
     }
 
 
+def _remove(queue: Queue) -> None:
+    """The queue with the work that waits there. RQ's own way has Redis run a script, which no user of ours may."""
+    with queue.connection.pipeline() as pipe:
+        pipe.delete(queue.key, *map(Job.key_for, queue.get_job_ids()))
+        pipe.srem(Queue.redis_queues_keys, queue.key)
+        pipe.execute()
+
+
 def _drop(queue: Queue, job: Job) -> None:
     queue.intermediate_queue.remove(job.id)
     try:
@@ -123,7 +135,8 @@ def fetch(redis: Redis, job_id: str) -> Job | None:
     except NoSuchJobError:
         return None
     except (KeyError, TypeError, ValueError) as error:
-        _log.warning("job %s is dropped: it is none of ours, and cannot be read (%r)", job_id, error)
+        with log_fields(work=job_id):
+            _log.warning("job %s is dropped: it is none of ours, and cannot be read (%r)", job_id, error)
         redis.delete(Job.key_for(job_id))
         return None
 

@@ -69,6 +69,8 @@ class Guard:
         self._device = device
         self._membership = device.join()
         self._member = self._membership.name
+        self.epochs = 0
+        """fault epochs that this member has begun: how often it opened the device again after a fault"""
         self._process_lock = threading.Lock()
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="fault-state", daemon=True)
@@ -163,7 +165,8 @@ class Guard:
         if not self._is_active():
             self._confinement.restart_service()
             return False
-        self._device.change(lambda state: (state.reopen(number), None))
+        if self._device.change(_opened(number)):
+            self.epochs += 1
         return True
 
     def _finish(self) -> Ending:
@@ -252,6 +255,16 @@ class _Void(FractuneError):
     def __init__(self, message: str = "void", *, failed: bool = False) -> None:
         super().__init__(message)
         self.failed = failed
+
+
+def _opened(number: int) -> Callable[[FaultState], tuple[FaultState, bool]]:
+    """The change that opens the state after `number`, and whether it was this one that did."""
+
+    def change(state: FaultState) -> tuple[FaultState, bool]:
+        opened = state.reopen(number)
+        return opened, opened.number != state.number
+
+    return change
 
 
 def _may_spread(error: FractuneError) -> bool:

@@ -14,12 +14,12 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from fractune_core.gpu_sharing import Claim
 from fractune_core.host_cores import QUIET_BELOW_CORES
-from fractune_workers.locks.flock import is_locked, locked
+from fractune_workers.locks.flock import is_locked, locked, try_lock
 from fractune_workers.locks.gpu_slots import GpuSlots, MeasurementSlot
 
 
@@ -40,6 +40,25 @@ class CoreLocks:
         self._mark = f"measuring-{uuid.uuid4().hex}"
         self.waited_s = 0.0
         """seconds spent waiting for locks, in all"""
+        self._claims = contextlib.ExitStack()
+
+    def claim(self, available: Sequence[int], count: int) -> list[int]:
+        """The first `count` of the `available` cores that no other measurer of this host has claimed, claimed until
+        this process ends; just the first ones where there are not as many: their measurements take turns.
+        """
+        with locked(self.directory / "claims"), contextlib.ExitStack() as claimed:
+            cores: list[int] = []
+            for core in available:
+                file = (self.directory / f"claim-{core}").open("a")
+                if not try_lock(file):
+                    file.close()
+                    continue
+                claimed.enter_context(file)
+                cores.append(core)
+                if len(cores) == count:
+                    self._claims.enter_context(claimed.pop_all())
+                    return cores
+        return list(available[:count])
 
     @contextlib.contextmanager
     def working(self, cores: Iterable[int]) -> Iterator[PreemptibleHold]:

@@ -145,10 +145,15 @@ class MeasurementSession:
         self.device_info: dict[str, Any] = {}
         """what the child said of its device, granted share, target and versions (`MeasurerChild.device_info`)"""
 
+    @property
+    def fault_epochs(self) -> int:
+        """How many fault epochs this session has begun; 0 where a fault stays with its process."""
+        return 0 if self._guard is None else self._guard.epochs
+
     def handshake(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
         if self._guard is None:
-            self._prepare()
+            unless_killed(self._prepare)
         else:
             self._guard.get_ready(self._preparation())
 

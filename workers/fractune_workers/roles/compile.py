@@ -17,6 +17,8 @@ from fractune_core.messages import (
     IngestWork,
     WorkerInfo,
     WorkFailed,
+    bundle_blob,
+    model_blob,
 )
 from fractune_core.signing import Unsigned
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout, unless_killed
@@ -76,7 +78,7 @@ class Compiler:
         wanted |= {**self._model_args(work), "out": str(out)}
         try:
             unless_killed(lambda: self._child.call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted))
-            put_signed_blob(self._context.redis, self._context.secret, work["bundle"], out.read_bytes())
+            put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work["bundle"]), out.read_bytes())
         finally:
             out.unlink(missing_ok=True)
         return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
@@ -101,7 +103,7 @@ class Compiler:
         partial = path.with_name(f"{path.name}.partial")
         found = hashlib.sha256()
         with partial.open("wb") as file:
-            for chunk in read_blob(self._context.redis, digest):
+            for chunk in read_blob(self._context.redis, model_blob(digest)):
                 found.update(chunk)
                 file.write(chunk)
         if found.hexdigest() != digest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -27,15 +28,18 @@ from fractune_core.messages import (
     WorkerInfo,
     WorkFailed,
     artifact_blob,
+    bundle_blob,
     measure_queue,
     work_record,
 )
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare, Share
-from fractune_workers.context import WorkerContext
+from fractune_core.worker_counts import FAULT_EPOCHS, REMEASURED
+from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import MeasurementSlot
+from fractune_workers.measuring.audit import audit_file
 from fractune_workers.measuring.session import (
     ArtifactBatch,
     Conditions,
@@ -50,6 +54,7 @@ class Measurer:
     def __init__(self, context: WorkerContext, share: Share, margin: float = DEFAULT_MARGIN, cache: str = WARM) -> None:
         self._context = context
         self._share = share
+        self._audit = audit_file(context.name)
         self._session = MeasurementSession(share, context.cores, margin, context.core_locks.directory, cache)
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
@@ -73,15 +78,21 @@ class Measurer:
         info["share"] = str(self._share)
 
     def stop(self) -> None:
+        if self._audit is not None:
+            self._audit.close()
         self._session.stop()
 
     def handle(self, work: MeasureWork | TimeModelWork) -> None:
         if self._context.is_moot(work):
             return
-        if work["do"] == "time_model":
-            self._time_model(work)
-        else:
-            self._measure(work)
+        epochs_before = self._session.fault_epochs
+        try:
+            if work["do"] == "time_model":
+                self._time_model(work)
+            else:
+                self._measure(work)
+        finally:
+            self._context.counts.add(FAULT_EPOCHS, count=self._session.fault_epochs - epochs_before)
 
     def _measure(self, work: MeasureWork) -> None:
         transaction = self._context.transaction(work)
@@ -95,22 +106,26 @@ class Measurer:
         with self._slot(alone=is_validation) as slot:
             roof = self._roof()
             outcomes, conditions = measure_stable(self._session, self._clocks, measure)
+        self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
         if outcomes and work["kind"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
-        for item in work["artifacts"]:
-            outcome = outcomes.get(item["candidate"]) or Outcome(Status(item["status"]), item["cause"])
-            record = self._record(work, item, outcome, conditions, slot.neighbours)
-            event: Measured = {
-                "event": "measured",
-                "job": work["job"],
-                "round_id": work["round_id"],
-                "record": record.to_json(),
-            }
-            transaction.event(work["reply"], event)
+        records = [
+            self._record(work, item, outcomes.get(item["candidate"]), conditions, slot.neighbours)
+            for item in work["artifacts"]
+        ]
+        transaction.events(work["reply"], (_measured(work, record) for record in records))
         if roof is not None:
             transaction.event(SERVER_STREAM, self._roof_measured(work, roof))
+        self._send(transaction, records)
+
+    def _send(self, transaction: ResultTransaction, records: Sequence[TuningRecord]) -> None:
+        """First the audit, then the results: what nobody hears of was told all the same."""
+        if self._audit is not None:
+            self._audit.measured(records)
         transaction.send()
+        if self._audit is not None:
+            self._audit.delivered(records)
 
     def _roof(self) -> Roof | None:
         """The share's roof, once in the life of this process: with its first batch, when its cores are its own."""
@@ -152,7 +167,7 @@ class Measurer:
         transaction = self._context.transaction(work)
         path = self._context.scratch_dir / "timed.fractune"
         try:
-            path.write_bytes(self._context.signed_blob(work["bundle"]))
+            path.write_bytes(self._context.signed_blob(bundle_blob(work["bundle"])))
             with self._slot(alone=True):
                 answer = self._session.time_model(path)
         except FractuneError as error:
@@ -172,8 +187,10 @@ class Measurer:
         transaction.send()
 
     def _record(
-        self, work: MeasureWork, item: ArtifactItem, outcome: Outcome, conditions: Conditions, neighbours: int
+        self, work: MeasureWork, item: ArtifactItem, measured: Outcome | None, conditions: Conditions, neighbours: int
     ) -> TuningRecord:
+        """`measured`: None for what could not be built."""
+        outcome = measured or Outcome(Status(item["status"]), item["cause"])
         device = Device.from_json(self._session.device_info["device"])
         granted = GrantedShare.from_json(self._session.device_info["granted"])
         return replace(
@@ -190,6 +207,10 @@ class Measurer:
             disturbance=outcome.disturbance,
             attempts=conditions.attempts,
         )
+
+
+def _measured(work: MeasureWork, record: TuningRecord) -> Measured:
+    return {"event": "measured", "job": work["job"], "round_id": work["round_id"], "record": record.to_json()}
 
 
 def _model_failed(work: TimeModelWork, error: FractuneError) -> WorkFailed:

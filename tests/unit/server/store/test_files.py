@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fractune_core.convert import record_from_proto, record_to_proto, spec_from_proto, spec_to_proto, state_to_proto
-from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
+from fractune_core.errors import BadRequest, NotFound, StateUnusable
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -35,8 +35,6 @@ def test_a_model_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
     with pytest.raises(BadRequest, match="the bytes have SHA-256"):
         files.add_model("0" * 64, chunks())
-    with pytest.raises(QuotaExceeded, match="limit of 500 bytes"):
-        files.add_model(DIGEST, chunks(), limit_bytes=500)
     with pytest.raises(NotFound):
         list(files.model(DIGEST))
     assert files.add_model(DIGEST, chunks()) == len(PAYLOAD)

@@ -7,10 +7,11 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from alembic import command
@@ -20,20 +21,23 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import event, text
 
-from fractune_core.errors import BadRequest, NotFound, StateUnusable
+from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
 from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, text_of
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
+from fractune_core.tokens import Quotas, Scope
 from fractune_server.store import database, spaces
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.folder import StateFolder
 from fractune_server.store.log import Donor, LogKey, Page
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
+from fractune_server.store.quotas import Usage
 from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
 from fractune_server.store.tables import metadata
+from fractune_server.store.tokens import TokenStore
 from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
@@ -57,6 +61,13 @@ def job(name: str, **changes: Any) -> StoredJob:
     spec = JobSpec(model="a" * 64, model_name="net.onnx", shares=("cpu:2", "cpu:1"))
     made = StoredJob(name, spec, 1.0, DEVICE, {"cpu:2": granted(2), "cpu:1": granted(1)}, "llvm")
     return replace(made, **changes)
+
+
+def rows_by_group(store: Store) -> dict[tuple[str, str, str], int]:
+    """How many rows the log has now, by share, kind and status."""
+    query = text("SELECT share, kind, status, count(*) FROM records GROUP BY share, kind, status")
+    with store.database.read() as connection:
+        return {(share, kind, status): count for share, kind, status, count in connection.execute(query)}
 
 
 def validated_of(store: Store) -> dict[str, set[str]]:
@@ -385,6 +396,73 @@ class StoreContract:
         with pytest.raises(NotFound, match="no job 'none'"):
             store.jobs.get("none")
 
+    # ---- tokens and their quotas ----
+
+    def test_a_token_is_found_by_its_secret_alone_and_the_secret_is_not_kept(self, store: Store) -> None:
+        quotas = Quotas(open_jobs=1, trials_a_day=2, upload_bytes=3)
+        made = store.tokens.create("ci", Scope.SUBMIT, 5.0, quotas)
+        found = store.tokens.find(made)
+        assert found is not None
+        assert (found.name, found.scope, found.expires_at, found.quotas) == ("ci", Scope.SUBMIT, 5.0, quotas)
+        assert (found.end(4.0), found.end(5.0)) == ("", "expired")
+        assert store.tokens.find(replace(made, secret="0" * 64)) is None
+        assert store.tokens.find(replace(made, token_id="0" * 12)) is None
+        assert store.tokens.all() == [found]
+        with store.database.read() as connection:
+            (row,) = connection.execute(text("SELECT * FROM tokens")).all()
+        assert made.secret not in str(row)
+
+    def test_a_token_is_revoked_once_and_for_ever(self, store: Store) -> None:
+        made = store.tokens.create("ci", Scope.ADMIN, None, Quotas())
+        assert [store.tokens.revoke(made.token_id) for _ in range(2)] == [True, False]
+        found = store.tokens.find(made)
+        assert found is not None
+        assert found.end(0.0) == "revoked"
+        with pytest.raises(NotFound, match="no token 'none'"):
+            store.tokens.revoke("none")
+
+    def test_usage_is_that_of_the_token_s_own_jobs_and_models(self, store: Store) -> None:
+        now = time.time()
+        spec = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
+        done = {"state": JobState.DONE, "ended_at": now}
+        store.jobs.create(job("open", token="t", spec=spec, created_at=now))
+        store.jobs.create(job("ended", token="t", spec=spec, created_at=now, progress=Progress(done=7), **done))
+        store.jobs.create(job("old and open", token="t", spec=spec, created_at=now - 90_000))
+        store.jobs.create(job("old", token="t", spec=spec, created_at=now - 90_000, **done))
+        store.jobs.create(job("another's", token="u", spec=spec, created_at=now))
+        store.models.add(StoredModel("s", "net.onnx", 5, "t"))
+        store.models.add(StoredModel("s", "net.onnx", 5, "u"))
+        store.models.add(StoredModel("x", "net.onnx", 6, "t"))
+        assert store.tokens.usage("t") == Usage(open_jobs=2, trials_a_day=107, upload_bytes=11)
+        assert store.tokens.usage("u") == Usage(open_jobs=1, trials_a_day=100, upload_bytes=0)
+        assert store.tokens.usage("none") == Usage(0, 0, 0)
+
+    @pytest.mark.parametrize(
+        ("quotas", "spec", "says"),
+        [
+            (Quotas(open_jobs=1), {"trials": 1}, "has 1 open jobs of at most 1"),
+            (Quotas(trials_a_day=150), {"trials": 51}, "asks for 51 trials, and token t has 50 of 150 in 24 hours"),
+            (Quotas(trials_a_day=150), {"trials": 1, "more": 51}, "asks for 51 trials"),
+            (Quotas(trials_a_day=100), {"trials": 0}, "asks for 0 trials, and token t has 0 of 100"),
+            (Quotas(open_jobs=2, trials_a_day=150), {"trials": 50}, ""),
+            (Quotas(trials_a_day=101), {"trials": 0}, ""),
+            (Quotas(), {"trials": 1_000_000}, ""),
+        ],
+    )
+    def test_a_job_beyond_a_quota_is_not_made(
+        self, store: Store, quotas: Quotas, spec: dict[str, Any], says: str
+    ) -> None:
+        base = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
+        store.jobs.create(job("first", token="t", spec=base, created_at=time.time()))
+        second = job("second", token="t", spec=replace(base, **cast(Any, spec)), created_at=time.time())
+        if not says:
+            store.jobs.create(second, quotas)
+            assert store.jobs.open_ids() == {"first", "second"}
+            return
+        with pytest.raises(QuotaExceeded, match=says):
+            store.jobs.create(second, quotas)
+        assert store.jobs.open_ids() == {"first"}
+
     def test_rounds(self, store: Store) -> None:
         waiting = Round("l", "j", Kind.TRIAL, "w", "i", 4, granted={"cpu:2": granted(2), "cpu:1": granted(1)})
         store.jobs.save_round(waiting)
@@ -483,6 +561,33 @@ class StoreContract:
         assert set(map(repr, store.log.all(EVERYTHING))) == set(map(repr, records))
         assert set(map(repr, store.log.validated(KEY.workload_hash).records)) == set(map(repr, records))
 
+    def test_what_the_log_took_in_is_counted_once_and_pruning_takes_nothing_away(self, store: Store) -> None:
+        store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0), trial("a", 2, 1.0), failed("c", 1)])
+        assert store.log.add([trial("a", 1, 1.0), validation("a", 1, 1.0)]) == 1
+        totals = store.log.totals()
+        assert totals == rows_by_group(store)
+        assert totals == {
+            ("cpu:1", "trial", "ok"): 2,
+            ("cpu:2", "trial", "ok"): 1,
+            ("cpu:1", "trial", "run_failed"): 1,
+            ("cpu:1", "validation", "ok"): 1,
+        }
+        store.log.prune(RecordFilter(kind=Kind.TRIAL), 0, dry_run=False)
+        assert store.log.count(EVERYTHING) == 1
+        assert store.log.totals() == totals
+
+    def test_jobs_are_counted_by_state(self, store: Store) -> None:
+        assert store.jobs.count_by_state() == {}
+        for name in ("one", "two", "three"):
+            store.jobs.create(job(name))
+        store.jobs.end("two", JobState.CANCELLED, "JobCancelled", "")
+        assert store.jobs.count_by_state() == {JobState.QUEUED: 2, JobState.CANCELLED: 1}
+
+    def test_a_look_whether_it_takes_writes_changes_nothing(self, store: Store) -> None:
+        store.roofs.add("device", "share", Roof(1.0, 2.0, 3))
+        store.check_writable()
+        assert store.roofs.of("device")
+
 
 class TestSqliteStore(StoreContract):
     @pytest.fixture
@@ -513,6 +618,22 @@ class TestSqliteStore(StoreContract):
         assert len(store.log.validated(KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}
         assert store.roofs.of(DEVICE.key) == {}
+        assert store.log.totals() == rows_by_group(store) == {("cpu:1", "validation", "ok"): 2}
+        store.close()
+
+    def test_another_process_neither_makes_nor_changes_a_database(self, tmp_path: Path) -> None:
+        with pytest.raises(StateUnusable, match=r"no database at .*fractune\.db; start the server there once"):
+            database.Database(sqlite_url(tmp_path), may_migrate=False)
+        assert list(tmp_path.iterdir()) == []
+        store = Store(sqlite_url(tmp_path))
+        beside = database.Database(sqlite_url(tmp_path), may_migrate=False)
+        made = TokenStore(beside).create("ci", Scope.READ, None, Quotas())
+        assert store.tokens.find(made) is not None, "the server sees it at once"
+        with store.database.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '0008'"))
+        with pytest.raises(StateUnusable, match=f"has schema 0008, and this version needs {database.SCHEMA}"):
+            database.Database(sqlite_url(tmp_path), may_migrate=False)
+        beside.close()
         store.close()
 
     def test_a_full_disk_is_said_in_one_line_and_loses_nothing(self, store: Store) -> None:
@@ -535,6 +656,8 @@ class TestSqliteStore(StoreContract):
         store.close()
         with pytest.raises(StateUnusable, match="readonly database; make the folder writable"):
             store.log.add([trial("a", 1, 1.0)])
+        with pytest.raises(StateUnusable, match="readonly database; make the folder writable"):
+            store.check_writable()
 
     def test_what_was_committed_survives_a_kill(self, tmp_path: Path) -> None:
         writer = (

@@ -14,16 +14,18 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from fractune_core import messages
+from fractune_core.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.signed_messages import seal_event, seal_work, seal_worker
 from fractune_core.signing import sign_json
+from fractune_core.worker_entries import put_entry
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import Fleet, live_workers
 from fractune_server.transport.recorder import Recorder
-from fractune_server.transport.requeue import ATTEMPTS, Requeuer
+from fractune_server.transport.requeue import ATTEMPTS, Loss, Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import DEVICE, made_up_record
@@ -44,6 +46,9 @@ BUILD: messages.BuildWork = {
     "candidates": [{"candidate": "c1", "trace": "[1]"}, {"candidate": "c2", "trace": "[2]"}],
     "reply": STREAM,
 }
+
+
+ALONE: messages.BuildWork = {**BUILD, "candidates": BUILD["candidates"][:1]}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,21 @@ def test_results_are_committed_before_they_are_acknowledged(connection: redis.Re
     assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 2
     recorder.acknowledge(batches[1])
     assert connection.xpending(STREAM, messages.RECORDER)["pending"] == 0
+
+
+def test_how_long_a_result_was_under_way_is_told_by_redis_clock(connection: redis.Redis, store: Store) -> None:
+    send(connection, record("now"))
+    event: Any = {"event": "measured", "job": "job1", "round_id": "r", "record": record("late").to_json()}
+    now_s: Any = connection.time()
+    long_ago_ms = (now_s[0] - 100) * 1000
+    entry: Any = {messages.EVENT_FIELD: seal_event(SECRET, event)}
+    connection.xadd(messages.SERVER_STREAM, entry, id=f"{long_ago_ms}-0")
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(0)
+    lags_s = sorted(recorder.acknowledge(recorder.poll(10)))
+    assert 0 <= lags_s[0] < 60
+    assert 100 <= lags_s[1] < 160
+    assert recorder.acknowledge(recorder.poll(0)) == []
 
 
 def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: redis.Redis, store: Store) -> None:
@@ -227,7 +247,7 @@ def test_a_worker_that_would_not_understand_gets_no_work(
     if protocol is None:  # as workers were before they told
         del other["protocol"]
     for each in (ours, other):
-        connection.set(messages.worker_key(each["name"]), seal_worker(SECRET, each))
+        put_entry(connection, each["name"], seal_worker(SECRET, each))
     for _ in range(3):
         assert list(live_workers(connection, SECRET).workers) == ["ours"]
     assert caplog.text.count(f"worker other-{protocol} gets no work: it speaks protocol {protocol}") == 1
@@ -240,7 +260,7 @@ def test_a_worker_whose_entry_the_fleet_did_not_sign_is_not_there(
     entry = seal_worker(SECRET, ours)
     forged: Any = {**ours, "name": "forged"}
     for name, text in (("ours", entry), ("forged", json.dumps(forged)), ("copied", entry)):
-        connection.set(messages.worker_key(name), text)
+        put_entry(connection, name, text)
     assert list(live_workers(connection, SECRET).workers) == ["ours"]
     for name in ("forged", "copied"):
         assert f"worker {name} gets no work: the entry of worker {name} does not carry" in caplog.text
@@ -332,7 +352,7 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
     queues = WorkQueues(connection, SECRET)
     given_up: list[messages.Work] = []
     requeuer = Requeuer(connection, queues, given_up.append)
-    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, ALONE)
     take(connection, "w1")
     requeuer.sweep(alive("w1", started_at=0.0))
     assert waiting(connection) == 0
@@ -342,7 +362,7 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
         if attempt < ATTEMPTS - 1:
             assert waiting(connection) == 1
             take(connection, f"w{attempt + 2}")
-    assert given_up == [BUILD]
+    assert given_up == [ALONE]
     assert not queues.has(BUILD["work_id"])
     assert queues.idle()
 
@@ -351,17 +371,38 @@ def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Red
     queues = WorkQueues(connection, SECRET)
     given_up: list[messages.Work] = []
     requeuer = Requeuer(connection, queues, given_up.append)
-    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    queues.enqueue(messages.BUILD_QUEUE, ALONE)
     for attempt in range(2 * ATTEMPTS):
         take(connection, f"w{attempt}")
-        connection.set(messages.handed_back_key(BUILD["work_id"]), 1)
+        mark(connection, HANDED_BACK, BUILD["work_id"])
         requeuer.sweep(Fleet(()))
         assert waiting(connection) == 1
     for attempt in range(ATTEMPTS):
         assert given_up == []
         take(connection, f"killed{attempt}")
         requeuer.sweep(Fleet(()))
-    assert given_up == [BUILD]
+    assert given_up == [ALONE]
+
+
+def test_who_asks_is_told_why_work_goes_back(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    requeued: list[tuple[str, Loss]] = []
+    given_up: list[messages.Work] = []
+    requeuer = Requeuer(
+        connection, queues, given_up.append, lambda work, loss: requeued.append((work["work_id"], loss))
+    )
+    queues.enqueue(messages.BUILD_QUEUE, ALONE)
+    take(connection, "w1")
+    requeuer.sweep(Fleet(()))
+    take(connection, "w2")
+    mark(connection, HANDED_BACK, ALONE["work_id"])
+    requeuer.sweep(Fleet(()))
+    for attempt in range(2):
+        take(connection, f"killed{attempt}")
+        requeuer.sweep(Fleet(()))
+    losses = [Loss.WORKER_GONE, Loss.HANDED_BACK, Loss.WORKER_GONE]
+    assert requeued == [(ALONE["work_id"], loss) for loss in losses]  # the last one was given up
+    assert given_up == [ALONE]
 
 
 def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: redis.Redis) -> None:
@@ -406,7 +447,7 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
     shares = ("cpu:1", "cpu:2")
     granted = {share: GrantedShare(share, int(share[-1]), 2, "core", 1, reserved=False) for share in shares}
     write_dead_letters(connection, SECRET, BUILD, None)
-    assert not connection.exists(messages.done_key("work1")), "nobody waits for a round that is over"
+    assert not is_marked(connection, DONE, "work1"), "nobody waits for a round that is over"
     write_dead_letters(connection, SECRET, BUILD, RoundPlace(DEVICE, granted))
     recorder = Recorder(connection, store.log, SECRET)
     recorder.poll(10)
@@ -416,7 +457,7 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
         (candidate, share) for candidate in ("c1", "c2") for share in shares
     }
     assert {(each.status, each.kind) for each in found} == {(Status.CRASHED, Kind.TRIAL)}
-    assert connection.exists(messages.done_key("work1"))
+    assert is_marked(connection, DONE, "work1")
 
 
 def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
@@ -426,14 +467,51 @@ def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
     queues.withdraw("work1")
     assert queues.idle()
     assert not queues.has("work1")
-    assert connection.exists(messages.done_key("work1"))
+    assert is_marked(connection, DONE, "work1")
+
+
+@pytest.mark.parametrize("kind", ["trial", "validation"])
+def test_a_batch_of_trials_that_ends_every_worker_is_divided_and_only_the_guilty_are_given_up(
+    connection: redis.Redis, kind: str
+) -> None:
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    requeuer = Requeuer(connection, queues, given_up.append)
+    queues.enqueue(messages.BUILD_QUEUE, {**BUILD, "kind": kind})
+    for attempt in range(ATTEMPTS):
+        take(connection, f"w{attempt}")
+        requeuer.sweep(Fleet(()))
+    if kind == "validation":  # finalists are timed in turn
+        assert [work["work_id"] for work in given_up] == ["work1"]
+        return
+    assert (given_up, waiting(connection), queues.has("work1")) == ([], 2, False)
+    assert is_marked(connection, DONE, "work1")
+    for attempt in range(ATTEMPTS):
+        take(connection, f"alone{attempt}")
+        requeuer.sweep(Fleet(()))
+    (guilty,) = given_up
+    assert guilty == {**BUILD, "work_id": "work1_1", "candidates": [{"candidate": "c2", "trace": "[2]"}]}
+    assert (waiting(connection), queues.has("work1_0")) == (1, True)
+
+
+def test_work_that_no_worker_has_begun_has_killed_nobody(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fractune_server.transport.requeue._STUCK_S", 0.0)
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    requeuer = Requeuer(connection, queues, given_up.append)
+    queues.enqueue(messages.BUILD_QUEUE, BUILD)
+    for attempt in range(2 * ATTEMPTS):
+        take(connection, f"w{attempt}", start=False)
+        requeuer.sweep(Fleet(()))
+        assert waiting(connection) == 1
+    assert given_up == []
 
 
 def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> None:
     queues = WorkQueues(connection, SECRET)
     queues.enqueue(messages.BUILD_QUEUE, BUILD)
     take(connection, "w1")
-    connection.set(messages.cancel_key("round1"), 1)
+    mark(connection, CANCELLED, "round1")
     Requeuer(connection, queues, lambda _: None).sweep(Fleet(()))
     assert queues.idle()
     assert not queues.has("work1")

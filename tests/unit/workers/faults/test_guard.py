@@ -129,6 +129,8 @@ def test_an_idle_measurer_leaves_too_and_comes_back(measurers: Measurers) -> Non
     assert guilty()["guilty"].status is Status.CRASHED
     assert measurers.trials(0, innocent="good")()["innocent"].status is Status.OK
     assert measurers.child(0).generation >= 2
+    epochs = sum(measurer._session.fault_epochs for measurer in measurers.pooled)
+    assert epochs == measurers.shared.look().number >= 1  # each is counted once, by who opens the device again
 
 
 def test_a_share_that_cannot_be_proved_beside_busy_neighbours_is_proved_alone(

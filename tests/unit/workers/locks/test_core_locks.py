@@ -112,3 +112,39 @@ def test_work_yields_its_cores_to_a_measurement_that_waits(tmp_path: Path) -> No
         back.join(10)
         assert not back.is_alive()
         assert not hold.is_wanted()
+
+
+_CLAIM = """
+import sys
+from pathlib import Path
+from fractune_workers.locks.core_locks import CoreLocks
+locks = CoreLocks(Path(sys.argv[1]))
+print(locks.claim([int(c) for c in sys.argv[2].split(",")], int(sys.argv[3])), flush=True)
+sys.stdin.read()
+"""
+
+
+def claim(folder: Path, available: str, count: int) -> tuple[str, subprocess.Popen[str]]:
+    """What a process has claimed, and the process, which keeps it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _CLAIM, str(folder), available, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process.stdout.readline().strip(), process
+
+
+def test_measurers_of_one_host_claim_cores_of_their_own_until_they_end(tmp_path: Path) -> None:
+    claimed = [claim(tmp_path, "2,3,5", count) for count in (1, 2, 1)]
+    try:
+        assert [cores for cores, _ in claimed] == ["[2]", "[3, 5]", "[2]"], "the third one finds none, and takes turns"
+        claimed[1][1].kill()
+        claimed[1][1].wait()
+        claimed.append(claim(tmp_path, "2,3,5", 1))
+        assert claimed[-1][0] == "[3]"
+    finally:
+        for _, process in claimed:
+            process.kill()
+            process.communicate()

@@ -6,17 +6,21 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from fractune_core.analysis.audit import Audit, Statement
 from fractune_core.shares import Share
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring import session as session_module
+from fractune_workers.measuring.audit import AUDIT_VARIABLE
 from fractune_workers.roles.measure import Measurer
 from tests.support.children.poison import FOLDER, PoisonConfinement
 from tests.support.processes.redis_process import wait_until
+from tests.support.samples import validation
 
 
 @pytest.fixture
@@ -75,3 +79,42 @@ def test_a_validation_runs_alone(measurers: list[Measurer]) -> None:
         assert not had.is_set()
     thread.join(30)
     assert had.is_set()
+
+
+class OneTransaction:
+    """Notes what the audit says when the results are sent; Redis is there or not."""
+
+    def __init__(self, folder: Path, *, redis_is_there: bool) -> None:
+        self.folder, self.redis_is_there = folder, redis_is_there
+        self.said = Audit()
+
+    def send(self) -> None:
+        self.said = audit_of(self.folder)
+        if not self.redis_is_there:
+            raise redis.ConnectionError
+
+
+def audit_of(folder: Path) -> Audit:
+    audit = Audit()
+    for file in folder.glob("*.jsonl"):
+        audit.read(file.read_text().splitlines())
+    return audit
+
+
+@pytest.mark.parametrize("redis_is_there", [True, False])
+def test_what_is_measured_is_told_before_it_is_sent(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    redis_is_there: bool,  # noqa: FBT001
+) -> None:
+    monkeypatch.setenv(AUDIT_VARIABLE, str(tmp_path / "audit"))
+    context = WorkerContext("m", redis.Redis(), b"secret", CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
+    measurer = Measurer(context, Share.parse("cpu:1"))
+    transaction: Any = OneTransaction(tmp_path / "audit", redis_is_there=redis_is_there)
+    record = validation("t", 1, 0.5)
+    with contextlib.suppress(redis.ConnectionError):
+        measurer._send(transaction, [record])
+    measurer.stop()
+    assert transaction.said.statements == {record.record_id: [Statement.of(record)]}
+    assert transaction.said.delivered == set()
+    assert audit_of(tmp_path / "audit").delivered == ({record.record_id} if redis_is_there else set())

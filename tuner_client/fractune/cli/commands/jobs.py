@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from fractune.api.finding import server_address
 from fractune.api.sessions import session
 from fractune.cli import options
+from fractune.cli.on_done import run_when_done
 from fractune.cli.progress import choose_view
 from fractune.jobs import JobStatus, Worker
+from fractune.output_files import check_writable
 from fractune.reports.result import print_result, result_json
 from fractune.reports.text import table_console
 from fractune_core.shares import units_text
@@ -45,17 +49,27 @@ def jobs(
 
 def watch(
     job: JobArgument,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the bundle to when the job is done.")] = None,
+    on_done: options.OnDone = None,
     server: options.Server = None,
     state: options.State = None,
     as_json: options.Json = False,
 ) -> None:
-    """Follow a job until it ends; Ctrl-C stops watching, not the job."""
-    with session(state, server) as client:
-        ended = client.job(job).wait(progress=choose_view(quiet=False, as_json=as_json))
-    if as_json:
-        print(json.dumps(result_json(ended, ended.bundle)))
-    else:
-        print_result(ended, ended.bundle)
+    """Follow a job of a running server until it ends; Ctrl-C stops watching, not the job."""
+    if out is not None:
+        check_writable("--out", out)
+    view = choose_view(quiet=False, as_json=as_json)
+    with run_when_done(on_done, view) as fetched:
+        with session(None, server_address(state, server, lasting=False)) as client:
+            followed = client.job(job)
+            ended = followed.wait(progress=view)
+            if out is not None:
+                fetched.bundle = followed.bundle(out).path
+        bundle = str(fetched.bundle or ended.bundle)
+        if as_json:
+            print(json.dumps(result_json(ended, bundle)))
+        else:
+            print_result(ended, bundle)
 
 
 def cancel(
@@ -74,14 +88,13 @@ def cancel(
 
 
 def workers(
-    shares: Annotated[str, typer.Option("--shares", help="Without --server: shares to start measurers for.")] = "cpu:1",
+    shares: Annotated[str, typer.Option("--shares", help="Without a server: shares to start measurers for.")] = "cpu:1",
     server: options.Server = None,
     state: options.State = None,
     as_json: options.Json = False,
 ) -> None:
     """List the workers, and the shares that can be asked for."""
-    offered = () if server is not None else tuple(shares.split(","))
-    with session(state, server, shares=offered, compile=True, search=True) as client:
+    with session(state, server, shares=tuple(shares.split(",")), compile=True, search=True) as client:
         found = client.workers()
     if as_json:
         for worker in found:

@@ -9,15 +9,24 @@ from typing import Annotated
 import typer
 
 from fractune.cli import logs, options
-from fractune.cli.environment import fleet_secret
+from fractune.cli.environment import fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
-from fractune.launchers import Measuring, run_server, run_worker
+from fractune.cli.quantities import parse_bytes
+from fractune.launchers import Listening, Measuring, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
 from fractune_core.shares import Share
 
-Redis = Annotated[str, typer.Option("--redis", metavar="URL", help="redis://HOST:PORT/DB or unix:///PATH.")]
+Redis = Annotated[
+    str,
+    typer.Option(
+        "--redis", metavar="URL", envvar="FRACTUNE_REDIS", help="redis[s]://USER@HOST:PORT/DB or unix:///PATH."
+    ),
+]
+PasswordFile = Annotated[
+    Path | None, typer.Option("--redis-password-file", help="File with the password of the user that --redis names.")
+]
 SecretFile = Annotated[
     Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
 ]
@@ -43,9 +52,21 @@ def server(
         str | None,
         typer.Option("--database", metavar="URL", help="SQLAlchemy URL (default: SQLite in the state)."),
     ] = None,
+    redis_password_file: PasswordFile = None,
     secret_file: SecretFile = None,
     insecure: options.Insecure = False,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    client_ca: options.ClientCa = None,
+    local_socket: Annotated[
+        Path | None,
+        typer.Option("--local-socket", help="With TLS: serve at this Unix socket too, for its user, without a token."),
+    ] = None,
+    upload_limit: Annotated[
+        str, typer.Option("--upload-limit", metavar="SIZE", help="Of one model file at most, such as 500MiB.")
+    ] = "2GiB",
     resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
+    metrics: options.Metrics = None,
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
     ] = None,
@@ -55,14 +76,13 @@ def server(
     """Run the server alone."""
     set_up_logs(log_level, log_format)
     run_server(
-        listen,
-        redis,
+        Listening(listen, insecure, options.tls_files(tls_cert, tls_key, client_ca), local_socket, metrics, ready_file),
+        redis_address(redis, redis_password_file),
         state or default_state_dir(),
         fleet_secret(secret_file),
         database_url=database,
-        insecure=insecure,
+        upload_limit_bytes=parse_bytes("--upload-limit", upload_limit),
         resume=resume,
-        ready_file=ready_file,
     )
 
 
@@ -82,6 +102,7 @@ def worker(
     cache: Annotated[
         Cache, typer.Option("--cache", help="Measurers of a GPU: what its cache holds when a call begins.")
     ] = Cache.WARM,
+    redis_password_file: PasswordFile = None,
     secret_file: SecretFile = None,
     log_level: logs.Level = LogLevel.INFO,
     log_format: logs.Format = LogFormat.TEXT,
@@ -102,7 +123,7 @@ def worker(
         raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
     run_worker(
         role.value,
-        redis,
+        redis_address(redis, redis_password_file),
         fleet_secret(secret_file),
         measuring=Measuring(share, margin, cache.value) if share is not None else None,
         cores=_parse_cores(cores) if cores else None,

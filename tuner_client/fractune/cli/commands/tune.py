@@ -9,11 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from fractune.api.finding import server_address
 from fractune.api.goal import DEFAULT_MINUTES, PEERS
 from fractune.api.requests import check_above_zero
 from fractune.api.results import TuneResult
+from fractune.api.sessions import session
 from fractune.api.tuning import tune as tune_model
 from fractune.cli import options
+from fractune.cli.on_done import run_when_done
 from fractune.cli.progress import choose_view
 from fractune.goals import Goal
 from fractune.local.noise_file import advice_for, measuring_text
@@ -26,6 +29,7 @@ from fractune.reports.slots_text import apart_text, slots_text
 from fractune.reports.text import table_console
 from fractune_core.bundles import SUFFIX, Bundle
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
+from fractune_core.errors import BadRequest
 
 GOAL_MISSED = 10
 """exit code: everything went well, and --until-beats was not reached"""
@@ -72,11 +76,15 @@ def tune(
         bool, typer.Option("--fresh", help="Use nothing that other jobs measured, and share no search with them.")
     ] = False,
     inputs: options.Inputs = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the bundle.")] = Path(),
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the bundle (default: the current one).")] = None,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
     ] = None,
     priority: Annotated[int, typer.Option("--priority", help="Higher goes first.")] = 0,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Print the job's name and leave the job to a running server.")
+    ] = False,
+    on_done: options.OnDone = None,
     server: options.Server = None,
     state: options.State = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result.")] = False,
@@ -86,47 +94,80 @@ def tune(
     for option, value in (("--more", more), ("--minutes", minutes), ("--rerank", rerank)):
         check_above_zero(option, value)
     part = None if by is None else options.parse_part("--by", by)
-    _check_paths(model, out, picture)
-    result = tune_model(
-        model,
-        shares,
-        trials=trials,
-        minutes=minutes,
-        until_beats=until_beats,
-        by=part,
-        more=more,
-        round_size=round_size,
-        seed=seed,
-        target=target,
-        rerank=rerank,
-        only=only,
-        exact=exact,
-        scope=scope,
-        fresh=fresh,
-        inputs=options.parse_inputs(inputs),
-        priority=priority,
-        out=out,
-        server=server,
-        state=state,
-        progress=choose_view(quiet=quiet, as_json=as_json),
-    )
+    asked: dict[str, Any] = {
+        "minutes": minutes,
+        "more": more,
+        "round_size": round_size,
+        "seed": seed,
+        "target": target,
+        "rerank": rerank,
+        "only": only,
+        "exact": exact,
+        "scope": scope,
+        "fresh": fresh,
+        "inputs": options.parse_inputs(inputs),
+        "priority": priority,
+    }
+    if detach:
+        _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})
+        asked["trials"] = DEFAULT_TRIALS if trials is None else trials
+        _leave(model, shares, asked, server, state, as_json=as_json)
+        return
+    _check_paths(model, out or Path(), picture)
+    view = choose_view(quiet=quiet, as_json=as_json)
+    with run_when_done(on_done, view) as fetched:
+        result = tune_model(
+            model,
+            shares,
+            trials=trials,
+            until_beats=until_beats,
+            by=part,
+            out=out or Path(),
+            server=server,
+            state=state,
+            progress=view,
+            **asked,
+        )
+        fetched.bundle = result.bundle.path
+        _print(result, state, as_json=as_json)
+        if picture is not None:
+            result.matrix.draw(picture)
+            if not as_json:
+                print(f"picture: {picture}")
+        if result.goal is not None and not result.goal.beaten:
+            raise typer.Exit(GOAL_MISSED)
+
+
+def _check_detached(given: dict[str, object]) -> None:
+    """Who leaves at once cannot do what comes at the end."""
+    for option, value in given.items():
+        if value is not None:
+            raise BadRequest(
+                f"{option} and --detach exclude each other: nobody waits for the end; 'fractune watch' can"
+            )
+
+
+def _leave(
+    model: Path, shares: str, asked: dict[str, Any], server: str | None, state: Path | None, *, as_json: bool
+) -> None:
+    """Hand the job in and say its name."""
+    with session(None, server_address(state, server, lasting=True)) as client:
+        job = client.submit(model, shares, **asked)
+        print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
+
+
+def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_json(result)), flush=True)
-    else:
-        several = result.goal is not None and len(result.goal.steps) > 1
-        print_result(result.job, str(result.bundle.path), step=" in the last step" if several else "")
-        if server is None:
-            for share, advice in advice_for(state or default_state_dir(), result.job.shares).items():
-                print(measuring_text(share, advice, result.measurers[share]))
-        if result.goal is not None:
-            _print_goal(result.goal)
-        _print_slots(result.bundle.path)
-    if picture is not None:
-        result.matrix.draw(picture)
-        if not as_json:
-            print(f"picture: {picture}")
-    if result.goal is not None and not result.goal.beaten:
-        raise typer.Exit(GOAL_MISSED)
+        return
+    several = result.goal is not None and len(result.goal.steps) > 1
+    print_result(result.job, str(result.bundle.path), step=" in the last step" if several else "")
+    if result.measurers:
+        for share, advice in advice_for(state or default_state_dir(), result.job.shares).items():
+            print(measuring_text(share, advice, result.measurers[share]))
+    if result.goal is not None:
+        _print_goal(result.goal)
+    _print_slots(result.bundle.path)
 
 
 def _print_slots(bundle: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import Annotated
 
 import typer
 
 from fractune.cli import options
-from fractune.local.stack import StackOptions, running_stack
+from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.rpc import RpcClient
+from fractune_core.errors import ServerUnreachable
 from fractune_core.shares import parse_shares
 
 
@@ -21,11 +23,27 @@ def default_shares() -> str:
     return ",".join(f"cpu:{1 << power}" for power in range(cores.bit_length()))
 
 
+def _measurers(stack: Stack) -> Counter[str]:
+    """Live measurers by share. A server that has just died is started again, and waited for."""
+    while True:
+        try:
+            with RpcClient(stack.own_address) as client:
+                return client.measurers()
+        except ServerUnreachable:
+            failure = stack.failure(timeout_s=0.1)
+            if failure is not None:
+                raise failure from None
+
+
 def up(
     shares: Annotated[str, typer.Option("--shares", help="Shares to offer (default: cpu:1, cpu:2, cpu:4 ...).")] = "",
     listen: options.Listen = options.DEFAULT_LISTEN,
     state: options.State = None,
     insecure: options.Insecure = False,
+    metrics: options.Metrics = None,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    client_ca: options.ClientCa = None,
     as_json: options.Json = False,
 ) -> None:
     """Run the whole stack on this machine until stopped, for other clients."""
@@ -37,11 +55,12 @@ def up(
         search=True,
         listen=listen,
         insecure=insecure,
+        tls=options.tls_files(tls_cert, tls_key, client_ca),
+        metrics=metrics,
         resume=True,
     )
     with running_stack(stack_options) as stack:
-        with RpcClient(stack.address) as client:
-            measurers = client.measurers()
+        measurers = _measurers(stack)
         if as_json:
             ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
             typer.echo(json.dumps(ready))

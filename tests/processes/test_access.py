@@ -1,0 +1,362 @@
+"""Attempts of strangers on a real server: each gets nothing. docs/security.md has the same table."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fractune import connect
+from fractune.errors import AccessRefused, ScopeMissing, ServerUnreachable
+from fractune.local.stack import StackOptions, running_stack
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.tls_files import TlsFiles
+from fractune_core.tokens import Quotas, Scope, TokenText
+from fractune_server.access.attempts import BURST
+from fractune_server.access.scopes import SCOPES
+from fractune_server.admin import create_token, revoke_token
+from tests.support.certificates import Authority, Pair
+from tests.support.paths import REPOSITORY
+from tests.support.processes.cli_process import error_line, run_fractune
+from tests.support.processes.redis_process import running_redis
+from tests.support.processes.server_process import Client, ServerProcess, as_call, running_server
+
+Test = TypeVar("Test", bound=Callable[..., None])
+Rows = list[tuple[str, str]]
+ROWS: Rows = []
+"""what was attempted, and what it got"""
+LIST_JOBS = "/fractune.v1.JobService/ListJobs"
+NEED_TOKEN = [path for path, scope in SCOPES.items() if scope is not None]
+
+
+def row(what: str, answer: str) -> Callable[[Test], Test]:
+    def add(test: Test) -> Test:
+        ROWS.append((what, answer))
+        return test
+
+    return add
+
+
+@dataclass
+class Place:
+    """A server with TLS, and what its operator has."""
+
+    server: ServerProcess
+    redis_url: str
+    state: Path
+    authority: Authority
+    stranger: Authority
+    """signed nothing of this server"""
+
+    def token(self, scope: Scope = Scope.ADMIN, lifetime_s: float | None = None) -> TokenText:
+        return create_token(self.state, None, "test", scope, lifetime_s, Quotas())
+
+    def credentials(self, token: TokenText | str | None, pair: Pair | None = None) -> grpc.ChannelCredentials:
+        return client_credentials(self.authority, token, pair)
+
+
+def client_credentials(
+    authority: Authority, token: TokenText | str | None, pair: Pair | None = None
+) -> grpc.ChannelCredentials:
+    own = (None, None) if pair is None else (pair.key.read_bytes(), pair.cert.read_bytes())
+    tls = grpc.ssl_channel_credentials(authority.cert.read_bytes(), *own)
+    if token is None:
+        return tls
+    text = token.text if isinstance(token, TokenText) else token
+    return grpc.composite_channel_credentials(tls, grpc.access_token_call_credentials(text))
+
+
+@contextlib.contextmanager
+def running_place(folder: Path, **tls: Any) -> Iterator[Place]:
+    """`tls`: `client_ca` alone, as True."""
+    authority, stranger = Authority.make(folder / "authority"), Authority.make(folder / "stranger")
+    pair = authority.issue("server", "localhost", "127.0.0.1")
+    files = {"cert": str(pair.cert), "key": str(pair.key)}
+    files |= {"client_ca": str(authority.cert)} if tls.get("client_ca") else {}
+    options = {"tls": files, "local_socket": str(folder / "s")}
+    with running_redis() as redis_url, running_server(redis_url, folder / "state", **options) as server:
+        assert server.address, server.said()
+        yield Place(server, redis_url, folder / "state", authority, stranger)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with running_place(tmp_path_factory.mktemp("access")) as made:
+        yield made
+
+
+def answer_to(address: str, credentials: grpc.ChannelCredentials | None, path: str = LIST_JOBS) -> grpc.StatusCode:
+    """The status of one call with an empty request, which must bring nothing unless it is OK."""
+    channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
+    with channel:
+        method: Any = channel.stream_stream(path)
+        call = method(iter([b""]), timeout=20)
+        try:
+            list(call)
+        except grpc.RpcError as error:
+            assert call.debug_error_string() is not None
+            return as_call(error).code()
+        return grpc.StatusCode.OK
+
+
+@row("no token, any method but the health check", "`UNAUTHENTICATED`")
+@pytest.mark.parametrize("path", NEED_TOKEN)
+def test_no_token(place: Place, path: str) -> None:
+    assert answer_to(place.server.address, place.credentials(None), path) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@row("no token, and a request that never comes", "`UNAUTHENTICATED`, at once")
+def test_no_token_and_silence(place: Place) -> None:
+    never = threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        never.wait(60)
+        yield b""
+
+    with grpc.secure_channel(place.server.address, place.credentials(None)) as channel:
+        method: Any = channel.stream_unary(LIST_JOBS)
+        calls = [method.future(silent()) for _ in range(40)]
+        codes = {call.exception(timeout=30).code() for call in calls}
+        never.set()
+    # More of them than the server has places may be told so, but none of them keeps one.
+    assert codes <= {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert grpc.StatusCode.UNAUTHENTICATED in codes
+
+
+@row("a wrong token", "`UNAUTHENTICATED`")
+def test_wrong_token(place: Place) -> None:
+    assert answer_to(place.server.address, place.credentials("guess")) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@row("the id of a good token with the secret of another", "`UNAUTHENTICATED`")
+def test_mixed_token(place: Place) -> None:
+    mixed = TokenText(place.token().token_id, place.token().secret)
+    assert answer_to(place.server.address, place.credentials(mixed)) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@row("more than 10 wrong tokens at once from one address", "`RESOURCE_EXHAUSTED`, for a second each")
+def test_too_many_wrong_tokens(tmp_path: Path) -> None:
+    assert BURST == 10
+    with running_place(tmp_path) as place:
+        address, guess = place.server.address, place.credentials("guess")
+        with grpc.secure_channel(address, guess) as channel:
+            call: Any = channel.unary_unary(LIST_JOBS)
+            told = []
+            for _ in range(3 * BURST):
+                with pytest.raises(grpc.RpcError) as refused:
+                    call(b"", timeout=20)
+                told.append(as_call(refused.value).code())
+        assert told[:BURST] == [grpc.StatusCode.UNAUTHENTICATED] * BURST
+        assert told[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert answer_to(address, None, "/grpc.health.v1.Health/Check") is grpc.StatusCode.UNAVAILABLE
+        open_check = answer_to(address, place.credentials(None), "/grpc.health.v1.Health/Check")
+        assert open_check is grpc.StatusCode.OK
+
+
+@row("an expired token", "`UNAUTHENTICATED`")
+def test_expired_token(place: Place) -> None:
+    expired = place.token(lifetime_s=-1.0)
+    assert answer_to(place.server.address, place.credentials(expired)) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@row("a revoked token, on its next call over a connection that it had opened before", "`UNAUTHENTICATED`")
+def test_revoked_token(place: Place) -> None:
+    token = place.token()
+    with Client(place.server.address, place.credentials(token)) as client:
+        client.jobs.ListJobs(pb.ListJobsRequest())
+        assert revoke_token(place.state, None, token.token_id)
+        with pytest.raises(grpc.RpcError) as refused:
+            client.jobs.ListJobs(pb.ListJobsRequest())
+    assert as_call(refused.value).code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@row("a token of a smaller scope, on each method that needs a larger one", "`PERMISSION_DENIED`")
+@pytest.mark.parametrize("scope", [Scope.READ, Scope.SUBMIT, Scope.OPERATE])
+def test_another_scope(place: Place, scope: Scope) -> None:
+    credentials = place.credentials(place.token(scope))
+    for path in NEED_TOKEN:
+        needed = SCOPES[path]
+        assert needed is not None
+        if not scope.includes(needed):
+            assert answer_to(place.server.address, credentials, path) is grpc.StatusCode.PERMISSION_DENIED, path
+    assert answer_to(place.server.address, credentials) is grpc.StatusCode.OK
+
+
+@row("plain text to the port with TLS", "the connection is closed")
+def test_plain_text_to_tls(place: Place) -> None:
+    assert answer_to(place.server.address, None) is grpc.StatusCode.UNAVAILABLE
+    with connect(place.server.address) as client, pytest.raises(ServerUnreachable, match="asks for TLS needs --ca"):
+        client.jobs()
+
+
+@row("a server whose certificate is by an authority other than `--ca`", "the client hangs up, and sends no token")
+def test_another_authority(place: Place, tmp_path: Path) -> None:
+    token = token_file(tmp_path, place.token())
+    said = "no certificate for that name by the authority in --ca"
+    with (
+        connect(place.server.address, ca=place.stranger.cert, token_file=token) as client,
+        pytest.raises(ServerUnreachable, match=said),
+    ):
+        client.jobs()
+
+
+@row("a token to another machine without `--ca`", "the client refuses, code 2, and sends nothing")
+def test_a_token_over_plain_text(place: Place, tmp_path: Path) -> None:
+    ended = run_fractune(
+        "jobs", "--server", "192.0.2.1:50051", "--token-file", str(token_file(tmp_path, place.token()))
+    )
+    assert ended.returncode == 2
+    assert "is not used in plain text with another machine (192.0.2.1:50051); pass --ca" in error_line(ended)
+
+
+@row("a token with `--ca` to a port that speaks no TLS", "the client hangs up, and sends no token")
+def test_a_token_to_a_port_without_tls(place: Place, tmp_path: Path) -> None:
+    token = place.token()
+    heard = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    link, _ = listener.accept()
+                    with link:
+                        heard.extend(link.recv(1 << 16))
+                        link.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                        heard.extend(link.recv(1 << 16))
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        authority, file = place.authority.cert, token_file(tmp_path, token)
+        with (
+            connect(address, ca=authority, token_file=file) as client,
+            pytest.raises(ServerUnreachable, match="speaks no TLS"),
+        ):
+            client.jobs()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(20)
+    assert heard
+    assert token.secret.encode() not in heard
+
+
+@row("no certificate, where `--client-ca` asks for one", "the connection is closed")
+@row("a certificate of another authority there", "the connection is closed")
+@row("a certificate with a token of a smaller scope there", "`PERMISSION_DENIED`")
+def test_client_certificates(tmp_path: Path) -> None:
+    with running_place(tmp_path, client_ca=True) as place:
+        address, good = place.server.address, place.authority.issue("client")
+        assert answer_to(address, place.credentials(None)) is grpc.StatusCode.UNAVAILABLE
+        assert answer_to(address, place.credentials(place.token())) is grpc.StatusCode.UNAVAILABLE
+        foreign = place.stranger.issue("client")
+        assert answer_to(address, place.credentials(place.token(), foreign)) is grpc.StatusCode.UNAVAILABLE
+        assert answer_to(address, place.credentials(None, good)) is grpc.StatusCode.OK
+        reader = place.credentials(place.token(Scope.READ), good)
+        assert answer_to(address, reader, "/fractune.v1.LogService/PruneRecords") is grpc.StatusCode.PERMISSION_DENIED
+        with connect(address, ca=place.authority.cert, client_cert=good.cert, client_key=good.key) as client:
+            assert client.jobs() == []
+
+
+def test_a_request_that_cannot_be_read_ends_its_call_alone(place: Place) -> None:
+    credentials = place.credentials(place.token())
+    with grpc.secure_channel(place.server.address, credentials) as channel:
+        method: Any = channel.unary_unary(LIST_JOBS)
+        with pytest.raises(grpc.RpcError) as refused:
+            method(b"\xff\xff", timeout=20)
+        assert as_call(refused.value).code() is grpc.StatusCode.INTERNAL
+        nothing: Any = channel.stream_unary(LIST_JOBS)
+        with pytest.raises(grpc.RpcError) as refused:
+            nothing(iter([]), timeout=20)
+        assert as_call(refused.value).code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert method(b"", timeout=20) == b""
+
+
+def test_the_health_check_is_open(place: Place) -> None:
+    with grpc.secure_channel(place.server.address, place.credentials(None)) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_the_owner_of_a_token_is_let_in_and_told_what_it_may_not(place: Place, tmp_path: Path) -> None:
+    files: dict[str, Any] = {"ca": place.authority.cert, "token_file": token_file(tmp_path, place.token(Scope.READ))}
+    with connect(place.server.address, **files) as client:
+        assert client.jobs() == []
+        with pytest.raises(ScopeMissing, match="has the scope read, and this needs operate"):
+            client.log.prune()
+    with (
+        connect(place.server.address, ca=place.authority.cert) as client,
+        pytest.raises(AccessRefused, match="asks for a token; pass --token-file"),
+    ):
+        client.jobs()
+
+
+def test_the_user_of_the_server_needs_no_token_at_its_own_socket(place: Place) -> None:
+    path = place.state.parent / "s"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with connect(f"unix:{path}") as client:
+        assert client.workers() == []
+
+
+def test_a_stack_with_tls_watches_its_own_server_without_a_token(place: Place, tmp_path: Path) -> None:
+    pair = place.authority.issue("stack", "127.0.0.1")
+    options = StackOptions(tmp_path / "state", listen="127.0.0.1:0", tls=TlsFiles(pair.cert, pair.key))
+    with running_stack(options) as stack:
+        with connect(stack.own_address) as client:
+            assert client.workers() == []
+        with connect(stack.address, ca=place.authority.cert) as stranger, pytest.raises(AccessRefused):
+            stranger.workers()
+        file = token_file(tmp_path, create_token(options.state, None, "test", Scope.READ, None, Quotas()))
+        with connect(stack.address, ca=place.authority.cert, token_file=file) as client:
+            assert client.workers() == []
+
+
+def test_the_command_line_makes_uses_lists_and_revokes_a_token_of_a_running_server(
+    place: Place, tmp_path: Path
+) -> None:
+    state, out = ("--state", str(place.state)), tmp_path / "ci.token"
+    made = run_fractune(
+        "admin", "token", "create", "ci", "--scope", "read", "--expires", "1h", "--out", str(out), *state
+    )
+    assert (made.returncode, out.stat().st_mode & 0o777) == (0, 0o600)
+    token = TokenText.parse(out.read_text().strip())
+    assert token is not None
+    assert token.secret not in made.stdout + made.stderr
+    reached = {"FRACTUNE_CA": str(place.authority.cert), "FRACTUNE_TOKEN_FILE": str(out)}
+    assert run_fractune("jobs", "--server", place.server.address, env=reached).returncode == 0
+    assert run_fractune("admin", "token", "revoke", token.token_id, *state).returncode == 0
+    refused = run_fractune("jobs", "--server", place.server.address, env=reached)
+    assert refused.returncode == 11
+    assert "is revoked" in error_line(refused)
+    listed = run_fractune("admin", "token", "list", "--json", *state)
+    assert f'"token": "{token.token_id}"' in listed.stdout
+    assert token.secret_sha256 not in listed.stdout
+
+
+def test_secrets_are_in_no_log_and_no_file_of_the_server(place: Place) -> None:
+    token = place.token()
+    assert answer_to(place.server.address, place.credentials(token)) is grpc.StatusCode.OK
+    assert token.secret not in place.server.said()
+    for path in place.state.rglob("*"):
+        if path.is_file():
+            assert token.secret.encode() not in path.read_bytes(), path
+
+
+def test_the_table_in_the_docs_is_this_one() -> None:
+    page = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| attempt | what it gets |\n|---|---|\n")
+    shown = [match.groups() for match in re.finditer(r"^\| (.*) \| (.*) \|$", table.partition("\n\n")[0], re.MULTILINE)]
+    assert sorted(shown) == sorted(ROWS)
+
+
+def token_file(folder: Path, token: TokenText) -> Path:
+    path = folder / "token"
+    path.write_text(token.text)
+    return path

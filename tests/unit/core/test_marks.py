@@ -1,0 +1,70 @@
+"""Marks and workers' entries on a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from fractune_core import marks, messages
+from fractune_core.marks import CANCELLED, DONE, HANDED_BACK
+from fractune_core.worker_entries import drop_entry, put_entry, read_entries
+from tests.support.processes.redis_process import running_redis
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
+
+
+@pytest.fixture
+def connection(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        yield connection
+
+
+def test_a_mark_is_of_its_kind_alone_and_can_be_taken_away_once(connection: redis.Redis) -> None:
+    marks.mark(connection, DONE, "work1")
+    assert marks.is_marked(connection, DONE, "work1")
+    assert not marks.is_marked(connection, CANCELLED, "work1")
+    assert not marks.is_marked(connection, DONE, "work2")
+    assert [marks.unmark(connection, DONE, "work1") for _ in range(2)] == [True, False]
+
+
+def test_marks_are_dropped_when_no_message_that_they_are_about_would_be_opened(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1e9
+    monkeypatch.setattr("fractune_core.marks.time.time", lambda: now)
+    for kind in (DONE, CANCELLED, HANDED_BACK):
+        marks.mark(connection, kind, "old")
+    now += messages.MARK_TTL_S - 1
+    marks.mark(connection, DONE, "new")
+    marks.drop_old_marks(connection)
+    assert all(marks.is_marked(connection, kind, "old") for kind in (DONE, CANCELLED, HANDED_BACK))
+    now += 2
+    marks.drop_old_marks(connection)
+    assert not any(marks.is_marked(connection, kind, "old") for kind in (DONE, CANCELLED, HANDED_BACK))
+    assert marks.is_marked(connection, DONE, "new")
+
+
+def test_marks_are_few_keys_however_many_they_are(connection: redis.Redis) -> None:
+    for number in range(1000):
+        marks.mark(connection, DONE, f"work{number}")
+    assert connection.dbsize() == 1
+
+
+def test_a_worker_is_there_until_its_entry_expires_or_is_dropped(connection: redis.Redis) -> None:
+    for name in ("a", "b", "c"):
+        put_entry(connection, name, f"entry of {name}")
+    assert 0 < connection.ttl(messages.worker_key("a")) <= messages.WORKER_TTL_S
+    drop_entry(connection, "a")
+    assert read_entries(connection) == {"b": b"entry of b", "c": b"entry of c"}
+    connection.delete(messages.worker_key("b"))  # as it expires
+    assert read_entries(connection) == {"c": b"entry of c"}
+    assert connection.smembers(messages.WORKERS) == {b"c"}, "a name is not asked for again for ever"
+    put_entry(connection, "b", "entry of b")
+    assert sorted(read_entries(connection)) == ["b", "c"]

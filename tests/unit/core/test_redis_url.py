@@ -1,0 +1,61 @@
+"""Addresses of Redis, with and without their password."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from fractune_core.errors import BadRequest, RedisGone
+from fractune_core.redis_url import no_redis, with_password, without_password
+
+SECRETS = ["plain", "with spaces", "a:b@c/d?e#f&g=%20", "ü"]
+
+
+@pytest.mark.parametrize("password", SECRETS)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://measure@host:6379/0",
+        "redis://host:6379/0",
+        "rediss://measure@host:6379/0?ssl_ca_certs=/ca.pem",
+        "unix://measure@/run/redis.sock?db=1",
+        "unix:///run/redis.sock",
+    ],
+)
+def test_the_password_arrives_and_is_not_shown(url: str, password: str) -> None:
+    whole = with_password(url, password)
+    told = redis.Redis.from_url(whole).connection_pool.connection_kwargs
+    assert told["password"] == password
+    assert told.get("username") in ("measure", "", None)
+    assert told.get("username") == "measure" or "measure@" not in url
+    plain = redis.Redis.from_url(url).connection_pool.connection_kwargs
+    assert {name: told.get(name) for name in ("host", "port", "path", "db")} == {
+        name: plain.get(name) for name in ("host", "port", "path", "db")
+    }
+    shown = without_password(whole)
+    assert shown == url.replace("://", "://:***@" if "measure@" not in url else "://").replace("e@", "e:***@")
+    assert without_password(url) == url
+
+
+@pytest.mark.parametrize("url", ["redis://u:secret@h/0", "redis://h/0?db=1&password=secret", "redis://:sec/re@t@h:1/0"])
+def test_a_password_in_the_address_is_hidden_and_no_second_one_is_taken(url: str) -> None:
+    assert "sec" not in without_password(url)
+    with pytest.raises(BadRequest, match="give one of them") as refused:
+        with_password(url, "other")
+    assert "sec" not in str(refused.value)
+
+
+def test_what_is_said_of_a_redis_that_does_not_answer_has_no_password() -> None:
+    gone = no_redis("redis://u:secret@h:1/0", redis.ConnectionError("Connection refused."))
+    assert isinstance(gone, RedisGone)
+    assert str(gone).startswith("no Redis at redis://u:***@h:1/0 (Connection refused.); start it")
+
+
+def test_what_is_said_of_no_address_does_not_quote_a_part_of_the_password() -> None:
+    url = "redis://:sec/ret@h:1/0"
+    with pytest.raises(ValueError, match="sec") as error:
+        redis.Redis.from_url(url)
+    refused = no_redis(url, error.value)
+    assert isinstance(refused, BadRequest)
+    assert "sec" not in str(refused)
+    assert "ret" not in str(refused)

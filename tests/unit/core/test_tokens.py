@@ -1,0 +1,50 @@
+"""The text of tokens, and the files that hold them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from fractune_core.addresses import is_local
+from fractune_core.errors import BadRequest
+from fractune_core.tokens import TokenText, read_token_file
+
+
+def test_a_token_is_read_back_and_no_two_are_alike() -> None:
+    made = TokenText.new()
+    assert TokenText.parse(made.text) == made
+    assert made.secret_sha256 == hashlib.sha256(made.secret.encode()).hexdigest()
+    assert len(bytes.fromhex(made.secret)) * 8 == 256
+    assert TokenText.new() != made
+
+
+@pytest.mark.parametrize(
+    "text", ["", "fractune_", f"fractune_{'a' * 12}_{'g' * 64}", f"xfractune_{'a' * 12}_{'0' * 64}"]
+)
+def test_what_is_no_token(text: str) -> None:
+    assert TokenText.parse(text) is None
+
+
+def test_a_token_file_is_read_and_a_wrong_one_is_named_without_its_contents(tmp_path: Path) -> None:
+    path, made = tmp_path / "token", TokenText.new()
+    path.write_text(made.text + "\n")
+    assert read_token_file(path) == made.text
+    for contents in (b"almost a secret", b"\xff\xfe", b""):
+        path.write_bytes(contents)
+        with pytest.raises(BadRequest, match=r"token: holds no token") as refused:
+            read_token_file(path)
+        assert "almost" not in str(refused.value)
+    with pytest.raises(BadRequest, match="cannot be read"):
+        read_token_file(tmp_path / "none")
+
+
+@pytest.mark.parametrize("address", ["unix:/s", "127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:1"])
+def test_addresses_of_this_machine(address: str) -> None:
+    assert is_local(address)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:1", "192.0.2.1:1", "[::]:1", "host:1", "localhost.example:1", ""])
+def test_other_addresses(address: str) -> None:
+    assert not is_local(address)

@@ -1,0 +1,45 @@
+"""A token's quota of uploads holds for those that arrive at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fractune_core.errors import QuotaExceeded
+from fractune_core.tokens import Quotas, Scope
+from fractune_server.access.gate import Caller
+from fractune_server.services.models import ModelService
+from fractune_server.store.models import StoredModel
+from fractune_server.store.store import Store, sqlite_url
+
+SENDER = Caller("t", Scope.SUBMIT, Quotas(upload_bytes=100))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(sqlite_url(tmp_path))
+    yield made
+    made.close()
+
+
+def test_uploads_at_the_same_time_count_together(store: Store) -> None:
+    context: Any = SimpleNamespace(store=store)
+    service = ModelService(context)
+    with service._room_for(60, SENDER):
+        with (
+            pytest.raises(QuotaExceeded, match="has 41 bytes, and token t has 40 of 100 left"),
+            service._room_for(41, SENDER),
+        ):
+            pass
+        with service._room_for(1000, Caller("other")), service._room_for(40, SENDER):
+            pass
+    store.models.add(StoredModel("a", "net.onnx", 60, "t"))
+    with pytest.raises(QuotaExceeded), service._room_for(41, SENDER):
+        pass
+    with service._room_for(40, SENDER):
+        pass
+    assert not service._under_way

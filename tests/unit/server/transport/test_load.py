@@ -1,0 +1,132 @@
+"""What a sweep of the server asks of Redis, counted by Redis itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from fractune_core import messages
+from fractune_core.signed_messages import seal_worker
+from fractune_core.worker_entries import put_entry
+from fractune_server.transport.live_workers import live_workers
+from fractune_server.transport.requeue import Requeuer
+from fractune_server.transport.work_queues import WorkQueues
+from fractune_workers.work_loop import WorkLoop
+from tests.support.processes.redis_process import commands_of, running_redis
+from tests.support.secret import SECRET
+
+WORK = 200
+WORKERS = 20
+STARTED_AT = 1.0
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
+
+
+@pytest.fixture
+def connection(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        yield connection
+
+
+def info(name: str) -> messages.WorkerInfo:
+    return {
+        "protocol": messages.PROTOCOL,
+        "name": name,
+        "role": "compile",
+        "started_at": STARTED_AT,
+        "host": "",
+        "pid": 0,
+        "cores": [],
+        "device": {},
+        "granted": {},
+        "share": "",
+        "target": "",
+        "versions": {},
+    }
+
+
+def begin_work(connection: redis.Redis, count: int) -> None:
+    """Have WORKERS live workers begin `count` pieces of work, and end none."""
+    queues = WorkQueues(connection, SECRET)
+    loops = [WorkLoop(f"w{number}", connection, [messages.COMPILE_QUEUE]) for number in range(WORKERS)]
+    for loop in loops:
+        put_entry(connection, loop.name, seal_worker(SECRET, info(loop.name)))
+    for number in range(count):
+        work: Any = {"do": "time_model", "work_id": f"work{number}", "job": "job1", "share": "cpu:1", "bundle": "b"}
+        queues.enqueue(messages.COMPILE_QUEUE, work)
+        loop = loops[number % WORKERS]
+        found = loop.dequeue_job_and_maintain_ttl(timeout=None)
+        assert found is not None
+        found[0].origin = messages.COMPILE_QUEUE
+        loop.prepare_execution(found[0])
+        loop.prepare_job_execution(found[0], remove_from_intermediate_queue=True)
+
+
+def round_trips(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> int:
+    """How often `call` sends something to Redis."""
+    sent: list[object] = []
+    send = redis.Connection.send_packed_command
+
+    def counted(self: Any, *args: Any, **options: Any) -> None:
+        sent.append(args)
+        send(self, *args, **options)  # type: ignore[no-untyped-call]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redis.Connection, "send_packed_command", counted)
+        patched.setattr(redis.UnixDomainSocketConnection, "send_packed_command", counted)
+        call()
+    return len(sent)
+
+
+def test_the_live_workers_are_two_commands_whatever_else_redis_holds(connection: redis.Redis) -> None:
+    for number in range(100):
+        put_entry(connection, f"w{number}", seal_worker(SECRET, info(f"w{number}")))
+    connection.mset({f"other:{number}": 1 for number in range(5000)})
+    with commands_of(connection) as commands:
+        assert len(live_workers(connection, SECRET).workers) == 100
+    assert commands == {"smembers": 1, "mget": 1}
+
+
+def test_a_sweep_beside_200_running_pieces_of_work_is_few_round_trips(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_work(connection, WORK)
+    requeuer = Requeuer(connection, WorkQueues(connection, SECRET), lambda _: None)
+
+    def sweep() -> None:
+        requeuer.sweep(live_workers(connection, SECRET))
+
+    with commands_of(connection) as commands:
+        sweep()
+    assert commands == {"smembers": 2, "mget": 1, "zrange": 2, "lrange": 1, "hmget": WORK, "hget": WORKERS}
+    assert round_trips(monkeypatch, sweep) == 6
+    assert connection.zcard(f"rq:wip:{messages.COMPILE_QUEUE}") == WORK
+
+
+def test_a_sweep_gives_all_work_of_dead_workers_again(connection: redis.Redis) -> None:
+    begin_work(connection, 40)
+    for number in range(5):
+        connection.delete(messages.worker_key(f"w{number}"))  # as it expires
+    Requeuer(connection, WorkQueues(connection, SECRET), lambda _: None).sweep(live_workers(connection, SECRET))
+    waiting = Queue(messages.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer).get_job_ids()
+    assert sorted(waiting) == sorted(f"work{number}" for number in range(40) if number % WORKERS < 5)
+
+
+def test_queues_are_dropped_without_a_script(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    work: Any = {"do": "search", "work_id": "work1", "job": "job1", "round_id": "round1"}
+    queues.enqueue(messages.tune_queue("gone"), work)
+    with commands_of(connection) as commands:
+        queues.drop_tuners_but([])
+    assert not commands.keys() & {"eval", "evalsha", "script|load"}
+    assert connection.dbsize() == 0

@@ -1,0 +1,48 @@
+"""A measurer whose child is killed while it starts goes on; one whose child never lives does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fractune_core.shares import Share
+from fractune_workers.child import TRIES, ChildKilled
+from fractune_workers.measuring import session as session_module
+from fractune_workers.measuring.session import MeasurementSession
+
+
+class MortalChild:
+    """Killed from outside the first times that it is started."""
+
+    kills = 0
+
+    def __init__(self, *_args: Any, **_options: Any) -> None:
+        self.pid: int | None = None
+        self.generation = 0
+
+    def ensure(self) -> int:
+        self.generation += 1
+        if self.generation <= self.kills:
+            raise ChildKilled("the child was killed by SIGKILL")
+        self.pid = 1
+        return self.generation
+
+    def call(self, *_args: Any, **_payload: Any) -> dict[str, Any]:
+        return {"device": "a device"}
+
+    def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("kills", [0, TRIES - 1, TRIES])
+def test_the_handshake_of_a_child_that_is_killed_is_done_again(monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
+    monkeypatch.setattr(session_module, "Child", MortalChild)
+    monkeypatch.setattr(MortalChild, "kills", kills)
+    session = MeasurementSession(Share.parse("cpu:1"), [0])
+    if kills < TRIES:
+        session.handshake()
+        assert session.device_info == {"device": "a device"}
+    else:
+        with pytest.raises(ChildKilled, match=f"{TRIES} times in a row"):
+            session.handshake()
+    session.stop()

@@ -1,0 +1,60 @@
+"""How a worker delivers its results."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fractune_core.marks import DONE, is_marked
+from fractune_core.messages import SERVER_STREAM
+from fractune_workers import context as context_module
+from fractune_workers.context import WorkerContext
+from fractune_workers.locks.core_locks import CoreLocks
+from tests.support.processes.redis_process import events_of, running_redis, wait_until
+from tests.support.secret import SECRET
+
+WORK: Any = {"do": "measure", "work_id": "w", "job": "j"}
+FAILED: Any = {"event": "work_failed", "job": "j", "do": "measure", "error": "FractuneError", "message": "m"}
+
+
+@pytest.fixture
+def connection() -> Iterator[redis.Redis]:
+    with running_redis() as url, redis.Redis.from_url(url) as found:
+        yield found
+
+
+def context_of(connection: redis.Redis, folder: Path) -> WorkerContext:
+    return WorkerContext("m", connection, SECRET, CoreLocks(folder / "gate", 8), [0], folder)
+
+
+def test_results_wait_for_a_redis_that_is_out_of_memory_and_come_once(
+    connection: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "_MEMORY_LOOK_EVERY_S", 0.01)
+    transaction = context_of(connection, tmp_path).transaction(WORK)
+    transaction.events(SERVER_STREAM, [FAILED, FAILED])
+    connection.config_set("maxmemory", 1)
+    sender = threading.Thread(target=transaction.send)
+    sender.start()
+    wait_until(lambda: caplog.text.count("measure waits with its results") >= 3)
+    assert events_of(connection, SERVER_STREAM) == []
+    connection.config_set("maxmemory", 0)
+    sender.join(30)
+    assert events_of(connection, SERVER_STREAM) == [FAILED, FAILED]
+    assert is_marked(connection, DONE, "w")
+
+
+def test_a_worker_does_not_wait_for_memory_for_ever(
+    connection: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "_MEMORY_PATIENCE_S", 0.0)
+    transaction = context_of(connection, tmp_path).transaction(WORK)
+    transaction.event(SERVER_STREAM, FAILED)
+    connection.config_set("maxmemory", 1)
+    with pytest.raises(redis.OutOfMemoryError):
+        transaction.send()

@@ -1,0 +1,61 @@
+"""Which server a caller means: the one that was named, else the environment's, else the stack of the state folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fractune.local.stack_lock import StackEntry, is_running, read_entry
+from fractune.local.state import default_state_dir
+from fractune_core.errors import BadRequest, ServerUnreachable
+
+SERVER = "FRACTUNE_SERVER"
+"""the environment variable that names the server where the caller names neither a server nor a state folder"""
+
+
+def named_server(state: Path | None, server: str | None) -> str | None:
+    """The server that the caller or FRACTUNE_SERVER names; None for none. Raises BadRequest for a folder and a server.
+
+    What the caller names goes before the environment: with `state`, FRACTUNE_SERVER does not count.
+    """
+    if server is not None and state is not None:
+        raise BadRequest("--state and --server exclude each other: a server has a state folder of its own")
+    return server if server is not None or state is not None else os.environ.get(SERVER) or None
+
+
+def running_stack_of(state: Path | None) -> StackEntry | None:
+    """The stack that serves in the folder (default: the user's) now; None while none does."""
+    folder = _folder(state)
+    entry = read_entry(folder) if is_running(folder) else None
+    return entry if entry and entry.address else None
+
+
+def server_address(state: Path | None = None, server: str | None = None, *, lasting: bool) -> str:
+    """Where to find the server that is named, else the running stack of the state folder; no stack is started.
+
+    `lasting` asks for a stack that outlives the command that started it, as that of `fractune up` does. Raises
+    ServerUnreachable, which says whether none runs, or it has died, BadRequest for both a folder and a server.
+    """
+    named = named_server(state, server)
+    if named is not None:
+        return named
+    found = running_stack_of(state)
+    if found is None or (lasting and not found.for_others):
+        folder = _folder(state)
+        raise ServerUnreachable(f"{_missing(folder)}, or pass --server HOST:PORT")
+    return found.address
+
+
+def _folder(state: Path | None) -> Path:
+    return (state or default_state_dir()).expanduser().absolute()
+
+
+def _missing(folder: Path) -> str:
+    entry = read_entry(folder)
+    if is_running(folder):
+        if entry is not None and entry.address:
+            return f"the stack in {folder} ends with the command that started it (pid {entry.pid}); wait for it"
+        return f"the stack in {folder} is still starting; try again in a moment"
+    if entry is None:
+        return f"no stack runs in {folder}; start one with 'fractune up'"
+    return f"the stack that ran in {folder} has died (pid {entry.pid} is gone); start it again with 'fractune up'"

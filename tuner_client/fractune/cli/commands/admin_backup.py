@@ -1,0 +1,45 @@
+"""`fractune admin backup` and `fractune admin restore`: what a server remembers, as one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fractune.cli import options
+from fractune.launchers import back_up_state, restore_state
+from fractune.local.state import default_state_dir
+from fractune.output_files import check_free, check_writable
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    state: options.State = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write log, jobs, models and bundles to a file, while the server runs or not."""
+    check_free(file, force=force)
+    check_writable("FILE", file)
+    _tell("backed up", back_up_state((state or default_state_dir()).expanduser(), file), f"to {file}", as_json=as_json)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file that `admin backup` wrote.")],
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Put a backup into a new state folder; a server or stack started there goes on from it."""
+    folder = (state or default_state_dir()).expanduser()
+    _tell("restored", restore_state(file, folder), f"to {folder}", as_json=as_json)
+
+
+def _tell(did: str, summary: Any, where: str, *, as_json: bool) -> None:
+    """`summary`: a fractune_server.backup.BackupSummary."""
+    if as_json:
+        print(json.dumps(vars(summary)))
+        return
+    held = f"{summary.records} records, {summary.jobs} jobs, {summary.files} models and bundles"
+    print(f"{did} {held} ({summary.size_bytes / 1e6:.1f} MB) {where}")

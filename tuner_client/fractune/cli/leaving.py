@@ -1,0 +1,88 @@
+"""A job that a server goes on with when this command ends: who decides whether it does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import termios
+from collections.abc import Iterator
+from typing import Self
+
+from fractune.api.progress import View
+from fractune.cli.stopped import Stopped, terminal_gone
+from fractune.goals import Goal
+from fractune.jobs import JobStatus
+
+
+class LeavableView(View):
+    """Shows a job by another view; whoever closes the terminal leaves it running, who presses Ctrl-C there is asked."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.last: JobStatus | None = None
+        """as it was shown last"""
+
+    def __enter__(self) -> Self:
+        self._view.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _lost_terminal_stops():
+            self._view.__exit__(None, None, None)
+
+    def show(self, job: JobStatus) -> None:
+        self.last = job
+        with _lost_terminal_stops():
+            self._view.show(job)
+
+    def show_goal(self, goal: Goal) -> None:
+        with _lost_terminal_stops():
+            self._view.show_goal(goal)
+
+    def leaves(self, job: str, stop: BaseException) -> bool:
+        """SIGHUP leaves the job; Ctrl-C asks where somebody can answer; all else cancels it."""
+        if isinstance(stop, Stopped):
+            return stop.terminal_gone
+        if not isinstance(stop, KeyboardInterrupt) or not _somebody_is_there():
+            return False
+        try:
+            with _lost_terminal_stops():
+                self._view.__exit__(None, None, None)  # the question stands below the table
+                _ask(job)
+        except KeyboardInterrupt:
+            print(f"\ncancelling {job}", file=sys.stderr)
+            return False
+        except Stopped as stopped:
+            return stopped.terminal_gone
+        return True
+
+
+def _ask(job: str) -> None:
+    """Returns when the job is to be left. Ctrl-C raises KeyboardInterrupt."""
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question is no answer to it
+    print(f"\n{job} goes on at the server. Enter leaves it there, Ctrl-C again cancels it: ", end="", file=sys.stderr)
+    sys.stderr.flush()
+    sys.stdin.readline()
+    print(f"left; to follow it: fractune watch {job}", file=sys.stderr)
+
+
+def _somebody_is_there() -> bool:
+    """Whether a question is seen and can be answered: at a terminal, by a command that is not in the background."""
+    try:
+        at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+        return at_terminal and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):  # no controlling terminal, or streams that are closed or none
+        return False
+
+
+@contextlib.contextmanager
+def _lost_terminal_stops() -> Iterator[None]:
+    """A closed terminal may refuse what is written before its SIGHUP comes, or termios a question: the same thing."""
+    try:
+        yield
+    except (OSError, termios.error) as error:
+        if error.args[:1] != (errno.EIO,):
+            raise
+        raise terminal_gone() from error

@@ -1,0 +1,27 @@
+"""Sizes and times as users write them."""
+
+from __future__ import annotations
+
+import re
+
+from fractune_core.errors import BadRequest
+
+_FORM = re.compile(r"([1-9][0-9]*)([A-Za-z]*)")
+_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SECONDS = {"h": 3600.0, "d": 24 * 3600.0}
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """Read `2GiB`, `500MiB` or plain bytes. Raises BadRequest."""
+    form = _FORM.fullmatch(text)
+    if form is None or form[2] not in _BYTES:
+        raise BadRequest(f"{option} '{text}': write a size such as 2GiB, 500MiB or 1000000")
+    return int(form[1]) * _BYTES[form[2]]
+
+
+def parse_lifetime_s(option: str, text: str) -> float:
+    """Read `12h` or `30d`. Raises BadRequest."""
+    form = _FORM.fullmatch(text)
+    if form is None or form[2] not in _SECONDS:
+        raise BadRequest(f"{option} '{text}': write hours or days, such as 12h or 30d")
+    return int(form[1]) * _SECONDS[form[2]]

@@ -1,0 +1,35 @@
+"""What SIGTERM and SIGHUP do to a command: it unwinds in order, as at Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import NoReturn
+
+
+class Stopped(BaseException):
+    """SIGTERM or SIGHUP came: unwind in order, then end as if it had killed us."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.exit_code = 128 + signal_number
+        self.terminal_gone = signal_number == signal.SIGHUP
+
+
+def take_signals() -> None:
+    """Have both raise Stopped in the main thread; under `nohup` SIGHUP stays ignored."""
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _stop)
+
+
+def terminal_gone() -> Stopped:
+    """What to raise for a terminal that was closed. The shell and the kernel both send SIGHUP then: the second one
+    shall not disturb the end.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return Stopped(signal.SIGHUP)
+
+
+def _stop(signal_number: int, _: FrameType | None) -> NoReturn:
+    raise terminal_gone() if signal_number == signal.SIGHUP else Stopped(signal_number)

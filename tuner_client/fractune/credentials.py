@@ -1,0 +1,81 @@
+"""How a client knows its server, and shows who it is: files, named by the caller or by the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from fractune_core.addresses import UNIX, is_local
+from fractune_core.errors import BadRequest
+from fractune_core.tls_files import read_authority, read_pair
+from fractune_core.tokens import read_token_file
+
+if TYPE_CHECKING:
+    import grpc
+
+VARIABLES = {
+    "ca": "FRACTUNE_CA",
+    "token_file": "FRACTUNE_TOKEN_FILE",
+    "client_cert": "FRACTUNE_CLIENT_CERT",
+    "client_key": "FRACTUNE_CLIENT_KEY",
+}
+"""the environment variable of each field of `Credentials`"""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """PEM files, and the file of a token, which is sent over TLS alone. With none of them calls go in plain text."""
+
+    ca: Path | None = None
+    """authorities that may have signed the server's certificate"""
+    token_file: Path | None = None
+    client_cert: Path | None = None
+    """of this client, for a server that asks for one"""
+    client_key: Path | None = None
+
+    @classmethod
+    def found(cls, **given: str | os.PathLike[str] | None) -> Self:
+        """What is given, and for what is not (None) what the environment names."""
+        named = {field: given.get(field) or os.environ.get(variable) for field, variable in VARIABLES.items()}
+        return cls(**{field: Path(path).expanduser() if path else None for field, path in named.items()})
+
+    def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+        """A channel to `address`. Raises BadRequest for files that cannot be used, and when a token would leave this
+        machine in plain text.
+        """
+        import grpc  # here, since every command reads VARIABLES, also those that call no server
+
+        if self.ca is None or address.startswith(UNIX):
+            self._check_plain(address)
+            return grpc.insecure_channel(address, options=options)
+        credentials = grpc.ssl_channel_credentials(read_authority("--ca", self.ca), *self._client_pair())
+        if self.token_file is not None:
+            token = grpc.access_token_call_credentials(read_token_file(self.token_file))
+            credentials = grpc.composite_channel_credentials(credentials, token)
+        return grpc.secure_channel(address, credentials, options=options)
+
+    def _check_plain(self, address: str) -> None:
+        """A server on this machine that speaks plain text asks for nothing, so nothing is sent to it."""
+        if is_local(address):
+            return
+        for option, path in (("--token-file", self.token_file), ("--client-cert", self.client_cert)):
+            if path is not None:
+                raise BadRequest(
+                    f"{option} {path} is not used in plain text with another machine ({address}); pass --ca with the "
+                    "server's authority, or /etc/ssl/certs/ca-certificates.crt for the public ones"
+                )
+
+    def _client_pair(self) -> tuple[bytes | None, bytes | None]:
+        """Key and certificate, in gRPC's order."""
+        if self.client_cert is None and self.client_key is None:
+            return None, None
+        if self.client_cert is None or self.client_key is None:
+            raise BadRequest("--client-cert and --client-key go together; pass both")
+        cert, key = read_pair("--client-cert", self.client_cert, "--client-key", self.client_key)
+        return key, cert
+
+
+PLAIN = Credentials()

@@ -1,0 +1,151 @@
+"""What measurers say they measured, compared with what the log holds: nothing lost, doubled or invented.
+
+A measurer that keeps an audit file writes what it measured before it sends the result, and that it has sent it once
+Redis has taken it. A line is one JSON object; one that a kill has cut short says nothing, because what it tells of was
+not sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fractune_core.records import Kind, TuningRecord
+
+_MEASURED, _DELIVERED = "measured", "delivered"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One measurement, as its measurer tells it."""
+
+    record_id: str
+    kind: str
+    candidate: str
+    share: str
+    job: str
+    status: str
+    run_secs: tuple[float, ...]
+    """all repeats in seconds; empty for a failure"""
+    measured_at: float
+    """seconds since 1970, UTC"""
+
+    @classmethod
+    def of(cls, record: TuningRecord) -> Statement:
+        return cls(
+            record.record_id,
+            record.kind.value,
+            record.candidate_id,
+            record.share,
+            record.job,
+            record.status.value,
+            record.run_secs,
+            record.measured_at,
+        )
+
+    def fits(self, record: TuningRecord) -> bool:
+        """Whether the log's record says the same."""
+        return self == Statement.of(record)
+
+
+def measured_line(record: TuningRecord) -> str:
+    """The line of a measurement that is about to be sent."""
+    return json.dumps({"event": _MEASURED, **asdict(Statement.of(record))})
+
+
+def delivered_line(record_ids: Iterable[str], at: float) -> str:
+    """The line of measurements that Redis has taken, at `at` seconds since 1970."""
+    return json.dumps({"event": _DELIVERED, "record_ids": list(record_ids), "at": at})
+
+
+@dataclass
+class Audit:
+    """What the audit files of a fleet say together."""
+
+    statements: defaultdict[str, list[Statement]] = field(default_factory=lambda: defaultdict(list))
+    """by record id: several when a measurer died before it had sent what another then measured again"""
+    delivered: set[str] = field(default_factory=set)
+    """record ids"""
+    torn: int = 0
+    """lines that were cut short"""
+
+    def read(self, lines: Iterable[str]) -> None:
+        """Take in the lines of one file."""
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (KeyError, TypeError, ValueError):
+                self.torn += 1
+
+    def _take(self, said: Mapping[str, Any]) -> None:
+        if said["event"] == _DELIVERED:
+            self.delivered.update(said["record_ids"])
+            return
+        told = {name: said[name] for name in Statement.__dataclass_fields__}
+        statement = Statement(**{**told, "run_secs": tuple(told["run_secs"])})
+        self.statements[statement.record_id].append(statement)
+
+
+@dataclass(frozen=True)
+class AuditFindings:
+    """How a log stands beside an audit. What is lost, doubled or invented is named by record id."""
+
+    said: int
+    """measurements that measurers told of, each counted once"""
+    recorded: int
+    """records in the log"""
+    lost: tuple[str, ...]
+    """sent, and not in the log"""
+    doubled: tuple[str, ...]
+    """trials of a candidate that the log has at the same share already: paid for twice"""
+    invented: tuple[str, ...]
+    """in the log, and told by no measurer in these words"""
+    given_up: tuple[str, ...]
+    """written by the server, for work that had ended several workers"""
+    measured_again: int
+    """told more than once: the first measurer died before its result was taken"""
+    unsent: int
+    """told, never sent, and not in the log: the measurer died in between, and nobody needed it any more"""
+
+    @property
+    def faultless(self) -> bool:
+        return not (self.lost or self.doubled or self.invented)
+
+
+def check_audit(audit: Audit, records: Iterable[TuningRecord]) -> AuditFindings:
+    """Compare `audit` with all records of a log whose measurers all keep one.
+
+    Doubled counts trials within a scope: a validation may measure a candidate again, that is its trade. A job that
+    shares with no other (`fresh`) pays for its own trials, so a log with such jobs counts those as doubled.
+    """
+    found = list(records)
+    ids = {record.record_id for record in found}
+    by_server = tuple(record.record_id for record in found if not record.worker)
+    by_measurers = [record for record in found if record.worker]
+    return AuditFindings(
+        said=len(audit.statements),
+        recorded=len(found),
+        lost=tuple(sorted(audit.delivered - ids)),
+        doubled=tuple(_doubled(found)),
+        invented=tuple(record.record_id for record in by_measurers if not _is_told(audit, record)),
+        given_up=by_server,
+        measured_again=sum(len(told) > 1 for told in audit.statements.values()),
+        unsent=len(audit.statements.keys() - audit.delivered - ids),
+    )
+
+
+def _is_told(audit: Audit, record: TuningRecord) -> bool:
+    return any(statement.fits(record) for statement in audit.statements.get(record.record_id, ()))
+
+
+def _doubled(records: Iterable[TuningRecord]) -> Iterable[str]:
+    seen = Counter[tuple[str, str, str]]()
+    for record in records:
+        if record.kind is Kind.TRIAL:
+            place = (record.scope, record.candidate_id, record.granted.key)
+            seen[place] += 1
+            if seen[place] > 1:
+                yield record.record_id

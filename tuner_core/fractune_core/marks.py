@@ -1,0 +1,41 @@
+"""Marks on work in Redis: a sorted set of names for each kind of mark, by the time when a mark may go.
+
+One key for each kind, however much work there was. A mark outlives every message that it is about
+(`fractune_core.messages.MARK_TTL_S`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fractune_core.messages import MARK_TTL_S, PREFIX
+
+DONE = PREFIX + "done"
+"""of the id of work: it has been delivered or taken back, and is not done again"""
+CANCELLED = PREFIX + "cancelled"
+"""of a round, or of a job for work that is of no round: nobody wants it any more"""
+HANDED_BACK = PREFIX + "handed-back"
+"""of the id of work: its worker has ended for reasons of its own, no death to hold against the work"""
+
+
+def mark(redis: Any, kind: str, name: str) -> None:
+    """In a `redis.Redis`, or as a part of a pipeline."""
+    redis.zadd(kind, {name: time.time() + MARK_TTL_S})
+
+
+def is_marked(redis: Any, kind: str, name: str) -> bool:
+    return redis.zscore(kind, name) is not None
+
+
+def unmark(redis: Any, kind: str, name: str) -> bool:
+    """Whether there was such a mark."""
+    return bool(redis.zrem(kind, name))
+
+
+def drop_old_marks(redis: Any) -> None:
+    """Of all kinds, those that are about messages that no worker would open any more."""
+    with redis.pipeline(transaction=False) as pipe:
+        for kind in (DONE, CANCELLED, HANDED_BACK):
+            pipe.zremrangebyscore(kind, "-inf", time.time())
+        pipe.execute()

@@ -1,0 +1,58 @@
+"""The PEM files of TLS: read, and checked before anything listens or connects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fractune_core.errors import BadRequest
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """What a server needs to serve with TLS."""
+
+    cert: Path
+    """its certificate, and after it those between it and the authority"""
+    key: Path
+    client_ca: Path | None = None
+    """authorities whose certificates clients must show; None = clients need none"""
+
+
+def read_authority(option: str, path: Path) -> bytes:
+    """The certificates in the file. Raises BadRequest, which names the option, for a file without any."""
+    import ssl  # here, as below, for those who use TLS alone
+
+    pem = _read(option, path)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except (ssl.SSLError, ValueError) as error:
+        raise BadRequest(f"{option} {path}: holds no certificate in PEM form; name the authority's file") from error
+    return pem
+
+
+def read_pair(cert_option: str, cert: Path, key_option: str, key: Path) -> tuple[bytes, bytes]:
+    """A certificate and its key. Raises BadRequest when a file is no PEM, asks for a password, or they do not match."""
+    import ssl
+
+    pems = _read(cert_option, cert), _read(key_option, key)
+    try:
+        # Without a password of ours OpenSSL would ask the terminal for that of an encrypted key.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise BadRequest(
+                f"{cert_option} {cert} and {key_option} {key} do not belong together; name the key of this certificate"
+            ) from error
+        raise BadRequest(
+            f"{cert_option} {cert} and {key_option} {key}: one of them is no certificate or no key in PEM form, "
+            "or the key has a password; name PEM files without one"
+        ) from error
+    return pems
+
+
+def _read(option: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{option} {path}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,88 @@
+"""Tokens: who may call what of a server, and how much of it.
+
+A token is text with an id, which everybody may see, and a secret of 256 random bits, of which a server keeps the
+SHA-256 alone. A slow hash would add nothing: it is against guesses at words that people choose, and there are none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from fractune_core.errors import BadRequest
+
+_TEXT = re.compile(r"fractune_([0-9a-f]{12})_([0-9a-f]{64})")
+
+
+class Scope(StrEnum):
+    """What a caller may do; each includes those before it."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+    def includes(self, other: Scope) -> bool:
+        order = list(Scope)
+        return order.index(self) >= order.index(other)
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """What a token may use at most; None = no limit."""
+
+    open_jobs: int | None = None
+    """jobs at the same time that have not ended"""
+    trials_a_day: int | None = None
+    """trials of the jobs that were created in the last 24 hours; an open job counts with all that it asked for"""
+    upload_bytes: int | None = None
+    """of all models together that it brought to the server"""
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """A token as its owner has it. Its `repr` hides the secret."""
+
+    token_id: str
+    """12 hex digits"""
+    secret: str
+    """64 hex digits"""
+
+    @classmethod
+    def new(cls) -> Self:
+        return cls(secrets.token_hex(6), secrets.token_hex(32))
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """None for what is no token."""
+        found = _TEXT.fullmatch(text)
+        return cls(*found.groups()) if found else None
+
+    @property
+    def secret_sha256(self) -> str:
+        return hashlib.sha256(self.secret.encode()).hexdigest()
+
+    @property
+    def text(self) -> str:
+        return f"fractune_{self.token_id}_{self.secret}"
+
+    def __repr__(self) -> str:
+        return f"TokenText({self.token_id})"
+
+
+def read_token_file(path: Path) -> str:
+    """The token in a file. Raises BadRequest, which tells nothing of what is in the file."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise BadRequest(f"token file {path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"token file {path}: holds no token") from error
+    if TokenText.parse(text) is None:
+        raise BadRequest(f"token file {path}: holds no token; `fractune admin token create` writes such a file")
+    return text

@@ -1,0 +1,95 @@
+"""Whether a call may pass, and who its caller is."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from fractune_core.addresses import UNIX
+from fractune_core.errors import AccessRefused, FractuneError, ScopeMissing, TooManyAttempts
+from fractune_core.tokens import Quotas, Scope, TokenText
+from fractune_server.access.attempts import Attempts
+from fractune_server.store.tokens import TokenStore
+
+_SCHEME = "Bearer "
+_NO_TOKEN = "this server asks for a token; pass --token-file or FRACTUNE_TOKEN_FILE, its operator makes tokens"  # noqa: S105
+_WRONG = "this server does not know the token; ask its operator for one"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls, and what they may."""
+
+    token_id: str = ""
+    """empty = a caller who was asked for no token"""
+    scope: Scope = Scope.ADMIN
+    quotas: Quotas = field(default_factory=Quotas)
+
+
+ANYBODY = Caller()
+_caller: ContextVar[Caller] = ContextVar("caller")
+
+
+def caller() -> Caller:
+    """Who made the call that this thread answers."""
+    return _caller.get()
+
+
+def set_caller(found: Caller) -> None:
+    """Before a call is answered. Nothing resets it: every call sets its own."""
+    _caller.set(found)
+
+
+class Gate:
+    """Asks calls for tokens. Any thread may call."""
+
+    def __init__(self, tokens: TokenStore, *, token_needed: bool, attempts: Attempts | None = None) -> None:
+        """Without `token_needed` calls that bring no token may do everything."""
+        self._tokens = tokens
+        self._token_needed = token_needed
+        self._attempts = attempts or Attempts()
+        self._lines = Attempts()
+
+    def admit(self, path: str, needed: Scope, peer: str, metadata: Mapping[str, str | bytes]) -> Caller:
+        """Raises AccessRefused, ScopeMissing or TooManyAttempts."""
+        if peer.startswith(UNIX):  # the file's permissions say who may
+            return ANYBODY
+        try:
+            return self._admit(needed, peer, str(metadata.get("authorization", "")))
+        except FractuneError as error:
+            if not self._lines.wait_s(peer):  # a stranger must not fill the disk of the log
+                self._lines.failed(peer)
+                _log.warning("refused %s from %s: %s", path, peer, error)
+            raise
+
+    def _admit(self, needed: Scope, peer: str, authorization: str) -> Caller:
+        if not authorization:
+            if self._token_needed:
+                raise AccessRefused(_NO_TOKEN)
+            return ANYBODY
+        wait_s = self._attempts.wait_s(peer)
+        if wait_s:
+            raise TooManyAttempts(
+                f"too many wrong tokens came from this address; try again in {wait_s:.1f} s with a right one"
+            )
+        text = TokenText.parse(authorization.removeprefix(_SCHEME))
+        token = None if text is None else self._tokens.find(text)
+        if token is None:
+            self._attempts.failed(peer)
+            raise AccessRefused(_WRONG)
+        end = token.end(time.time())
+        if end:
+            raise AccessRefused(
+                f"token {token.token_id} ({token.name}) is {end}; ask the server's operator for another"
+            )
+        if not token.scope.includes(needed):
+            raise ScopeMissing(
+                f"token {token.token_id} ({token.name}) has the scope {token.scope}, and this needs {needed}; "
+                "ask the server's operator for such a token"
+            )
+        return Caller(token.token_id, token.scope, token.quotas)

@@ -1,0 +1,57 @@
+"""Where a server may listen, and with what: loopback as it is, everywhere else with TLS or an explicit word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+
+from fractune_core.addresses import UNIX, is_local
+from fractune_core.errors import BadRequest
+from fractune_core.tls_files import TlsFiles, read_authority, read_pair
+
+
+def server_credentials(listen: str, tls: TlsFiles | None, *, insecure: bool) -> grpc.ServerCredentials | None:
+    """None = plain text. Raises BadRequest for files that cannot be used, and for an address that others can reach,
+    unless there is TLS or that was asked for.
+    """
+    if tls is None:
+        if not insecure and not is_local(listen):
+            raise BadRequest(
+                f"address {listen} can be reached from other machines, and calls carry no credentials; listen on "
+                "127.0.0.1, pass --tls-cert and --tls-key (then calls need tokens), or say --insecure"
+            )
+        return None
+    if insecure:
+        raise BadRequest("--insecure means neither TLS nor tokens; leave it out, or --tls-cert and --tls-key")
+    if listen.startswith(UNIX):
+        raise BadRequest(f"TLS is for HOST:PORT, and {listen} never leaves this machine; leave --tls-cert out")
+    cert, key = read_pair("--tls-cert", tls.cert, "--tls-key", tls.key)
+    authority = read_authority("--client-ca", tls.client_ca) if tls.client_ca else None
+    return grpc.ssl_server_credentials([(key, cert)], authority, require_client_auth=authority is not None)
+
+
+def check_metrics_address(address: str | None, *, insecure: bool) -> None:
+    """Metrics are told over plain HTTP to everybody. Raises BadRequest for an address that others can reach, unless
+    that was asked for.
+    """
+    if address is not None and not insecure and not is_local(address):
+        raise BadRequest(
+            f"metrics address {address} can be reached from other machines, and asks for no credentials; use one of "
+            "127.0.0.1, and behind it a proxy that knows its callers, or say --insecure"
+        )
+
+
+def bind(server: grpc.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
+    """The address that clients can use. Raises BadRequest."""
+    try:
+        port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise BadRequest(f"cannot listen on {listen}: it is in use, or no address of this machine") from error
+    return listen if listen.startswith(UNIX) else f"{listen.rpartition(':')[0]}:{port}"
+
+
+def bind_local(server: grpc.Server, path: Path) -> None:
+    """Serve at a Unix socket too, which its user alone may open. Raises BadRequest."""
+    bind(server, f"{UNIX}{path}", None)
+    path.chmod(0o600)

@@ -1,0 +1,72 @@
+"""Adds up what the workers say that they have counted.
+
+A worker's counts begin anew with it; these sums never go down, whichever workers come, go and die. They begin with the
+server: what a worker had counted before that is left out, since an earlier server has told it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from fractune_core.messages import WORKER_TTL_S, WorkerInfo
+from fractune_core.worker_counts import CountKey, counts_from_json
+
+_REMEMBERED = 20_000
+"""starts of workers: more than live at one time; the one heard of longest ago is forgotten first"""
+
+
+class WorkerGroup(NamedTuple):
+    role: str
+    share: str
+    """empty for roles that do not measure"""
+    state: str
+    """BUSY, IDLE, or `unknown` where a worker of before does not say"""
+
+
+class WorkerTotals:
+    """Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._began = clock()
+        self._totals: defaultdict[CountKey, float] = defaultdict(float)
+        self._heard: dict[tuple[str, float], Mapping[CountKey, float]] = {}
+        """what each start of a worker said last, by its name and the time of the start"""
+        self._live: Counter[WorkerGroup] = Counter()
+        self._looked_at = -float(WORKER_TTL_S)
+
+    def take(self, workers: Iterable[WorkerInfo]) -> None:
+        """Note the live workers, all of them, and what they have counted since the last time."""
+        with self._lock:
+            live = list(workers)
+            for each in live:
+                self._take(each)
+            self._live = Counter(WorkerGroup(w["role"], w["share"], w.get("state", "unknown")) for w in live)
+            self._looked_at = self._clock()
+
+    def live(self) -> dict[WorkerGroup, int] | None:
+        """How many workers live; None when nobody could look for so long that all of them may have gone."""
+        with self._lock:
+            return None if self._clock() - self._looked_at > WORKER_TTL_S else dict(self._live)
+
+    def totals(self) -> dict[CountKey, float]:
+        with self._lock:
+            return dict(self._totals)
+
+    def _take(self, worker: WorkerInfo) -> None:
+        start = worker["name"], worker["started_at"]
+        counts = counts_from_json(worker.get("counts", []))
+        known = self._heard.pop(start, None)
+        if known is None:
+            is_older = worker.get("uptime_s", 0.0) > self._clock() - self._began
+            known = counts if is_older else {}
+        self._heard[start] = counts
+        while len(self._heard) > _REMEMBERED:
+            del self._heard[next(iter(self._heard))]
+        for key, count in counts.items():
+            self._totals[key] += max(0.0, count - known.get(key, 0.0))

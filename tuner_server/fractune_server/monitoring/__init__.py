@@ -1,0 +1,1 @@
+"""The server seen from outside: metrics for Prometheus, and whether it is healthy."""

@@ -1,0 +1,146 @@
+"""What a scrape reads at its moment: jobs and records from the store, waiting work from Redis, what the workers said.
+
+It takes two reads of the store and three round trips to Redis, however many workers there are: their entries are read
+by the engine, once a second. What cannot be read now is left out, and `fractune_healthy` says why.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+import redis
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fractune_core import __version__, worker_counts
+from fractune_core.errors import FractuneError
+from fractune_core.jobs import JobState
+from fractune_core.messages import PROTOCOL
+from fractune_core.names import HealthPart
+from fractune_core.worker_counts import COUNT, SUM, CountKey
+from fractune_server.monitoring.health import Health
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.waiting_work import waiting_work
+
+_DURATIONS = {
+    worker_counts.SCHEDULE_TO_START: (
+        "fractune_work_schedule_to_start_seconds",
+        "From the queueing of a piece of work until a worker began it, by the clocks of two hosts.",
+    ),
+    worker_counts.WORK_DURATION: (
+        "fractune_work_duration_seconds",
+        "How long a piece of work took its worker, without waits for locks.",
+    ),
+    worker_counts.GATE_WAIT: (
+        "fractune_work_gate_wait_seconds",
+        "How long a piece of work waited for cores or a GPU.",
+    ),
+}
+
+
+class ServerCollector(Collector):
+    def __init__(self, context: ServerContext, health: Health) -> None:
+        self._context = context
+        self._health = health
+
+    def collect(self) -> Iterator[Metric]:
+        """Raises nothing: a part that fails is left out."""
+        for read in (self._server, self._jobs, self._records, self._waiting, self._workers):
+            yield from _unless_it_fails(read)
+
+    def _server(self) -> Iterator[Metric]:
+        about = GaugeMetricFamily("fractune_build_info", "1, with the versions.", labels=["version", "protocol"])
+        about.add_metric([__version__, str(PROTOCOL)], 1)
+        yield about
+        healthy = GaugeMetricFamily("fractune_healthy", "1 when this part of the server works.", labels=["part"])
+        failing = self._health.failing()
+        for part in HealthPart:
+            healthy.add_metric([part.value], part not in failing)
+        yield healthy
+
+    def _jobs(self) -> Iterator[Metric]:
+        jobs = GaugeMetricFamily("fractune_jobs", "Jobs, ended ones too.", labels=["state"])
+        counts = self._context.store.jobs.count_by_state()
+        for state in JobState:
+            jobs.add_metric([state.value], counts.get(state, 0))
+        yield jobs
+
+    def _records(self) -> Iterator[Metric]:
+        records = CounterMetricFamily(
+            "fractune_records", "Records that the log has taken in.", labels=["share", "kind", "status"]
+        )
+        for group, count in sorted(self._context.store.log.totals().items()):
+            records.add_metric(list(group), count)
+        yield records
+
+    def _waiting(self) -> Iterator[Metric]:
+        labels = ["role", "share"]
+        depth = GaugeMetricFamily("fractune_work_waiting", "Work in the queues of a role.", labels=labels)
+        age = GaugeMetricFamily(
+            "fractune_work_waiting_oldest_age_seconds", "Since the oldest of it was queued.", labels=labels
+        )
+        found, now = waiting_work(self._context.redis), time.time()
+        for key, waiting in sorted(found.by_role_and_share.items()):
+            depth.add_metric(key, waiting.depth)
+            age.add_metric(key, 0.0 if waiting.oldest_at is None else max(0.0, now - waiting.oldest_at))
+        yield depth
+        yield age
+        yield GaugeMetricFamily(
+            "fractune_results_unreadable", "Results that are kept because they cannot be read.", value=found.unreadable
+        )
+
+    def _workers(self) -> Iterator[Metric]:
+        totals = self._context.instruments.workers
+        live = totals.live()
+        if live is not None:
+            workers = GaugeMetricFamily("fractune_workers", "Live workers.", labels=["role", "share", "state"])
+            for group, count in sorted(live.items()):
+                workers.add_metric(list(group), count)
+            yield workers
+        counts = totals.totals()
+        for name, (metric, meaning) in _DURATIONS.items():
+            yield _histogram(metric, meaning, _of(counts, name))
+        remeasured = CounterMetricFamily(
+            "fractune_batches_remeasured", "Batches measured again: the machine had changed.", labels=["share"]
+        )
+        for share, fields in sorted(_of(counts, worker_counts.REMEASURED).items()):
+            remeasured.add_metric([share], fields[COUNT])
+        yield remeasured
+        epochs = _of(counts, worker_counts.FAULT_EPOCHS).get("", {})
+        yield CounterMetricFamily(
+            "fractune_fault_epochs",
+            "GPUs opened again after a fault that their clients had shared.",
+            value=epochs.get(COUNT, 0.0),
+        )
+
+
+def _unless_it_fails(read: Callable[[], Iterator[Metric]]) -> Iterator[Metric]:
+    try:
+        yield from read()
+    except (FractuneError, redis.RedisError):
+        return
+
+
+def _of(counts: dict[CountKey, float], name: str) -> dict[str, dict[str, float]]:
+    """What was counted under a name: by label, then by field."""
+    found: dict[str, dict[str, float]] = {}
+    for key, count in counts.items():
+        if key.name == name:
+            found.setdefault(key.label, {})[key.field] = count
+    return found
+
+
+def _histogram(name: str, meaning: str, by_kind: dict[str, dict[str, float]]) -> Metric:
+    family = HistogramMetricFamily(name, meaning, labels=["kind"])
+    for kind, fields in sorted(by_kind.items()):
+        # Of workers of another version the bounds may be others: a bucket holds what was counted up to its own.
+        bounds = sorted(float(field) for field in {*fields, *map(str, worker_counts.SECS_BOUNDS)} - {SUM})
+        below = accumulate(fields.get(str(bound), 0.0) for bound in bounds)
+        buckets = [
+            ("+Inf" if bound == math.inf else str(bound), count) for bound, count in zip(bounds, below, strict=True)
+        ]
+        family.add_metric([kind], buckets, fields.get(SUM, 0.0))
+    return family

@@ -1,0 +1,65 @@
+"""What a token has used, counted from its jobs and models, and whether its quotas leave room for one more job."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, or_, select
+
+from fractune_core.errors import QuotaExceeded
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.tokens import Quotas
+from fractune_server.store.tables import jobs, models
+
+_DAY_S = 24 * 3600.0
+_ENDED = [state.value for state in JobState if not state.open]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Counts of `fractune_core.tokens.Quotas`, as they are now."""
+
+    open_jobs: int
+    trials_a_day: int
+    upload_bytes: int
+
+
+def usage_of(connection: Connection, token_id: str) -> Usage:
+    since = time.time() - _DAY_S
+    query = select(jobs.c.state, jobs.c.created_at, jobs.c.spec, jobs.c.progress).where(
+        jobs.c.token == token_id, or_(jobs.c.created_at > since, jobs.c.state.not_in(_ENDED))
+    )
+    open_jobs = trials = 0
+    for state, created_at, spec, progress in connection.execute(query):
+        is_open = JobState(state).open
+        open_jobs += is_open
+        if created_at > since:
+            asked = trials_asked(JobSpec.from_json(spec)) if is_open else 0
+            trials += max(asked, int(progress["done"]))
+    stored = select(func.coalesce(func.sum(models.c.size_bytes), 0)).where(models.c.token == token_id)
+    return Usage(open_jobs, trials, int(connection.scalar(stored) or 0))
+
+
+def trials_asked(spec: JobSpec) -> int:
+    """Trials that the job may make; every operator that is new gets one at least, even beyond that."""
+    return spec.more or spec.trials
+
+
+def check_job(connection: Connection, token_id: str, quotas: Quotas, spec: JobSpec) -> None:
+    """Raises QuotaExceeded when the token must not have this job too; in the transaction that adds it."""
+    if quotas.open_jobs is None and quotas.trials_a_day is None:
+        return
+    used = usage_of(connection, token_id)
+    if quotas.open_jobs is not None and used.open_jobs >= quotas.open_jobs:
+        raise QuotaExceeded(
+            f"token {token_id} has {used.open_jobs} open jobs of at most {quotas.open_jobs}; "
+            "wait until one ends, or cancel one"
+        )
+    left = None if quotas.trials_a_day is None else max(quotas.trials_a_day - used.trials_a_day, 0)
+    # A job that searches nothing is let in while there is anything left: how much it measures is known at its end.
+    if left is not None and max(trials_asked(spec), 1) > left:
+        raise QuotaExceeded(
+            f"the job asks for {trials_asked(spec)} trials, and token {token_id} has {left} of "
+            f"{quotas.trials_a_day} in 24 hours left; ask for fewer, or wait"
+        )

@@ -1,0 +1,105 @@
+"""Tokens, and what they have used. Nothing is counted apart: jobs and models say whose they are."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import RowMapping, insert, select, update
+
+from fractune_core.errors import NotFound
+from fractune_core.tokens import Quotas, Scope, TokenText
+from fractune_server.store.database import Database
+from fractune_server.store.quotas import Usage, usage_of
+from fractune_server.store.tables import tokens
+
+_NO_SECRET = "0" * 64
+"""no secret has this SHA-256, by all that is known"""
+
+
+@dataclass(frozen=True)
+class StoredToken:
+    """Times of day in seconds since 1970."""
+
+    token_id: str
+    name: str
+    scope: Scope
+    created_at: float
+    expires_at: float | None
+    """None = never"""
+    revoked_at: float | None
+    quotas: Quotas
+
+    def end(self, now: float) -> str:
+        """Why it is no longer good: `revoked`, `expired`, or empty while it is."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else ""
+
+
+class TokenStore:
+    """Any thread and any process may call: another one revokes tokens while the server runs.
+
+    Raises StateUnusable when the database cannot be used.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def create(self, name: str, scope: Scope, expires_at: float | None, quotas: Quotas) -> TokenText:
+        """A new token, which is nowhere but in the result."""
+        made = TokenText.new()
+        row = {
+            "id": made.token_id,
+            "secret_sha256": made.secret_sha256,
+            "name": name,
+            "scope": scope.value,
+            "created_at": time.time(),
+            "expires_at": expires_at,
+            **asdict(quotas),
+        }
+        with self._database.write() as connection:
+            connection.execute(insert(tokens).values(row))
+        return made
+
+    def find(self, text: TokenText) -> StoredToken | None:
+        """The token with this id and this secret, whether or not it is still good."""
+        with self._database.read() as connection:
+            row = connection.execute(select(tokens).where(tokens.c.id == text.token_id)).mappings().first()
+        # The id is no secret; what is compared of the secret takes as long for a wrong id as for a wrong secret.
+        kept = _NO_SECRET if row is None else row["secret_sha256"]
+        is_right = hmac.compare_digest(kept, text.secret_sha256)
+        return _from_row(row) if row is not None and is_right else None
+
+    def all(self) -> list[StoredToken]:
+        """Oldest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(select(tokens).order_by(tokens.c.created_at)).mappings().all()
+        return list(map(_from_row, rows))
+
+    def revoke(self, token_id: str) -> bool:
+        """From now on the token opens nothing; False when it was revoked before. Raises NotFound."""
+        with self._database.write() as connection:
+            is_open = (tokens.c.id == token_id) & tokens.c.revoked_at.is_(None)
+            changed = connection.execute(update(tokens).where(is_open).values(revoked_at=time.time())).rowcount
+            known = changed or connection.execute(select(tokens.c.id).where(tokens.c.id == token_id)).first()
+        if not known:
+            raise NotFound(f"no token '{token_id}'; `fractune admin token list` lists them")
+        return bool(changed)
+
+    def usage(self, token_id: str) -> Usage:
+        with self._database.read() as connection:
+            return usage_of(connection, token_id)
+
+
+def _from_row(row: RowMapping) -> StoredToken:
+    return StoredToken(
+        token_id=row["id"],
+        name=row["name"],
+        scope=Scope(row["scope"]),
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+        quotas=Quotas(row["open_jobs"], row["trials_a_day"], row["upload_bytes"]),
+    )

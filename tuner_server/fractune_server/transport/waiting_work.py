@@ -1,0 +1,68 @@
+"""How much work waits, and for how long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from redis import Redis
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from fractune_core.messages import UNREADABLE, is_of_protocol, role_and_share
+
+_QUEUED_AT = "enqueued_at"
+
+
+@dataclass
+class Waiting:
+    """The work that waits for workers of one role, and of one share where they measure."""
+
+    depth: int = 0
+    oldest_at: float | None = None
+    """when the oldest of it was queued, by the clock of who queued it, in seconds since 1970"""
+
+
+@dataclass(frozen=True)
+class WaitingWork:
+    by_role_and_share: dict[tuple[str, str], Waiting]
+    unreadable: int
+    """results that are kept because they could not be read"""
+
+
+def waiting_work(redis: Redis) -> WaitingWork:
+    """As it is now; takes three round trips, however many queues there are. Raises redis.RedisError."""
+    queues = [each for each in Queue.all(redis, serializer=JSONSerializer) if is_of_protocol(each.name)]
+    with redis.pipeline(transaction=False) as pipe:
+        pipe.xlen(UNREADABLE)
+        for queue in queues:
+            pipe.llen(queue.key)
+            pipe.lindex(queue.key, 0)
+        unreadable, *answers = pipe.execute()
+    depths, heads = answers[::2], answers[1::2]
+    found: defaultdict[tuple[str, str], Waiting] = defaultdict(Waiting)
+    for queue, depth, queued_at in zip(queues, depths, _queued_at(redis, heads), strict=True):
+        waiting = found[role_and_share(queue.name)]
+        waiting.depth += depth
+        if queued_at is not None:
+            waiting.oldest_at = min(queued_at, waiting.oldest_at or queued_at)
+    return WaitingWork(dict(found), unreadable)
+
+
+def _queued_at(redis: Redis, heads: list[bytes | None]) -> list[float | None]:
+    """When the first of each queue was queued; what goes back to a queue goes to its front, so it is the oldest."""
+    with redis.pipeline(transaction=False) as pipe:
+        for head in heads:
+            pipe.hget(Job.key_for(head.decode(errors="replace") if head else ""), _QUEUED_AT)
+        return [_seconds(text) for text in pipe.execute()]
+
+
+def _seconds(text: Any) -> float | None:
+    """RQ's time as seconds since 1970; None for anything else, since who writes to Redis may write what they like."""
+    try:
+        return datetime.fromisoformat(text.decode()).timestamp()
+    except (AttributeError, ValueError):
+        return None
