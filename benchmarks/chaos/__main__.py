@@ -5,8 +5,8 @@ A stack on this machine's cores is given small real models to tune. Processes dr
 for as long as --minutes says: server, Redis, workers, their children, the forks that build, and `fractune up` itself,
 which is then started again by the same command. At least --jobs jobs are submitted, a few at a time, and more of them
 while the minutes last. When all have ended, the log is compared with the audit files of the measurers. The exit code is
-0 when every job is done with its budget spent once, nothing is lost, doubled or invented, and `fractune up` never ended by
-itself; else 1.
+0 when every job is done with its budget spent once, nothing is lost, doubled or invented, and `fractune up` never ended
+by itself; else 1.
 
 Usage: scripts/chaos --minutes N [--seed S] [--jobs J] [--every SECONDS] [--candidates N] [--shares S] [--out FILE]
 """
