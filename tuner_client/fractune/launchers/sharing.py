@@ -25,6 +25,8 @@ from fractune_core.errors import FractuneError
 _BLOCK_S, _CALLS = 0.4, 8
 """A block lasts so long, and at least so many inferences of the slower one; one alone is in two halves"""
 _ATTEMPTS = 3
+_LONGER = 4.0
+"""so many times longer are the loops of the next attempt, and of the rounds after it"""
 _WARM_S = 0.05
 """Calls before a block that do not count take so long, and are at least one"""
 _LEAST_CALL_TIMEOUT_S = 120.0
@@ -103,6 +105,8 @@ class Stage:
     def __init__(self, players: Sequence[Player], wholes: Sequence[Player], seed: int) -> None:
         self.players, self.wholes = tuple(players), tuple(wholes)
         self._random = random.Random(seed)
+        self._stretch = 1.0
+        """how many blocks a loop beside the other lasts: on the same cores they may be many times slower than alone"""
 
     def prepare(self) -> None:
         """Start everything, one after the other, and learn how long an inference takes."""
@@ -165,20 +169,23 @@ class Stage:
         return marks
 
     def _together(self) -> dict[Player, float]:
-        """Seconds of an inference of each model beside the other. Again when a busy machine held one of them up for so
-        long that none of its inferences lies inside the other's loop.
+        """Seconds of an inference of each model beside the other. Again, and for longer, when none of one's inferences
+        lies inside the other's loop: that slow they are together, or a busy machine held one of them up.
         """
+        lasts_s = self.block_s
         for _ in range(_ATTEMPTS):
-            found = self._side_by_side()
+            lasts_s = self.block_s * self._stretch
+            found = self._side_by_side(lasts_s)
             if not any(math.isnan(found[player]) for player in self.models):
                 return found
+            self._stretch *= _LONGER
         names = " and ".join(player.program.name for player in self.players)
         raise FractuneError(
-            f"{names} never ran beside each other in {_ATTEMPTS} loops of {self.block_s:.1f} s; is something else "
+            f"{names} never ran beside each other in {_ATTEMPTS} loops of up to {lasts_s:.1f} s; is something else "
             "running on this machine? Try again when it is quiet"
         )
 
-    def _side_by_side(self) -> dict[Player, float]:
+    def _side_by_side(self, lasts_s: float) -> dict[Player, float]:
         """Seconds of an inference of each, over those wholly inside the other's loop; not a number where there is none.
 
         They begin at random moments of each other's inference: two loops of equal length would else stay in step.
@@ -187,10 +194,10 @@ class Stage:
         loops = [
             player.call(
                 "loop",
-                self.block_s,
+                lasts_s,
                 phase_s=self._random.uniform(0.0, player.secs),
                 begin_s=begin_s,
-                lasts_s=self.block_s,
+                lasts_s=lasts_s,
             )
             for player in self.players
         ]

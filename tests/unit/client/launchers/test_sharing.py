@@ -85,6 +85,24 @@ def test_two_that_missed_each_other_are_started_again(late: int, tries: int) -> 
     assert calls.count("B") == tries
 
 
+def test_two_that_are_far_slower_together_get_longer_loops_from_then_on() -> None:
+    lasted_s: list[float] = []
+
+    def slow(payload: dict[str, Any]) -> list[float]:
+        """Five seconds an inference, but for the loops that are not beside the other."""
+        lasted_s.append(payload["lasts_s"])
+        return lasting(5.0 if payload["phase_s"] else 0.1)(payload)
+
+    a, b = player("A", [], slow), player("B", [], lasting(0.1), is_model=False)
+    stage = Stage([a, b], [], 0)
+    (times,) = stage.time_round(0)
+    assert times.i == pytest.approx(50.0)
+    assert max(lasted_s) == pytest.approx(16 * stage.block_s)
+    lasted_s.clear()
+    stage.time_round(0)
+    assert sorted(lasted_s)[-2:] == pytest.approx([stage.block_s, 16 * stage.block_s])
+
+
 def test_but_not_for_ever() -> None:
     a, b = player("A", [], lasting(0.1)), player("B", [], held_up(9), is_model=False)
     with pytest.raises(FractuneError, match="A and B never ran beside each other in 3 loops"):
