@@ -5,14 +5,15 @@ with the same number of trials and the same seed. Then everything is measured an
 bundles at both shares, and every operator's published schedules at both shares. What came out best in a search is
 therefore not judged by the timings that it was chosen by. Intervals are of the timings; what another seed finds is
 told by --seeds. Where weights are trained, all variants' outputs are held against ONNX's reference evaluator. Results
-are written after every seed.
+are written after every seed, and --resume goes on from them.
 
-Usage: python -m benchmarks.share_matrix [--quick] [--out FILE] [--models A,B] [--trials N] [--seeds N]
+Usage: python -m benchmarks.share_matrix [--quick] [--out FILE] [--models A,B] [--trials N] [--seeds N] [--resume FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import tempfile
@@ -41,15 +42,15 @@ TURNS, QUICK_TURNS = 21, 5
 
 def main() -> None:
     args = _parse()
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[dict[str, Any]]] = json.loads(args.resume.read_text())["models"] if args.resume else {}
     data = {"trials": args.trials, "turns": args.turns, "bars": {"robust": ROBUST_BAR}}
     for name in args.models:
-        for seed in range(args.seeds):
+        for seed in range(len(found.get(name, [])), args.seeds):
             told = _model(find_model(name), args, seed)
             _print_model(name, seed, told)
             found.setdefault(name, []).append(told)
-            summary = summaries([told for each in found.values() for told in each])
-            write_result("share_matrix", args, {**data, "summary": summary, "models": found})
+            write_result("share_matrix", args, {**data, "summary": _summaries_of(found), "models": found})
+    summary = _summaries_of(found)
     for name, told in summary.items():
         _print_summary(name, told)
     print(_verdict(summary))
@@ -60,6 +61,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--models", type=lambda text: text.split(","))
     parser.add_argument("--trials", type=int, help="of each tuning, over all operators")
     parser.add_argument("--seeds", type=int)
+    parser.add_argument("--resume", type=Path, help="results of a run of the same trials: its seeds are kept")
     parser.add_argument("--only", default="", help="operators, as `fractune tune --only` takes them")
     args = parser.parse_args()
     args.models = args.models or (["squeezenet"] if args.quick else ["squeezenet", "resnet50", "magika", "ocr_angle"])
@@ -136,6 +138,10 @@ def _operators(
         finally:
             session.stop()
     return found
+
+
+def _summaries_of(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    return summaries([told for runs in found.values() for told in runs])
 
 
 def summaries(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
