@@ -14,7 +14,7 @@ share counts once, with no other arrangement running. Bundles are tuned alike, w
 fused one (0: first candidates only).
 
 Usage: python -m benchmarks.fused [--quick] [--out FILE] [--models A,B] [--slots 1,2,4,8] [--trials N] [--rounds N]
-       [--seconds S]
+       [--seconds S] [--bundles FOLDER]
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ import fractune
 from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model
+from fractune_core.bundles import SUFFIX
 
 OF_PROCESSES_BAR, OF_IN_TURN_BAR, MEMORY_BAR, MEMORY_SLOTS = 0.95, 1.15, 0.6, 4
 _NOISE = 0.05
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=0)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seconds", type=float)
+    parser.add_argument("--bundles", type=Path, help="a folder: bundles in it are taken, others made there")
     args = parser.parse_args()
     names = (args.models or ("magika" if args.quick else "squeezenet,magika")).split(",")
     counts = [int(count) for count in (args.slots or ("1,2" if args.quick else "1,2,4,8")).split(",")]
@@ -84,7 +86,7 @@ def main() -> None:
     data: dict[str, Any] = {"trials": args.trials, "seconds": seconds, "models": {}}
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         for name in names:
-            tuned = _Tuned(find_model(name), Path(folder) / name, args.trials, max(counts))
+            tuned = _Tuned(find_model(name), (args.bundles or Path(folder)) / name, args.trials, max(counts))
             data["models"][name] = {}
             for count in counts:
                 arrangements = tuned.arrangements(count)
@@ -102,7 +104,7 @@ class _Tuned:
     """The variants of a model, and bundles of them: each alone, and fused."""
 
     def __init__(self, model: Model, folder: Path, trials: int, count: int) -> None:
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=True)
         self._model, self._folder, self._trials = model, folder, trials
         self._cores = sorted(os.sched_getaffinity(0))
         self._variants = [variant_of(model, folder / f"v{seed}.onnx", seed) for seed in range(count)]
@@ -119,6 +121,9 @@ class _Tuned:
         return made
 
     def _bundle(self, path: Path) -> Path:
+        made = path.with_suffix(SUFFIX)
+        if made.exists():
+            return made
         shares = ",".join(dict.fromkeys(["cpu:1", f"cpu:{len(self._cores)}"]))
         model = Model(path.stem, path, inputs=self._model.inputs)
         options = ["--trials", str(self._trials)]

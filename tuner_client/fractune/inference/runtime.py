@@ -28,9 +28,9 @@ CPU = (1, 0)
 """a device as TVM and DLPack number them: its kind, and which of them"""
 _SHARE_ALL_CPUS = -3
 """TVM's mode of a thread pool all of whose threads may be on all CPUs of a list"""
-SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "20000"
-"""How long a thread of TVM's pool waits for more work before it sleeps: some 20 ms, where TVM's own number takes 0.3 s
-of a core after every inference, which others on the machine miss"""
+SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "1000"
+"""How often a thread of TVM's pool looks for more work before it sleeps: for some 1 ms, longer than between two
+operators of a model. TVM's own number is 300 times as long, on cores that others miss, or the next model in turn"""
 _loading = threading.Lock()
 
 
