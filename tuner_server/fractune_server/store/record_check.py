@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
 
 from fractune_core.errors import BadRequest
 from fractune_core.implementations import trace_of
+from fractune_core.json_shapes import read_json
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
 
+_YEAR_10000_S = 253_402_300_800
+"""since 1970: a protobuf timestamp goes no further"""
 _HASH = re.compile(r"[0-9A-Za-z_-]{8,64}")
 
 
@@ -77,13 +79,13 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
         yield f"attempts is {record.attempts}; it must be 1 or more, or 0 where it is not known"
     if record.disturbance and not all(0 <= each < math.inf for each in record.disturbance.to_json().values()):
         yield "the numbers of disturbance must be 0 or more, and finite"
-    if record.measured_at <= 0:
-        yield "measure_time is missing"
+    if not 0 < record.measured_at < _YEAR_10000_S:
+        yield f"measure_time is {record.measured_at:g}; write seconds since 1970"
 
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        read_json(text)
     except ValueError:
         return False
     return True

@@ -9,11 +9,12 @@ from functools import lru_cache
 
 from redis import Redis
 
-from fractune_core.errors import ShareUnavailable
+from fractune_core.convert import device_to_proto, granted_to_proto, timestamp
+from fractune_core.errors import FractuneError, ShareUnavailable
+from fractune_core.json_shapes import check_shape
 from fractune_core.messages import PROTOCOL, WorkerInfo
-from fractune_core.shares import Device, GrantedShare
+from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.signed_messages import open_worker
-from fractune_core.signing import Unsigned
 from fractune_core.worker_entries import read_entries
 
 MEASURE = "measure"
@@ -77,15 +78,38 @@ def live_workers(redis: Redis, secret: bytes) -> Fleet:
     """Read the entries that workers keep renewing; without those of workers that would not understand the server, or
     have another secret.
     """
-    return Fleet(filter(_is_understood, _opened(secret, read_entries(redis))))
+    return understood(secret, read_entries(redis))
+
+
+def understood(secret: bytes, entries: Mapping[str, bytes]) -> Fleet:
+    """Of the workers' entries, sealed, by name, those that `live_workers` tells."""
+    return Fleet(filter(_is_understood, _opened(secret, entries)))
 
 
 def _opened(secret: bytes, entries: Mapping[str, bytes]) -> Iterator[WorkerInfo]:
     for name, entry in entries.items():
         try:
-            yield open_worker(secret, name, entry)
-        except Unsigned as error:
+            worker = open_worker(secret, name, entry)
+            _check_entry(name, worker)
+        except (FractuneError, ArithmeticError, TypeError, ValueError) as error:
             _warn_once(name, str(error))
+        else:
+            yield worker
+
+
+def _check_entry(name: str, worker: WorkerInfo) -> None:
+    """Raises FractuneError, ArithmeticError, TypeError or ValueError for an entry that cannot be told to callers."""
+    check_shape(WorkerInfo, worker)
+    if worker["name"] != name:
+        raise ValueError(f"its entry is of '{worker['name']}'")
+    timestamp(worker["started_at"])
+    if worker["role"] == MEASURE or worker["device"]:
+        check_shape(Device, worker["device"])
+        check_shape(GrantedShare, worker["granted"])
+        device_to_proto(Device.from_json(worker["device"]))
+        granted = GrantedShare.from_json(worker["granted"])
+        granted_to_proto(granted)
+        Share.parse(granted.share)
 
 
 def _is_understood(worker: WorkerInfo) -> bool:

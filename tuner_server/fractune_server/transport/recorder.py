@@ -6,17 +6,41 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event, WorkFailed
+from fractune_core.convert import record_to_proto
+from fractune_core.errors import FractuneError
+from fractune_core.json_shapes import check_shape
+from fractune_core.messages import (
+    EVENT_BY_KIND,
+    EVENT_FIELD,
+    RECORDER,
+    SERVER_STREAM,
+    STREAMS,
+    TUNER,
+    Event,
+    WorkFailed,
+)
 from fractune_core.records import TuningRecord
+from fractune_core.roofs import Roof
+from fractune_core.shares import GrantedShare
 from fractune_core.signed_messages import open_event
 from fractune_core.signing import Unsigned
 from fractune_server.store.log import TuningLog
+from fractune_server.store.record_check import check_record
 from fractune_server.transport.unreadable import set_aside
+
+
+class Unreadable(FractuneError):
+    """A result that is not what this version takes for one; the message says why."""
+
+
+class _AnyEvent(TypedDict):
+    event: str
+
 
 _BATCH = 1000
 _CONSUMER = "server"
@@ -161,9 +185,9 @@ class Recorder:
             self._set_aside(place, message, str(error))
             return []
         try:
-            return [_arrival(event)]
-        except (KeyError, TypeError, ValueError) as error:
-            self._set_aside(place, message, repr(error))
+            return [read_event(event)]
+        except Unreadable as error:
+            self._set_aside(place, message, str(error))
             return _lost(event, error)
 
     def _set_aside(self, place: str, message: bytes, reason: str) -> None:
@@ -186,16 +210,40 @@ def _lost(event: Any, error: Exception) -> list[Arrival]:
             "do": "measure",
             "round_id": str(event["round_id"]),
             "error": "FractuneError",
-            "message": f"a result of it cannot be read ({error!r}); is a worker of another version?",
+            "message": f"a result of it cannot be read ({error}); is a worker of another version?",
         }
     except (KeyError, TypeError):
         return []
     return [Arrival(failed)]
 
 
-def _arrival(event: Event) -> Arrival:
+def read_event(event: Event) -> Arrival:
+    """What a worker of the fleet has sent: of the shape that its kind has, and such that the log can hold it.
+
+    Raises Unreadable for anything else: the engine would end over it, and again whenever it is started.
+    """
+    try:
+        return _read(event)
+    except (FractuneError, ArithmeticError, TypeError, ValueError) as error:
+        raise Unreadable(str(error)) from error
+
+
+def _read(event: Event) -> Arrival:
+    check_shape(_AnyEvent, event)
+    kind = EVENT_BY_KIND.get(event["event"])
+    if kind is None:
+        raise ValueError(f"no event is called '{event['event']}'")
+    check_shape(kind, event)
     if event["event"] == "measured":
-        return Arrival(event, TuningRecord.from_json(event["record"]))
+        check_shape(TuningRecord, event["record"])
+        record = TuningRecord.from_json(event["record"])
+        check_record(record)
+        record_to_proto(record)
+        return Arrival(event, record)
+    if event["event"] == "roof_measured":
+        check_shape(Roof, event["roof"])
+    if event["event"] == "model_timed":
+        check_shape(GrantedShare, event["granted"])
     return Arrival(event)
 
 
