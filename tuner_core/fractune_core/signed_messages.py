@@ -61,11 +61,8 @@ def _read_work(opened: Any) -> Work:
     try:
         check_shape(_Dated, opened)
         check_shape(_AnyWork, opened["work"])
-        kind = WORK_BY_KIND.get(opened["work"]["do"])
-        if kind is None:
-            raise ValueError(f"it is to do '{opened['work']['do']}'")
-        check_shape(kind, opened["work"])
-    except ValueError as error:
+        check_shape(WORK_BY_KIND[opened["work"]["do"]], opened["work"])
+    except (KeyError, ValueError) as error:
         raise Refused(f"nobody here can read it ({error}); is a part of the fleet of another version?") from error
     return cast(Work, opened["work"])
 

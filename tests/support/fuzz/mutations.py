@@ -1,4 +1,4 @@
-"""What is changed in valid inputs, and what protobuf messages are filled with. The same `Random` makes the same input."""
+"""What is changed in valid inputs, and what protobuf messages are filled with: the same `Random` makes the same."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Mutator:
         if self.random.random() < 0.8:
             self._fill_one(message, field, texts, 1)
 
-    def _fill(message: Message, texts: Sequence[str], depth: int) -> None:
+    def _fill(self, message: Message, texts: Sequence[str], depth: int) -> None:
         for field in message.DESCRIPTOR.fields:
             if self.random.random() > 0.35:
                 self._fill_one(message, field, texts, depth)

@@ -7,8 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.fuzz.mutations import Mutator
-from benchmarks.fuzz.target import Target
 from fractune.cli.environment import fleet_secret, redis_address
 from fractune_core.errors import BadRequest
 from fractune_core.redis_url import no_redis, without_password
@@ -16,6 +14,8 @@ from fractune_core.shares import parse_shares
 from fractune_core.tls_files import read_authority, read_pair
 from fractune_core.tokens import TokenText, read_token_file
 from fractune_server.services.paging import read_token, write_token
+from tests.support.fuzz.mutations import Mutator
+from tests.support.fuzz.target import Target
 
 _WORDS = (
     *("cpu", "mps", "mps-sm", "mig", "green", "full", "none", ":", ",", " ", "1", "0", "9", "25", "100", "101", "9999"),
@@ -126,7 +126,7 @@ _PEM = b"-----BEGIN CERTIFICATE-----\nMIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKCAQ
 TARGETS = (
     Target("shares", lambda mutator: mutator.words(_WORDS, 8), _shares, weight=30),
     Target("page tokens", lambda mutator: mutator.text(mutator.random.choice(_PAGES)), _page, weight=6),
-    Target("tokens", lambda mutator: mutator.text(_TOKEN), lambda text: TokenText.parse(text), weight=10),
+    Target("tokens", lambda mutator: mutator.text(_TOKEN), TokenText.parse, weight=10),
     Target("addresses of Redis", lambda mutator: mutator.text(mutator.random.choice(_URLS)), _address, weight=6),
     file_target(
         "credential files", lambda m: m.blob(m.random.choice((_TOKEN.encode(), _PEM, b"secret\n"))), _credentials, 2

@@ -7,15 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzz.mutations import Mutator
-from benchmarks.fuzz.target import Target
-from benchmarks.fuzz.texts import file_target
 from fractune.log_io.log_files import csv_row, read_jsonl
 from fractune.planning.plan_file import read_plan
 from fractune_core.bundles import Bundle, write_archive
 from fractune_core.convert import record_from_proto, record_to_proto
 from fractune_server.store.record_check import check_record, check_workload
 from tests.support.client_samples import bundle_bytes
+from tests.support.fuzz.mutations import Mutator
+from tests.support.fuzz.target import Target
+from tests.support.fuzz.texts import file_target
 from tests.support.samples import DISTURBANCE, divided
 
 RECORD = divided("[]", 2, 1e-3, 1.1e-3, record_id="r1", disturbance=DISTURBANCE).to_json()

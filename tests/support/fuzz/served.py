@@ -19,10 +19,6 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from benchmarks.fuzz.files import RECORD
-from benchmarks.fuzz.mutations import Mutator
-from benchmarks.fuzz.sealed import event_of, worker_of
-from benchmarks.fuzz.target import DEADLINE_S, Target
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import FractuneError, error_kinds
 from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM
@@ -32,6 +28,10 @@ from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_core.worker_entries import drop_entry, put_entry
 from fractune_server.admin import create_token
 from tests.support.certificates import Authority
+from tests.support.fuzz.files import RECORD
+from tests.support.fuzz.mutations import Mutator
+from tests.support.fuzz.sealed import event_of, worker_of
+from tests.support.fuzz.target import DEADLINE_S, Target
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, ServerProcess, model_bytes, running_server
@@ -93,8 +93,8 @@ def _channels(folder: Path, authority: Authority, server: ServerProcess) -> Iter
     tokens = [create_token(folder / "state", None, "fuzz", scope, None, Quotas(open_jobs=5)).text for scope in scopes]
     with contextlib.ExitStack() as opened:
         found = [(opened.enter_context(grpc.insecure_channel(f"unix:{folder / 's'}")), "")]
-        for text in (*tokens, "", TokenText.new().text):
-            found.append((opened.enter_context(grpc.secure_channel(server.address, tls)), text))
+        shown = (*tokens, "", TokenText.new().text)
+        found += [(opened.enter_context(grpc.secure_channel(server.address, tls)), text) for text in shown]
         yield found
 
 

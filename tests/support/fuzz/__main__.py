@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.fuzz import files, sealed, served, texts
-from benchmarks.fuzz.target import Outcome, Target, fuzz
 from benchmarks.support.machine import facts, write_json
+from tests.support.fuzz import files, sealed, served, texts
+from tests.support.fuzz.target import Outcome, Target, fuzz
 
 TARGETS: tuple[Target, ...] = (*texts.TARGETS, *files.TARGETS, *sealed.TARGETS, *served.TARGETS)
 

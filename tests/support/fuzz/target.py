@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from benchmarks.fuzz.mutations import Mutator
 from fractune_core.errors import FractuneError
+from tests.support.fuzz.mutations import Mutator
 
 DEADLINE_S = 5.0
 """for one input: on a busy machine the longest honest ones take some tenths of it"""
@@ -26,7 +26,7 @@ class TooLong(BaseException):
 
 @dataclass(frozen=True)
 class Target:
-    """What takes inputs. `take` raises a FractuneError for what it refuses; anything else that it raises is a defect."""
+    """What takes inputs. `take` raises a FractuneError for what it refuses; whatever else it raises is a defect."""
 
     name: str
     make: Callable[[Mutator], Any]
