@@ -51,7 +51,7 @@ def main() -> int:
         outcomes.append(fuzz(target, inputs, args.seed, args.first))
         for example in outcomes[-1].examples:
             sys.stderr.write(f"{target.name}: {example}\n")
-    print(table(outcomes))
+    sys.stdout.write(f"{table(outcomes)}\n")
     if args.out is not None:
         write_json(
             args.out,
