@@ -1,7 +1,7 @@
 """A worker or a server whose clock of the day is wrong: `python -m tests.support.processes.shifted_clock HOURS ARGS...`
 
-runs the command line of fractune with `time.time` so many hours ahead; with SIGUSR1 instead of at once when HOURS begins
-with "later". It stands in for a host whose clock is set, which a test may not do.
+runs the command line of fractune with `time.time` so many hours ahead: at once, or on SIGUSR1 where HOURS begins with
+"later". It stands in for a host whose clock is set, which a test may not do.
 """
 
 from __future__ import annotations
@@ -14,30 +14,25 @@ import time
 from tests.support.processes.cli_process import start
 
 _real = time.time
-_ahead_s = 0.0
+_ahead_s = [0.0]
 
 
-def _shifted() -> float:
-    return _real() + _ahead_s
-
-
-def start_shifted(hours: str, *args: str) -> subprocess.Popen[str]:
+def start_shifted(hours: str, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """A process of the command whose clock is off by so many hours, or will be: `later -24`."""
-    return start("-m", "tests.support.processes.shifted_clock", hours, *args)
+    return start("-m", "tests.support.processes.shifted_clock", hours, *args, env=env)
 
 
 def main() -> int:
     when, _, hours = sys.argv[1].rpartition(" ")
 
     def shift(*_: object) -> None:
-        global _ahead_s
-        _ahead_s = float(hours) * 3600
+        _ahead_s[:] = [float(hours) * 3600]
 
     if when:
         signal.signal(signal.SIGUSR1, shift)
     else:
         shift()
-    time.time = _shifted
+    time.time = lambda: _real() + _ahead_s[0]
     from fractune.cli import main as run
 
     return run(sys.argv[2:])

@@ -13,6 +13,7 @@ from fractune_core.convert import device_to_proto, granted_to_proto, timestamp
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.json_shapes import check_shape
 from fractune_core.messages import PROTOCOL, WorkerInfo
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.signed_messages import open_worker
 from fractune_core.worker_entries import read_entries
@@ -103,6 +104,7 @@ def _check_entry(name: str, worker: WorkerInfo) -> None:
     if worker["name"] != name:
         raise ValueError(f"its entry is of '{worker['name']}'")
     timestamp(worker["started_at"])
+    pb.Worker(pid=worker["pid"])
     if worker["role"] == MEASURE or worker["device"]:
         check_shape(Device, worker["device"])
         check_shape(GrantedShare, worker["granted"])
