@@ -94,5 +94,5 @@ def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None
 )
 def test_what_the_fleet_signed_and_nobody_here_can_read_is_refused(whole: Any) -> None:
     message = sign_json(b"ours", f"work on the queue {COMPILE_QUEUE}", whole)
-    with pytest.raises(Refused, match="nobody here can read it .*of another version"):
+    with pytest.raises(Refused, match=r"nobody here can read it .*of another version"):
         open_work(b"ours", COMPILE_QUEUE, "w1", message)
