@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
+from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto, timestamp
 from fractune_core.errors import FractuneError
 from fractune_core.messages import BUILD_QUEUE
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.signed_messages import (
     check_greeting,
     open_event,
@@ -126,15 +127,24 @@ def worker_of(mutator: Mutator) -> str:
     return sign_json(SECRET, "the entry of worker w", mutator.value(WORKER))
 
 
+def _take_result(message: str) -> None:
+    """What is read can be told again."""
+    record = read_event(open_event(SECRET, message)).record
+    assert record is None or record_to_proto(record) is not None
+
+
 def _take_worker(message: str) -> None:
     fleet = understood(SECRET, {"w": message.encode()})
-    fleet.offers()
-    assert json.dumps(list(fleet.workers))
+    for held in fleet.offers():
+        assert device_to_proto(held.device) is not None
+        assert granted_to_proto(held.granted) is not None
+    for name, worker in fleet.workers.items():
+        assert pb.Worker(name=name, pid=worker["pid"], start_time=timestamp(worker["started_at"])) is not None
 
 
 TARGETS = (
     Target("messages of strangers", _strange, _take_strange, weight=14),
     Target("signed work", _work, lambda message: open_work(SECRET, BUILD_QUEUE, "w1", message), weight=5),
-    Target("signed results", event_of, lambda message: read_event(open_event(SECRET, message)), weight=8),
+    Target("signed results", event_of, _take_result, weight=8),
     Target("entries of workers", worker_of, _take_worker, weight=5),
 )

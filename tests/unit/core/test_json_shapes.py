@@ -43,13 +43,13 @@ def test_what_fits_is_let_pass(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kind": "other"}, "kind is 'other'"),
+        ({"kind": "other"}, "kind is 'other', and not one of"),
         ({"secs": 5}, "secs is '5', and not a list"),
         ({"secs": [1.0, "2"]}, r"secs\[1\] is '2', and not a number"),
         ({"secs": [True]}, r"secs\[0\] is 'True'"),
         ({"secs": [10**400]}, r"secs\[0\]"),
         ({"inner": None}, "inner is 'None', and not an object"),
-        ({"inner": {}}, "'count' is missing in inner"),
+        ({"inner": {}}, "inner lacks 'count'"),
         ({"inner": {"count": 2**63}}, r"inner\.count is .* not a whole number of 64 bits"),
         ({"inner": {"count": 1.0}}, r"inner\.count is '1\.0'"),
         ({"inner": {"count": 1, "label": "\0"}}, r"inner\.label .* not a text"),
@@ -58,7 +58,7 @@ def test_what_fits_is_let_pass(more: dict[str, Any]) -> None:
         ({"colour": ["red"]}, "colour is"),
         ({"best": "fast"}, "best is 'fast', and not a number"),
         ({"more": {"a": None}}, r"more\.a is"),
-        ({"more": {"\ud800": 1}}, "a name in more"),
+        ({"more": {"\ud800": 1}}, "more is .* not a name"),
     ],
 )
 def test_what_does_not_fit_is_named(changes: dict[str, Any], said: str) -> None:
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], said: str) -> None:
 
 def test_what_is_needed_must_be_there() -> None:
     for name in GOOD:
-        with pytest.raises(ValueError, match=f"'{name}' is missing"):
+        with pytest.raises(ValueError, match=f"it lacks '{name}'"):
             check_shape(Outer, {key: value for key, value in GOOD.items() if key != name})
 
 

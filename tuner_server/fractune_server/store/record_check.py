@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
 from fractune_core.errors import BadRequest
 from fractune_core.implementations import trace_of
 from fractune_core.json_shapes import read_json
@@ -13,8 +14,6 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
 
-_YEAR_10000_S = 253_402_300_800
-"""since 1970: a protobuf timestamp goes no further"""
 _HASH = re.compile(r"[0-9A-Za-z_-]{8,64}")
 
 
@@ -73,13 +72,17 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
     choosing, kept = record.policy.choosing, len(record.run_secs)
     if choosing < 0 or (kept and choosing >= kept):
         yield f"{choosing} of its {kept} run times choose; at least one must be left to report"
+    policy = record.policy
+    counts = (policy.warmups, policy.repeats, policy.choosing, record.neighbours, record.clock_mhz, record.attempts)
+    if not are_small(*counts) or not can_be_told(record.device, record.granted):
+        yield "a whole number of it has more than 32 bits"
     if record.clock_mhz < 0 or any(ns < 0 for ns in record.throttled_ns.values()):
         yield "clock_mhz and throttled_ns must not be below 0"
     if record.attempts < 0:
         yield f"attempts is {record.attempts}; it must be 1 or more, or 0 where it is not known"
     if record.disturbance and not all(0 <= each < math.inf for each in record.disturbance.to_json().values()):
         yield "the numbers of disturbance must be 0 or more, and finite"
-    if not 0 < record.measured_at < _YEAR_10000_S:
+    if not 0 < record.measured_at < END_OF_TIME_S:
         yield f"measure_time is {record.measured_at:g}; write seconds since 1970"
 
 

@@ -9,11 +9,10 @@ from functools import lru_cache
 
 from redis import Redis
 
-from fractune_core.convert import device_to_proto, granted_to_proto, timestamp
+from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.json_shapes import check_shape
 from fractune_core.messages import PROTOCOL, WorkerInfo
-from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.signed_messages import open_worker
 from fractune_core.worker_entries import read_entries
@@ -92,26 +91,26 @@ def _opened(secret: bytes, entries: Mapping[str, bytes]) -> Iterator[WorkerInfo]
         try:
             worker = open_worker(secret, name, entry)
             _check_entry(name, worker)
-        except (FractuneError, ArithmeticError, TypeError, ValueError) as error:
+        except (FractuneError, ValueError) as error:
             _warn_once(name, str(error))
         else:
             yield worker
 
 
 def _check_entry(name: str, worker: WorkerInfo) -> None:
-    """Raises FractuneError, ArithmeticError, TypeError or ValueError for an entry that cannot be told to callers."""
+    """Raises FractuneError or ValueError for an entry that cannot be told to callers."""
     check_shape(WorkerInfo, worker)
     if worker["name"] != name:
         raise ValueError(f"its entry is of '{worker['name']}'")
-    timestamp(worker["started_at"])
-    pb.Worker(pid=worker["pid"])
+    if not 0 <= worker["started_at"] < END_OF_TIME_S or not are_small(worker["pid"]):
+        raise ValueError(f"it is of process {worker['pid']}, and started at {worker['started_at']}")
     if worker["role"] == MEASURE or worker["device"]:
         check_shape(Device, worker["device"])
         check_shape(GrantedShare, worker["granted"])
-        device_to_proto(Device.from_json(worker["device"]))
         granted = GrantedShare.from_json(worker["granted"])
-        granted_to_proto(granted)
         Share.parse(granted.share)
+        if not can_be_told(Device.from_json(worker["device"]), granted):
+            raise ValueError("a number of its device or its share has more than 32 bits")
 
 
 def _is_understood(worker: WorkerInfo) -> bool:

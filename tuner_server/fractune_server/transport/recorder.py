@@ -11,7 +11,6 @@ from typing import Any, TypedDict, cast
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from fractune_core.convert import record_to_proto
 from fractune_core.errors import FractuneError
 from fractune_core.json_shapes import check_shape
 from fractune_core.messages import (
@@ -238,7 +237,6 @@ def _read(event: Event) -> Arrival:
         check_shape(TuningRecord, event["record"])
         record = TuningRecord.from_json(event["record"])
         check_record(record)
-        record_to_proto(record)
         return Arrival(event, record)
     if event["event"] == "roof_measured":
         check_shape(Roof, event["roof"])
