@@ -135,6 +135,8 @@ def _take_result(message: str) -> None:
 
 def _take_worker(message: str) -> None:
     fleet = understood(SECRET, {"w": message.encode()})
+    if not fleet.workers:
+        raise FractuneError("it is left out")
     for held in fleet.offers():
         assert device_to_proto(held.device) is not None
         assert granted_to_proto(held.granted) is not None

@@ -49,6 +49,8 @@ def _faults(record: TuningRecord) -> Iterator[str]:
         yield "trace is not JSON"
     if not record.device.kind or not record.device.isa or record.device.units < 1:
         yield "device lacks its kind, isa or units"
+    if not _can_be_told(record):
+        yield "one of its whole numbers has more than 32 bits"
     yield from _share_faults(record.granted)
     yield from _number_faults(record)
 
@@ -72,10 +74,6 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
     choosing, kept = record.policy.choosing, len(record.run_secs)
     if choosing < 0 or (kept and choosing >= kept):
         yield f"{choosing} of its {kept} run times choose; at least one must be left to report"
-    policy = record.policy
-    counts = (policy.warmups, policy.repeats, policy.choosing, record.neighbours, record.clock_mhz, record.attempts)
-    if not are_small(*counts) or not can_be_told(record.device, record.granted):
-        yield "a whole number of it has more than 32 bits"
     if record.clock_mhz < 0 or any(ns < 0 for ns in record.throttled_ns.values()):
         yield "clock_mhz and throttled_ns must not be below 0"
     if record.attempts < 0:
@@ -84,6 +82,13 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
         yield "the numbers of disturbance must be 0 or more, and finite"
     if not 0 < record.measured_at < END_OF_TIME_S:
         yield f"measure_time is {record.measured_at:g}; write seconds since 1970"
+
+
+def _can_be_told(record: TuningRecord) -> bool:
+    """Whether the messages of the public contract have room for its whole numbers."""
+    policy = record.policy
+    counts = (policy.warmups, policy.repeats, policy.choosing, record.neighbours, record.clock_mhz, record.attempts)
+    return are_small(*counts) and can_be_told(record.device, record.granted)
 
 
 def _is_json(text: str) -> bool:
