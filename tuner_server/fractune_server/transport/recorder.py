@@ -29,7 +29,7 @@ from fractune_core.shares import GrantedShare
 from fractune_core.signed_messages import open_event
 from fractune_core.signing import Unsigned
 from fractune_server.store.log import TuningLog
-from fractune_server.store.record_check import check_record
+from fractune_server.store.record_check import check_measured
 from fractune_server.transport.unreadable import set_aside
 
 
@@ -236,7 +236,7 @@ def _read(event: Event) -> Arrival:
     if event["event"] == "measured":
         check_shape(TuningRecord, event["record"])
         record = TuningRecord.from_json(event["record"])
-        check_record(record)
+        check_measured(record)
         return Arrival(event, record)
     if event["event"] == "roof_measured":
         check_shape(Roof, event["roof"])
