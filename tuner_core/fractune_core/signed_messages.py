@@ -24,6 +24,8 @@ class _Dated(TypedDict):
 
 class _AnyWork(TypedDict):
     do: str
+    work_id: str
+    job: str
 
 
 class Refused(FractuneError):
@@ -57,14 +59,25 @@ def open_dated_work(secret: bytes, queue: str, job_id: str, message: str | bytes
 
 
 def _read_work(opened: Any) -> Work:
-    """Raises Refused for what this fleet has signed and no worker of this version can do."""
+    """Raises Refused for what this fleet has signed and is no work; the rest is for who does it to know."""
     try:
         check_shape(_Dated, opened)
         check_shape(_AnyWork, opened["work"])
-        check_shape(WORK_BY_KIND[opened["work"]["do"]], opened["work"])
-    except (KeyError, ValueError) as error:
-        raise Refused(f"nobody here can read it ({error}); is a part of the fleet of another version?") from error
+    except ValueError as error:
+        raise _unreadable(error) from error
     return cast(Work, opened["work"])
+
+
+def check_work(work: Work) -> None:
+    """Raises Refused for what is no work of this version, whole."""
+    try:
+        check_shape(WORK_BY_KIND[work["do"]], work)
+    except (KeyError, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> Refused:
+    return Refused(f"nobody here can read it ({error}); is a part of the fleet of another version?")
 
 
 def _check_age(age_s: float) -> None:

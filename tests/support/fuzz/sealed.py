@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from fractune_core.messages import BUILD_QUEUE
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.signed_messages import (
     check_greeting,
+    check_work,
     open_event,
     open_work,
     open_worker,
@@ -114,7 +116,7 @@ _SEALED = (
 
 
 def _work(mutator: Mutator) -> str:
-    whole = mutator.value({"work": _WORK, "issued_at": 1e9})
+    whole = mutator.value({"work": _WORK, "issued_at": time.time()})
     return sign_json(SECRET, f"work on the queue {BUILD_QUEUE}", whole)
 
 
@@ -125,6 +127,10 @@ def event_of(mutator: Mutator) -> str:
 
 def worker_of(mutator: Mutator) -> str:
     return sign_json(SECRET, "the entry of worker w", mutator.value(WORKER))
+
+
+def _take_work(message: str) -> None:
+    check_work(open_work(SECRET, BUILD_QUEUE, "w1", message))
 
 
 def _take_result(message: str) -> None:
@@ -146,7 +152,7 @@ def _take_worker(message: str) -> None:
 
 TARGETS = (
     Target("messages of strangers", _strange, _take_strange, weight=14),
-    Target("signed work", _work, lambda message: open_work(SECRET, BUILD_QUEUE, "w1", message), weight=5),
+    Target("signed work", _work, _take_work, weight=5),
     Target("signed results", event_of, _take_result, weight=8),
     Target("entries of workers", worker_of, _take_worker, weight=5),
 )
