@@ -22,7 +22,7 @@ class Network:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._delay_s = 0.0
-        self._swallows = False
+        self._swallows = self._swallows_answers = False
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -57,9 +57,13 @@ class Network:
         """From now on nothing arrives, and nobody is told. A connection that has lost data never gets well."""
         self._swallows = True
 
+    def swallow_answers(self) -> None:
+        """The same for what comes back alone: what was asked for is done."""
+        self._swallows_answers = True
+
     def mend(self) -> None:
         """New connections are passed on again."""
-        self._swallows = False
+        self._swallows = self._swallows_answers = False
         self._do(self._listen())
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -92,7 +96,7 @@ class Network:
         self._writers.add(there[1])
         lost = asyncio.Event()
         for source, target in ((reader, there[1]), (there[0], writer)):
-            task = self._loop.create_task(self._pass_on(source, target, lost))
+            task = self._loop.create_task(self._pass_on(source, target, lost, answers=target is writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -102,11 +106,13 @@ class Network:
         host, _, port = self._upstream.rpartition(":")
         return await asyncio.open_connection(host, int(port))
 
-    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, lost: asyncio.Event) -> None:
+    async def _pass_on(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, lost: asyncio.Event, *, answers: bool
+    ) -> None:
         """Until the source ends; `lost` is the connection's, both ways: set once data of it has been swallowed."""
         with contextlib.suppress(ConnectionError, OSError):
             while data := await source.read(_CHUNK_BYTES):
-                if self._swallows:
+                if self._swallows or (answers and self._swallows_answers):
                     lost.set()
                 if lost.is_set():
                     continue

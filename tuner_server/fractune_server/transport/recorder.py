@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from redis import Redis
+from redis import ConnectionPool, Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
+from redis.retry import Retry
 
 from fractune_core.errors import FractuneError
 from fractune_core.json_shapes import check_shape
@@ -75,6 +77,7 @@ class Recorder:
 
     def __init__(self, redis: Redis, log: TuningLog, secret: bytes) -> None:
         self._redis = redis
+        self._reader = _asking_once(redis)
         self._log = log
         self._secret = secret
         self._joined: set[str] = set()
@@ -154,7 +157,7 @@ class Recorder:
 
     def _read(self, streams: Sequence[str], start: str, block_ms: int | None) -> Mapping[str, Any]:
         try:
-            reply = self._redis.xreadgroup(
+            reply = self._reader.xreadgroup(
                 RECORDER, _CONSUMER, dict.fromkeys(streams, start), count=_BATCH, block=block_ms
             )
         except ResponseError as error:
@@ -193,6 +196,19 @@ class Recorder:
         """Keep what cannot be read: it will not read better the next time, and may to another version."""
         set_aside(self._redis, place, message, reason)
         _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %s", place, reason)
+
+
+def _asking_once(redis: Redis) -> Redis:
+    """The same Redis by connections of their own that ask nothing twice. What was asked for may have been given, and
+    its answer lost: asked for again, a group's next entries are others, and nobody reads the first ones any more.
+    """
+    pool = redis.connection_pool
+    never = Retry(NoBackoff(), 0)
+    return Redis(
+        connection_pool=ConnectionPool(
+            connection_class=pool.connection_class, **{**pool.connection_kwargs, "retry": never}
+        )
+    )
 
 
 def _sent_at(entry: bytes) -> float:
