@@ -53,6 +53,15 @@ def test_bytes_that_are_no_message_are_a_bad_request(server: ServerProcess, path
     assert "Traceback" not in server.said()
 
 
+def test_a_method_that_the_server_does_not_have_is_said_to_be_none(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        call: Any = channel.unary_unary("/grpc.health.v1.Health/List")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"", timeout=20)
+    assert as_call(refused.value).code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "Traceback" not in server.said()
+
+
 def test_a_result_of_another_shape_does_not_end_the_server(url: str, tmp_path: Path) -> None:
     """One that a server takes in again whenever it is started would keep it down for good."""
     strange: Any = {**EVENTS[0], "record": {**EVENTS[0]["record"], "operator": {"not": "a text"}}}

@@ -133,6 +133,8 @@ class Mutator:
         return made
 
     def _change(self, message: Message, texts: Sequence[str]) -> None:
+        if not message.DESCRIPTOR.fields:
+            return
         field = self.random.choice(message.DESCRIPTOR.fields)
         inner = field.message_type
         if inner is not None and not inner.GetOptions().map_entry and self.random.random() < 0.8:

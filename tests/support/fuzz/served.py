@@ -39,7 +39,7 @@ from tests.support.processes.server_process import Client, ServerProcess, model_
 _REFUSALS = {grpc.StatusCode[kind.grpc_status] for kind in error_kinds().values()} - {
     grpc.StatusCode.INTERNAL,  # a plain FractuneError: a mistake of the server's own
     grpc.StatusCode.UNAVAILABLE,
-}
+} | {grpc.StatusCode.UNIMPLEMENTED}
 _MOST_ANSWERS = 3
 """that are read of a stream"""
 _RECORD = record_to_proto(TuningRecord.from_json(RECORD))
