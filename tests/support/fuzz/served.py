@@ -79,8 +79,8 @@ class ServedPlace:
 
     def check(self) -> None:
         """Raises AssertionError when the server has ended, or has written down a mistake of its own."""
-        assert self.server.process.poll() is None, f"the server ended: {self.server.said()[-500:]}"
         said = self.server.said()
+        assert self.server.process.poll() is None, f"the server ended: {said.splitlines()[-1]}"
         found = said.find("Traceback")
         assert found < 0, f"the server's log has a traceback: {said[found : found + 3000]}"
 

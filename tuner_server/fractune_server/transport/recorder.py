@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -216,6 +217,13 @@ def _sent_at(entry: bytes) -> float:
     return int(entry.partition(b"-")[0]) / 1e3
 
 
+def _check_amounts(numbers: Iterable[Any]) -> None:
+    """Raises ValueError for one that a database does not hold."""
+    wrong = [number for number in numbers if isinstance(number, int | float) and not 0 <= number < math.inf]
+    if wrong:
+        raise ValueError(f"an amount of it is {wrong[0]}")
+
+
 def _lost(event: Any, error: Exception) -> list[Arrival]:
     """What an unreadable result means for the round that waits for it, where it says which."""
     try:
@@ -256,6 +264,9 @@ def _read(event: Event) -> Arrival:
         return Arrival(event, record)
     if event["event"] == "roof_measured":
         check_shape(Roof, event["roof"])
+        _check_amounts(event["roof"].values())
+    if event["event"] == "ingested":
+        _check_amounts(item.get("flops", 0.0) for item in event["operators"])
     if event["event"] == "model_timed":
         check_shape(GrantedShare, event["granted"])
     return Arrival(event)

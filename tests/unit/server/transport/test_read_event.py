@@ -60,6 +60,17 @@ def test_a_record_that_no_log_could_hold_or_tell_is_not_read(changes: dict[str, 
         read_event({**MEASURED, "record": {**RECORD, **changes}})  # type: ignore[typeddict-item]
 
 
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
+def test_an_amount_that_a_database_does_not_hold_is_not_read(amount: float) -> None:
+    by_kind = {event["event"]: event for event in EVENTS}
+    roof: Any = {**by_kind["roof_measured"], "roof": {**by_kind["roof_measured"]["roof"], "gflops": amount}}
+    ingested: Any = by_kind["ingested"]
+    ingested = {**ingested, "operators": [{**ingested["operators"][0], "flops": amount}]}
+    for event in (roof, ingested):
+        with pytest.raises(Unreadable):
+            read_event(event)
+
+
 def entry(changes: dict[str, Any]) -> dict[str, bytes]:
     worker: Any = {**WORKER, **changes}
     return {"w": seal_worker(SECRET, worker).encode()}
