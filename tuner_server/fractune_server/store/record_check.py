@@ -15,6 +15,8 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
 
+_LONGEST = 64
+"""characters of what a record is found by"""
 _HASH = re.compile(r"[0-9A-Za-z_-]{8,64}")
 
 
@@ -63,6 +65,9 @@ def _faults(record: TuningRecord) -> Iterator[str]:
     """One clause for each fault that a reader of the log would stumble over."""
     if not record.device.kind or not record.device.isa or record.device.units < 1:
         yield "device lacks its kind, isa or units"
+    names = (record.record_id, record.candidate_id, record.workload_hash, record.share, record.job, record.scope)
+    if any(len(name) > _LONGEST for name in names):
+        yield f"one of its names is longer than {_LONGEST} characters"
     if not _can_be_told(record):
         yield "one of its whole numbers has more than 32 bits"
     yield from _share_faults(record.granted)
