@@ -150,7 +150,7 @@ class SimulatedWorker:
         self.redis.close()
         self._line.close()
 
-    def register(self) -> None:
+    def register(self, line: redis.Redis | None = None) -> None:
         measuring = self.role == "measure"
         info: messages.WorkerInfo = {
             "protocol": messages.PROTOCOL,
@@ -167,7 +167,7 @@ class SimulatedWorker:
             "versions": VERSIONS,
         }
         self.counts.describe(info)
-        put_entry(self._line, self.name, seal_worker(SECRET, info))
+        put_entry(line or self.redis, self.name, seal_worker(SECRET, info))
 
     def granted(self) -> GrantedShare:
         return granted(self.share)
@@ -175,7 +175,7 @@ class SimulatedWorker:
     def _renew(self) -> None:
         while not self.stopped.wait(0.5):
             with contextlib.suppress(redis.RedisError):
-                self.register()
+                self.register(self._line)
 
     def queue(self) -> str:
         """Where its work comes from."""

@@ -42,6 +42,7 @@ def check_measured(record: TuningRecord) -> None:
 def _raise_first(record: TuningRecord, faults: Iterator[str]) -> None:
     try:
         Share.parse(record.share)
+        Share.parse(record.granted.share)
         fault = next(faults, "")
     except BadRequest as error:
         fault = str(error)
@@ -100,7 +101,7 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
     if record.disturbance and not all(0 <= each < math.inf for each in record.disturbance.to_json().values()):
         yield "the numbers of disturbance must be 0 or more, and finite"
     if not 0 < record.measured_at < END_OF_TIME_S:
-        yield f"measure_time is {record.measured_at:g}; write seconds since 1970"
+        yield "measure_time is missing, or none" if record.measured_at else "measure_time is missing"
 
 
 def _can_be_told(record: TuningRecord) -> bool:

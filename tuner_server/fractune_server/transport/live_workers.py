@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypedDict
 
 from redis import Redis
 
@@ -23,6 +24,10 @@ BUILD = "build"
 COMPILE = "compile"
 
 _log = logging.getLogger(__name__)
+
+
+class _AnyWorker(TypedDict):
+    """Of whatever version: an object."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def live_workers(redis: Redis, secret: bytes) -> Fleet:
 
 def understood(secret: bytes, entries: Mapping[str, bytes]) -> Fleet:
     """Of the workers' entries, sealed, by name, those that `live_workers` tells."""
-    return Fleet(filter(_is_understood, _opened(secret, entries)))
+    return Fleet(_opened(secret, entries))
 
 
 def _opened(secret: bytes, entries: Mapping[str, bytes]) -> Iterator[WorkerInfo]:
@@ -98,7 +103,13 @@ def _opened(secret: bytes, entries: Mapping[str, bytes]) -> Iterator[WorkerInfo]
 
 
 def _check_entry(name: str, worker: WorkerInfo) -> None:
-    """Raises FractuneError or ValueError for an entry that cannot be told to callers."""
+    """Raises FractuneError or ValueError for that of another protocol, and one that cannot be told to callers."""
+    check_shape(_AnyWorker, worker)
+    if worker.get("protocol") != PROTOCOL:
+        raise ValueError(
+            f"it speaks protocol {worker.get('protocol')}, this server {PROTOCOL}; "
+            "install the same version of fractune for both"
+        )
     check_shape(WorkerInfo, worker)
     if worker["name"] != name:
         raise ValueError(f"its entry is of '{worker['name']}'")
@@ -111,16 +122,6 @@ def _check_entry(name: str, worker: WorkerInfo) -> None:
         Share.parse(granted.share)
         if not can_be_told(Device.from_json(worker["device"]), granted):
             raise ValueError("a number of its device or its share has more than 32 bits")
-
-
-def _is_understood(worker: WorkerInfo) -> bool:
-    protocol = worker.get("protocol")
-    if protocol != PROTOCOL:
-        _warn_once(
-            worker["name"],
-            f"it speaks protocol {protocol}, this server {PROTOCOL}; install the same version of fractune for both",
-        )
-    return protocol == PROTOCOL
 
 
 @lru_cache(maxsize=1024)
