@@ -296,7 +296,7 @@ def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(clie
         connection.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: torn})
         wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
         (kept,) = client.log.ListUnreadable(pb.ListUnreadableRequest(page_size=5)).results
-        assert (kept.event, kept.reason) == (torn, "KeyError('kind')")
+        assert (kept.event, kept.reason) == (torn, "it lacks 'job'")
         assert kept.place.startswith(f"{messages.SERVER_STREAM} ")
         assert abs(kept.set_aside_time.ToSeconds() - time.time()) < 600
         # Another version has left one that this one can read.

@@ -20,6 +20,7 @@ from fractune.credentials import PLAIN, Credentials
 from fractune_core.addresses import UNIX
 from fractune_core.convert import state_from_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, ServerUnreachable, StateUnusable, error_from_name
+from fractune_core.keepalive import CLIENT_KEEPALIVE
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.transfers import transfer_s
@@ -61,6 +62,7 @@ class RpcClient:
         limits = [
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            *CLIENT_KEEPALIVE,
         ]
         # A proxy from the environment is for the web, not for a server on this machine or in this cluster.
         self._channel = credentials.channel(address, [*limits, ("grpc.enable_http_proxy", 0)])

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 from fractune_core import manifests
 from fractune_core.errors import BadBundle
+from fractune_core.json_shapes import read_json
 
 FORMAT = 3
 _BEFORE = 2
@@ -82,7 +83,7 @@ class Bundle:
             self._archive = zipfile.ZipFile(source if isinstance(source, Path) else io.BytesIO(source))
             self.manifest_bytes = self._archive.read(MANIFEST)
             """as they are signed"""
-            manifest = json.loads(self.manifest_bytes)
+            manifest = read_json(self.manifest_bytes)
         except FileNotFoundError as error:
             raise BadBundle(f"{self.name}: no such file") from error
         except _UNREADABLE as error:
@@ -230,7 +231,10 @@ class Bundle:
 
     def records(self) -> list[dict[str, Any]]:
         """The tuning records behind the bundle, as JSON objects."""
-        return [json.loads(line) for line in self.read(RECORDS).decode().splitlines() if line]
+        try:
+            return [read_json(line) for line in self.read(RECORDS).decode().splitlines() if line]
+        except ValueError as error:
+            raise BadBundle(f"{self.name}: '{RECORDS}' is no JSON in lines ({error}); {_AGAIN}") from error
 
     def close(self) -> None:
         self._archive.close()

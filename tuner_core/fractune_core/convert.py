@@ -18,6 +18,9 @@ from fractune_core.records import WARM, Kind, Status, TimingPolicy, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare
 
+END_OF_TIME_S = 253_402_300_800
+"""since 1970: no timestamp is of the year 10000"""
+_MOST = 2**31 - 1
 DEFAULT_TRIALS = 256
 DEFAULT_ROUND_SIZE = 64
 
@@ -37,6 +40,15 @@ def seconds(stamp: Timestamp) -> float:
 def when(stamp: Timestamp) -> datetime:
     """For people: a time in UTC."""
     return datetime.fromtimestamp(seconds(stamp), UTC)
+
+
+def are_small(*numbers: int) -> bool:
+    """Whether they have the 32 bits that most whole numbers of the public contract have."""
+    return all(-_MOST <= number <= _MOST for number in numbers)
+
+
+def can_be_told(device: Device, granted: GrantedShare) -> bool:
+    return are_small(device.units, device.memory_gib, device.l2_kib, granted.units, granted.units_total, *granted.ids)
 
 
 def device_to_proto(device: Device) -> pb.Device:

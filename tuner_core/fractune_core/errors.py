@@ -32,6 +32,9 @@ class FractuneError(Exception):
     exit_code: ClassVar[int] = 1
     grpc_status: ClassVar[str] = "INTERNAL"
 
+    def __str__(self) -> str:
+        return one_line(super().__str__())
+
 
 class BadRequest(FractuneError):
     """An option, a budget or a filter that cannot be meant."""
@@ -130,6 +133,15 @@ class TooManyAttempts(AccessRefused):
     """Too many wrong tokens came from this address; it is heard again after a short while."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+def one_line(text: str) -> str:
+    """The text with blanks for line ends, and escapes for what a terminal would act on or cannot show: a message may
+    quote a value from anywhere.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(text.split()))
 
 
 def error_kinds() -> dict[str, type[FractuneError]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from fractune_core.clocks import redis_time_s
 from fractune_core.messages import MARK_TTL_S, PREFIX
 
 DONE = PREFIX + "done"
@@ -33,9 +34,15 @@ def unmark(redis: Any, kind: str, name: str) -> bool:
     return bool(redis.zrem(kind, name))
 
 
-def drop_old_marks(redis: Any) -> None:
-    """Of all kinds, those that are about messages that no worker would open any more."""
+def drop_old_marks(redis: Any) -> float:
+    """Of all kinds, those that are about messages that no worker would open any more.
+
+    By Redis's clock, which it returns, in seconds since 1970: a server whose own has jumped ahead must not forget what
+    has been done.
+    """
+    now_s = redis_time_s(redis.time())
     with redis.pipeline(transaction=False) as pipe:
         for kind in (DONE, CANCELLED, HANDED_BACK):
-            pipe.zremrangebyscore(kind, "-inf", time.time())
+            pipe.zremrangebyscore(kind, "-inf", now_s)
         pipe.execute()
+    return now_s

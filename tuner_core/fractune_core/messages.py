@@ -291,8 +291,16 @@ class TimeModelWork(TypedDict):
     bundle: str
 
 
-WORK_KINDS = ("ingest", "search", "build", "measure", "compile", "time_model")
-"""what `do` says in each of them"""
+WORK_BY_KIND: dict[str, type[Any]] = {
+    "ingest": IngestWork,
+    "search": SearchWork,
+    "build": BuildWork,
+    "measure": MeasureWork,
+    "compile": CompileWork,
+    "time_model": TimeModelWork,
+}
+"""by what `do` says in each of them"""
+WORK_KINDS = tuple(WORK_BY_KIND)
 
 Work = IngestWork | SearchWork | BuildWork | MeasureWork | CompileWork | TimeModelWork
 
@@ -415,3 +423,13 @@ class WorkFailed(TypedDict):
 
 
 Event = Ingested | Proposed | Measured | RoofMeasured | Compiled | ModelTimed | WorkFailed
+EVENT_BY_KIND: dict[str, type[Any]] = {
+    "ingested": Ingested,
+    "proposed": Proposed,
+    "measured": Measured,
+    "roof_measured": RoofMeasured,
+    "compiled": Compiled,
+    "model_timed": ModelTimed,
+    "work_failed": WorkFailed,
+}
+"""by what `event` says in each of them"""

@@ -23,9 +23,17 @@ def with_password(url: str, password: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """For messages: whoever reads them may know the address and the user, and not the password."""
-    shown = _USER.sub(lambda found: f"{found['user']}{':' + _HIDDEN if found['password'] else ''}@", url, count=1)
-    return _IN_QUERY.sub(_HIDDEN, shown)
+    """For messages: whoever reads them may know the address and the user, and not the password. Of what is no address,
+    nothing is shown that may be one.
+    """
+    without_query = _IN_QUERY.sub(_HIDDEN, url)
+    shown, found = _USER.subn(
+        lambda user: f"{user['user']}{':' + _HIDDEN if user['password'] else ''}@", without_query, count=1
+    )
+    if found or "@" not in without_query:
+        return shown
+    scheme, separator, rest = without_query.partition("://")
+    return f"{scheme}{separator}{_HIDDEN}@{rest.rpartition('@')[2]}" if separator else _HIDDEN
 
 
 def no_redis(url: str, error: Exception) -> FractuneError:

@@ -14,7 +14,7 @@ SERVER = "server"
 ROLES = ("compile", "tune", "build", "measure")
 USERS = (SERVER, *ROLES)
 
-_CONNECT = "+ping +info +select +multi +exec +discard +unwatch"
+_CONNECT = "+ping +info +time +select +multi +exec +discard +unwatch"
 """of everybody. INFO has no names of keys: RQ asks it for the version"""
 
 _SERVER_COMMANDS = (

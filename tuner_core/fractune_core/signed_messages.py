@@ -6,14 +6,26 @@ Whoever can write to Redis may drop, delay and repeat them, and can neither inve
 from __future__ import annotations
 
 import time
-from typing import cast
+from typing import Any, TypedDict, cast
 
 from fractune_core.errors import FractuneError
-from fractune_core.messages import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S, Event, Work, WorkerInfo
+from fractune_core.json_shapes import check_shape
+from fractune_core.messages import CLOCK_TOLERANCE_S, WORK_BY_KIND, WORK_MAX_AGE_S, Event, Work, WorkerInfo
 from fractune_core.signing import Unsigned, open_signed_json, sign_json
 
 _EVENT = "a result"
 _GREETING = "the greeting of the server"
+
+
+class _Dated(TypedDict):
+    work: dict[str, Any]
+    issued_at: float
+
+
+class _AnyWork(TypedDict):
+    do: str
+    work_id: str
+    job: str
 
 
 class Refused(FractuneError):
@@ -39,11 +51,33 @@ def open_dated_work(secret: bytes, queue: str, job_id: str, message: str | bytes
         opened = open_signed_json(secret, _work_on(queue), message)
     except Unsigned as error:
         raise Refused(str(error)) from error
-    work = cast(Work, opened["work"])
+    work = _read_work(opened)
     if work["work_id"] != job_id:
         raise Refused(f"the message is of work {work['work_id']} and came in another job; it was copied")
     _check_age(time.time() - opened["issued_at"])
     return work, opened["issued_at"]
+
+
+def _read_work(opened: Any) -> Work:
+    """Raises Refused for what this fleet has signed and is no work; the rest is for who does it to know."""
+    try:
+        check_shape(_Dated, opened)
+        check_shape(_AnyWork, opened["work"])
+    except ValueError as error:
+        raise _unreadable(error) from error
+    return cast(Work, opened["work"])
+
+
+def check_work(work: Work) -> None:
+    """Raises Refused for what is no work of this version, whole."""
+    try:
+        check_shape(WORK_BY_KIND[work["do"]], work)
+    except (KeyError, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> Refused:
+    return Refused(f"nobody here can read it ({error}); is a part of the fleet of another version?")
 
 
 def _check_age(age_s: float) -> None:

@@ -5,17 +5,36 @@ So nobody looks through the keys of Redis to find them, and clocks of hosts that
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from fractune_core.messages import WORKER_TTL_S, WORKERS, worker_key
+from fractune_core.clocks import redis_time_s
+from fractune_core.messages import PROTOCOL_KEY, WORKER_TTL_S, WORKERS, worker_key
 
 
-def put_entry(redis: Any, name: str, entry: str) -> None:
+class FleetFacts(NamedTuple):
+    """What a worker has to agree with, as Redis knows it."""
+
+    protocol: str | None
+    """the server's; None = none has come yet"""
+    now_s: float
+    """seconds since 1970"""
+
+
+def put_entry(redis: Any, name: str, entry: str) -> FleetFacts:
     """Say that the worker lives; `entry` is its WorkerInfo, sealed. To be said again within WORKER_TTL_S."""
     with redis.pipeline(transaction=False) as pipe:
         pipe.sadd(WORKERS, name)
         pipe.set(worker_key(name), entry, ex=WORKER_TTL_S)
-        pipe.execute()
+        pipe.get(PROTOCOL_KEY)
+        pipe.time()
+        *_, protocol, now = pipe.execute()
+    return FleetFacts(None if protocol is None else protocol.decode(errors="replace"), redis_time_s(now))
+
+
+def fleet_facts(redis: Any) -> FleetFacts:
+    """The same, before a worker says that it lives."""
+    protocol = redis.get(PROTOCOL_KEY)
+    return FleetFacts(None if protocol is None else protocol.decode(errors="replace"), redis_time_s(redis.time()))
 
 
 def drop_entry(redis: Any, name: str) -> None:

@@ -11,6 +11,7 @@ from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import cast
 
 import grpc
 import redis
@@ -21,8 +22,10 @@ from prometheus_client import ProcessCollector
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from fractune_core.clocks import check_clock, redis_time_s
 from fractune_core.errors import RedisGone
 from fractune_core.jobs import JobState
+from fractune_core.keepalive import SERVER_KEEPALIVE
 from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
@@ -92,7 +95,7 @@ def run_server(options: ServerOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises BadRequest for an address or TLS files that cannot be used, StateUnusable, RedisGone when Redis does not
-    answer or stays away, and FractuneError when the engine has ended by itself.
+    answer or stays away, ClockWrong, and FractuneError when the engine has ended by itself.
     """
     credentials = server_credentials(options.listen, options.tls, insecure=options.insecure)
     check_metrics_address(options.metrics, insecure=options.insecure)
@@ -120,7 +123,7 @@ def make_server(
         futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
         interceptors=[CallCounter(context.instruments), ErrorInterceptor(), AccessInterceptor(gate)],
         # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
-        options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)],
+        options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20), *SERVER_KEEPALIVE],
         maximum_concurrent_rpcs=THREADS,
     )
     rpc.add_ModelServiceServicer_to_server(ModelService(context), server)
@@ -218,6 +221,7 @@ def _open(options: ServerOptions, folder: Path) -> ServerContext:
         connection.ping()
     except (redis.RedisError, ValueError) as error:
         raise no_redis(options.redis_url, error) from error
+    check_clock("this server", redis_time_s(cast("tuple[int, int]", connection.time())))
     return ServerContext(
         store=Store(options.database_url or sqlite_url(folder)),
         redis=connection,

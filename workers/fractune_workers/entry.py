@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import redis
 
@@ -68,13 +68,13 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         role.handle(work)
         told = work["do"], *spent(), start - (_ended or [start])[0]
         _log.info("%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work", *told)
-    except redis.ConnectionError as error:
-        _end(RedisGone(f"Redis went away ({error})"))
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        end(RedisGone(f"Redis went away ({error})"))
     except redis.OutOfMemoryError as error:
-        _end(RedisGone(f"Redis is out of memory ({error}); give it more (maxmemory), then start this worker again"))
+        end(RedisGone(f"Redis is out of memory ({error}); give it more (maxmemory), then start this worker again"))
     except ShareUnavailable as error:
         context.hand_back(work)
-        _end(error)
+        end(error)
     except FractuneError as error:
         _report(context, work, error)
     except Exception as error:  # noqa: BLE001  whatever it is, the server must be told
@@ -86,7 +86,7 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         _ended[:] = [time.perf_counter()]
 
 
-def _end(error: FractuneError) -> None:
+def end(error: FractuneError) -> NoReturn:
     """End at once, so that RQ does not take the work for done: it is queued again once this worker is found dead."""
     sys.stderr.write(f"fractune: {error}\n")
     sys.stderr.flush()

@@ -20,14 +20,15 @@ from redis.retry import Retry
 
 from fractune_core import __version__
 from fractune_core.analysis.noise import DEFAULT_MARGIN
-from fractune_core.errors import BadRequest
-from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY, WorkerInfo
+from fractune_core.clocks import check_clock
+from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.messages import GREETING_KEY, PROTOCOL, WorkerInfo
 from fractune_core.records import WARM
 from fractune_core.redis_url import no_redis
 from fractune_core.shares import Share
 from fractune_core.signed_messages import check_greeting, seal_worker
 from fractune_core.signing import Unsigned
-from fractune_core.worker_entries import drop_entry, put_entry
+from fractune_core.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
 from fractune_workers import entry
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
@@ -37,11 +38,14 @@ from fractune_workers.roles.compile import Compiler
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
 from fractune_workers.scratch_dir import open_scratch_dir
-from fractune_workers.work_loop import WorkLoop
+from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
 
 ROLES = ("compile", "tune", "build", "measure")
 _RENEW_S = 1.0
+_RENEW_TIMEOUT_S = 2.0
 _REDIS_RETRIES = 6
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def run_worker(options: WorkerOptions) -> None:
         try:
             role.start()
             entry.install(context, role)
-            with _registered(context, role, options.role):
+            with _registered(context, role, options):
                 role.warm_up()
                 _serve(context, role)
         finally:
@@ -110,14 +114,14 @@ def _measures_on_cpu(options: WorkerOptions) -> bool:
 
 
 def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
-    # RQ waits on its queues for minutes: redis-py's own limit of a few seconds would end the worker.
+    # RQ waits on its queues for longer than redis-py's own limit of a few seconds.
     retry = Retry(ExponentialBackoff(), _REDIS_RETRIES)
     try:
-        connection = redis.Redis.from_url(options.redis_url, retry=retry, socket_timeout=None)
+        connection = redis.Redis.from_url(options.redis_url, retry=retry, socket_timeout=ANSWER_TIMEOUT_S)
         connection.ping()
     except (redis.RedisError, ValueError) as error:
         raise no_redis(options.redis_url, error) from error
-    _check_protocol(connection)
+    _check_fleet(fleet_facts(connection))
     _check_secret(connection, options.secret)
     core_locks = CoreLocks(options.gate_dir or default_lock_dir())
     cores = options.cores or sorted(os.sched_getaffinity(0))
@@ -135,14 +139,14 @@ def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
     )
 
 
-def _check_protocol(connection: redis.Redis) -> None:
-    """Raises BadRequest for a server that would not understand this worker; where none has come yet, it will tell."""
-    found = cast("bytes | None", connection.get(PROTOCOL_KEY))
-    if found is not None and found.decode() != str(PROTOCOL):
+def _check_fleet(found: FleetFacts) -> None:
+    """Raises BadRequest for a server that would not understand this worker, and ClockWrong."""
+    if found.protocol is not None and found.protocol != str(PROTOCOL):
         raise BadRequest(
-            f"this worker (fractune {__version__}) speaks protocol {PROTOCOL}, its server {found.decode()}; "
+            f"this worker (fractune {__version__}) speaks protocol {PROTOCOL}, its server {found.protocol}; "
             "install the same version of fractune for both"
         )
+    check_clock("this worker", found.now_s)
 
 
 def _check_secret(connection: redis.Redis, secret: bytes) -> None:
@@ -168,29 +172,45 @@ def _role(options: WorkerOptions, context: WorkerContext) -> Role:
 
 
 @contextlib.contextmanager
-def _registered(context: WorkerContext, role: Role, role_name: str) -> Iterator[None]:
+def _registered(context: WorkerContext, role: Role, options: WorkerOptions) -> Iterator[None]:
     """Say every second that this worker lives; take the entry back at the end."""
-    info = _info(context, role_name)
+    info = _info(context, options.role)
     role.describe(info)
     ended = threading.Event()
-
-    def renew() -> None:
-        while True:
+    # A line of its own that never waits for long: where the network has lost an answer, the next entry is to come
+    # while the worker still counts as alive.
+    with redis.Redis.from_url(
+        options.redis_url, retry=None, socket_timeout=_RENEW_TIMEOUT_S, socket_connect_timeout=_RENEW_TIMEOUT_S
+    ) as line:
+        thread = threading.Thread(target=_renew, args=(context, line, info, ended), name="renew", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
             with contextlib.suppress(redis.RedisError):
-                context.counts.describe(info)
-                put_entry(context.redis, context.name, seal_worker(context.secret, info))
-            if ended.wait(_RENEW_S):
-                return
+                drop_entry(line, context.name)
 
-    thread = threading.Thread(target=renew, name="renew", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        with contextlib.suppress(redis.RedisError):
-            drop_entry(context.redis, context.name)
+
+def _renew(context: WorkerContext, line: redis.Redis, info: WorkerInfo, ended: threading.Event) -> None:
+    """Until `ended`. A worker that does not fit its fleet any more ends here, and hands back what it has."""
+    began_s = time.monotonic()
+    while True:
+        try:
+            # Where the clock was set back, work that begins from now on began after this worker all the same.
+            info["started_at"] = min(info["started_at"], time.time() - (time.monotonic() - began_s))
+            context.counts.describe(info)
+            _check_fleet(put_entry(line, context.name, seal_worker(context.secret, info)))
+        except redis.RedisError as error:
+            _log.debug("the entry is not renewed: %s", error)
+        except FractuneError as error:
+            entry.tell_to_stop()
+            with contextlib.suppress(redis.RedisError):
+                drop_entry(line, context.name)
+            entry.end(error)
+        if ended.wait(_RENEW_S):
+            return
 
 
 def _info(context: WorkerContext, role_name: str) -> WorkerInfo:

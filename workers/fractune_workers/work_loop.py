@@ -9,6 +9,7 @@ from typing import Any
 
 from redis import Redis
 from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq import Queue, SimpleWorker
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
@@ -20,6 +21,10 @@ from fractune_core.messages import HANDLER
 from fractune_workers import entry
 
 _DATA = b"data"
+_WORKER_TTL_S = 30
+"""RQ asks a queue anew after 15 s less than this, and takes a line to Redis for dead after 5 s less: so long does a
+worker that waits take to find out that the network has lost the answer"""
+ANSWER_TIMEOUT_S = 25.0
 _TIMEOUT_S = 24 * 3600
 """RQ's own limit: far out, because the supervisor holds the real deadlines"""
 _FAILURE_TTL_S = 3600
@@ -64,7 +69,17 @@ class WorkLoop(SimpleWorker):
 
     def __init__(self, name: str, connection: Redis, queues: Sequence[str], job_class: type[WorkJob] = WorkJob) -> None:
         how: dict[str, Any] = {"connection": connection, "serializer": JSONSerializer, "job_class": job_class}
-        super().__init__([Queue(each, **how) for each in queues], name=name, **how)
+        super().__init__([Queue(each, **how) for each in queues], name=name, worker_ttl=_WORKER_TTL_S, **how)
+
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """RQ waits for a Redis that is away, and would end over one that does not answer."""
+        while True:
+            try:
+                return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
+            except RedisTimeoutError as error:
+                _log.warning("Redis does not answer (%s); asking again", error)
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         job.origin = queue.name  # whatever the job says

@@ -60,8 +60,13 @@ def run_fractune(
 
 def start_fractune(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """Start a command whose output is read while it runs."""
+    return start(*_COMMAND[1:], *args, env=env)
+
+
+def start(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start Python with these arguments, as `start_fractune` does."""
     return subprocess.Popen(
-        [*_COMMAND, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_ENV | (env or {})
+        [sys.executable, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_ENV | (env or {})
     )
 
 

@@ -41,7 +41,7 @@ from fractune_core.shares import Device, GrantedShare
 from fractune_core.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.worker_entries import drop_entry, put_entry
 from fractune_workers.work_counts import WorkCounts
-from fractune_workers.work_loop import WorkJob, WorkLoop
+from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkJob, WorkLoop
 from tests.support.secret import SECRET
 
 DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")
@@ -96,7 +96,9 @@ class SimulatedWorker:
 
     def __init__(self, url: str, role: str, name: str, share: str = "") -> None:
         self.name, self.role, self.share = name, role, share
-        self.redis = redis.Redis.from_url(url, socket_timeout=None)
+        self.redis = redis.Redis.from_url(url, socket_timeout=ANSWER_TIMEOUT_S)
+        self._line = redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2, retry=None)
+        """for its entry, as a real worker has one"""
         self.hold = threading.Event()
         self.stopped = threading.Event()
         self.counts = WorkCounts()
@@ -146,8 +148,9 @@ class SimulatedWorker:
         with contextlib.suppress(redis.RedisError):
             drop_entry(self.redis, self.name)
         self.redis.close()
+        self._line.close()
 
-    def register(self) -> None:
+    def register(self, line: redis.Redis | None = None) -> None:
         measuring = self.role == "measure"
         info: messages.WorkerInfo = {
             "protocol": messages.PROTOCOL,
@@ -164,7 +167,7 @@ class SimulatedWorker:
             "versions": VERSIONS,
         }
         self.counts.describe(info)
-        put_entry(self.redis, self.name, seal_worker(SECRET, info))
+        put_entry(line or self.redis, self.name, seal_worker(SECRET, info))
 
     def granted(self) -> GrantedShare:
         return granted(self.share)
@@ -172,7 +175,7 @@ class SimulatedWorker:
     def _renew(self) -> None:
         while not self.stopped.wait(0.5):
             with contextlib.suppress(redis.RedisError):
-                self.register()
+                self.register(self._line)
 
     def queue(self) -> str:
         """Where its work comes from."""

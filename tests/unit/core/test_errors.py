@@ -16,6 +16,19 @@ def test_codes(kind: type[FractuneError]) -> None:
     assert hasattr(grpc.StatusCode, kind.grpc_status)
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("one line; é", "one line; é"),
+        ("two\n  lines", "two lines"),
+        ("\x1b[2J\0 \u202e", r"\x1b[2J\x00 \u202e"),
+        ("half \ud800", r"half \ud800"),
+    ],
+)
+def test_a_message_is_one_line_on_which_no_terminal_acts(message: str, shown: str) -> None:
+    assert str(BadModel(message)) == shown
+
+
 def test_an_error_is_revived_by_name() -> None:
     error = error_from_name("BadModel", "no good")
     assert isinstance(error, BadModel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import redis
 
 from fractune_core import marks, messages
 from fractune_core.marks import CANCELLED, DONE, HANDED_BACK
-from fractune_core.worker_entries import drop_entry, put_entry, read_entries
+from fractune_core.worker_entries import drop_entry, fleet_facts, put_entry, read_entries
 from tests.support.processes.redis_process import running_redis
 
 
@@ -39,6 +40,7 @@ def test_marks_are_dropped_when_no_message_that_they_are_about_would_be_opened(
 ) -> None:
     now = 1e9
     monkeypatch.setattr("fractune_core.marks.time.time", lambda: now)
+    monkeypatch.setattr(connection, "time", lambda: (int(now), 0))
     for kind in (DONE, CANCELLED, HANDED_BACK):
         marks.mark(connection, kind, "old")
     now += messages.MARK_TTL_S - 1
@@ -68,3 +70,22 @@ def test_a_worker_is_there_until_its_entry_expires_or_is_dropped(connection: red
     assert connection.smembers(messages.WORKERS) == {b"c"}, "a name is not asked for again for ever"
     put_entry(connection, "b", "entry of b")
     assert sorted(read_entries(connection)) == ["b", "c"]
+
+
+def test_a_server_whose_clock_has_jumped_ahead_forgets_nothing(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks.mark(connection, DONE, "work")
+    real = time.time
+    monkeypatch.setattr("fractune_core.marks.time.time", lambda: real() + 2 * messages.MARK_TTL_S)
+    marks.drop_old_marks(connection)
+    assert marks.is_marked(connection, DONE, "work")
+
+
+def test_a_worker_that_says_that_it_lives_is_told_what_it_must_fit(connection: redis.Redis) -> None:
+    assert put_entry(connection, "a", "entry of a").protocol is None
+    connection.set(messages.PROTOCOL_KEY, 7)
+    found = put_entry(connection, "a", "entry of a")
+    assert found.protocol == "7"
+    assert abs(found.now_s - time.time()) < 60
+    assert fleet_facts(connection).protocol == "7"

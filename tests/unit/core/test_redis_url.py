@@ -37,6 +37,11 @@ def test_the_password_arrives_and_is_not_shown(url: str, password: str) -> None:
     assert without_password(url) == url
 
 
+@pytest.mark.parametrize("url", ["redis:u:secret@h/0", "u:secret@h", "redis://us/er:secret@h", "redis://u:sec\nret@h"])
+def test_what_may_be_a_password_of_no_address_is_hidden_too(url: str) -> None:
+    assert "ret" not in without_password(url)
+
+
 @pytest.mark.parametrize("url", ["redis://u:secret@h/0", "redis://h/0?db=1&password=secret", "redis://:sec/re@t@h:1/0"])
 def test_a_password_in_the_address_is_hidden_and_no_second_one_is_taken(url: str) -> None:
     assert "sec" not in without_password(url)

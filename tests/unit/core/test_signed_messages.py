@@ -9,6 +9,7 @@ import pytest
 from fractune_core.messages import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, MARK_TTL_S, WORK_MAX_AGE_S
 from fractune_core.signed_messages import (
     Refused,
+    check_work,
     open_event,
     open_work,
     open_worker,
@@ -16,7 +17,7 @@ from fractune_core.signed_messages import (
     seal_work,
     seal_worker,
 )
-from fractune_core.signing import Unsigned
+from fractune_core.signing import Unsigned, sign_json
 
 WORK: Any = {"do": "time_model", "work_id": "w1", "job": "j1", "share": "cpu:1", "bundle": "b"}
 NOW_S = 1_000_000_000.0
@@ -75,3 +76,30 @@ def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None
     assert open_worker(b"ours", "builder-1", entry) == info
     with pytest.raises(Unsigned, match="the entry of worker builder-2 does not carry"):
         open_worker(b"ours", "builder-2", entry)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        5,
+        {},
+        {"work": WORK},
+        {"work": WORK, "issued_at": None},
+        {"work": [], "issued_at": NOW_S},
+        {"work": {}, "issued_at": NOW_S},
+        {"work": {**WORK, "do": []}, "issued_at": NOW_S},
+        {"work": {**WORK, "job": 5}, "issued_at": NOW_S},
+        {"work": {"do": "time_model", "work_id": "w1"}, "issued_at": NOW_S},
+    ],
+)
+def test_what_the_fleet_signed_and_nobody_here_can_read_is_refused(whole: Any) -> None:
+    message = sign_json(b"ours", f"work on the queue {COMPILE_QUEUE}", whole)
+    with pytest.raises(Refused, match=r"nobody here can read it .*of another version"):
+        open_work(b"ours", COMPILE_QUEUE, "w1", message)
+
+
+@pytest.mark.parametrize("changes", [{"do": "dig"}, {"share": None}, {"bundle": ["b"]}])
+def test_work_that_no_worker_could_do_is_none(changes: dict[str, Any]) -> None:
+    check_work(WORK)
+    with pytest.raises(Refused, match="nobody here can read it"):
+        check_work({**WORK, **changes})

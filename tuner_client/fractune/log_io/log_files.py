@@ -15,6 +15,7 @@ from typing import Any
 from fractune.output_files import replacing
 from fractune_core.convert import record_from_proto, record_to_proto
 from fractune_core.errors import BadRequest
+from fractune_core.json_shapes import read_json
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 
@@ -125,12 +126,12 @@ def read_jsonl(path: Path) -> Iterator[pb.ImportRecordsRequest]:
 
 def _parse_line(where: str, line: str) -> pb.ImportRecordsRequest:
     try:
-        data = json.loads(line)
+        data = read_json(line)
         if "workload" in data:
             workload = pb.Workload(workload_hash=data["workload"]["workload_hash"], json=data["workload"]["json"])
             return pb.ImportRecordsRequest(workload=workload)
         return pb.ImportRecordsRequest(record=record_to_proto(TuningRecord.from_json(data["record"])))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadRequest(
             f"{where}: no line of a fractune log ({type(error).__name__}: {error}); nothing was imported"
         ) from error

@@ -82,7 +82,9 @@ def _parse(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadRequest(f"{path}: cannot read the plan file ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise BadRequest(f"{path}: not a TOML file that anybody meant (it is nested too deeply)") from None
+    except ValueError as error:  # TOML that is none, text that is none, or a number of thousands of digits
         raise BadRequest(f"{path}: not a TOML file ({error})") from error
 
 

@@ -62,6 +62,11 @@ class TableReader:
 
     def _value(self, key: str, default: Any, kind: Any, what: str) -> Any:
         found = self._values.get(key, default)
-        if not isinstance(found, kind) or isinstance(found, bool):
+        if not isinstance(found, kind) or isinstance(found, bool) or _is_huge(found):
             raise BadRequest(f"{self.where}: '{key}' is {found!r}, and not {what}")
         return found
+
+
+def _is_huge(value: Any) -> bool:
+    """Whether it is a whole number that fits nowhere else."""
+    return isinstance(value, int) and value.bit_length() > 63

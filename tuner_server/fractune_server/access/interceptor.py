@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from fractune_core.errors import BadRequest
 from fractune_core.tokens import Scope
@@ -41,14 +42,15 @@ class AccessInterceptor(grpc.ServerInterceptor):
         ways = ("stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming))
         inner = getattr(handler, "_".join(ways))
 
-        def open_to(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        def open_to(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             self._admit(path, needed, context)
-            return requests if handler.request_streaming else _only(requests, context, waits=needed is not None)
+            read = _read(requests, handler.request_deserializer)
+            return read if handler.request_streaming else _only(read, context, waits=needed is not None)
 
-        def call(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
+        def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             return inner(open_to(requests, context), context)
 
-        def stream(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
             yield from inner(open_to(requests, context), context)
 
         make: Any = grpc.stream_unary_rpc_method_handler
@@ -56,7 +58,7 @@ class AccessInterceptor(grpc.ServerInterceptor):
             make = grpc.stream_stream_rpc_method_handler
         return make(  # type: ignore[no-any-return]
             stream if handler.response_streaming else call,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=None,
             response_serializer=handler.response_serializer,
         )
 
@@ -66,6 +68,18 @@ class AccessInterceptor(grpc.ServerInterceptor):
             return
         metadata = {str(key): value for key, value in context.invocation_metadata()}
         set_caller(self._gate.admit(path, needed, context.peer(), metadata))
+
+
+def _read(requests: Iterator[bytes], parse: Callable[[bytes], Any]) -> Iterator[Any]:
+    """The requests of a call. Here, since gRPC calls it an error of the server's own when bytes are no message.
+
+    Raises BadRequest.
+    """
+    for request in requests:
+        try:
+            yield parse(request)
+        except DecodeError as error:
+            raise BadRequest(f"the request is no message of this method ({error})") from error
 
 
 def _only(requests: Iterator[Any], context: grpc.ServicerContext, *, waits: bool) -> Any:

@@ -53,6 +53,8 @@ class ActiveJob:
     saved_at: float = 0.0
     """monotonic seconds"""
     saved_state: JobState | None = None
+    _search_ends_s: float | None = None
+    """monotonic seconds, so that a clock that is set cuts no search short and prolongs none"""
     _log_keys: dict[str, LogKey] = field(default_factory=dict)
     """made once each: decisions look at those of all operators"""
 
@@ -94,7 +96,12 @@ class ActiveJob:
     @property
     def time_is_up(self) -> bool:
         minutes, began = self.stored.spec.minutes, self.stored.tuning_began
-        return minutes > 0 and began is not None and time.time() >= began + minutes * 60
+        if minutes <= 0 or began is None:
+            return False
+        if self._search_ends_s is None:  # what an earlier server searched is known by the time of day alone
+            left_s = minutes * 60 - max(0.0, time.time() - began)
+            self._search_ends_s = time.monotonic() + left_s
+        return time.monotonic() >= self._search_ends_s
 
     def log_key(self, workload_hash: str) -> LogKey:
         key = self._log_keys.get(workload_hash)
@@ -117,9 +124,13 @@ class ActiveJob:
     def operator(self, workload_hash: str) -> StoredOperator:
         return next(op for op in self.operators if op.workload_hash == workload_hash)
 
+    def now(self) -> float:
+        """Seconds since 1970, never before what the job has noted: a clock that is set back makes no phase negative."""
+        return max(time.time(), self.stored.latest)
+
     def enter(self, state: JobState) -> None:
         self.stored.state = state
-        self.stored.progress.entered_at[state.value] = time.time()
+        self.stored.progress.entered_at[state.value] = self.now()
         self.asked.clear()
         self.note_waiting(())
         self.dirty = True
@@ -135,7 +146,7 @@ class ActiveJob:
 
     def end(self, state: JobState, error: str = "", message: str = "") -> None:
         self.stored.error, self.stored.message = error, message
-        self.stored.ended_at = time.time()
+        self.stored.ended_at = self.now()
         self.enter(state)
 
     def note(self, text: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import redis
 
+from fractune_core.clocks import check_clock
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
@@ -249,7 +250,7 @@ class Engine:
         self._recorder.expect(tuner_stream(name) for name in alive)
         needed = {live.stored.instance for live in self._rounds.all()}
         trim(self._context.redis, self._recorder, alive, needed)
-        drop_old_marks(self._context.redis)
+        check_clock("this server", drop_old_marks(self._context.redis))
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""

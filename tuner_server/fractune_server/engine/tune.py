@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -76,7 +75,7 @@ class TunePhase:
         """Read from the log how the operators stand, so that nothing is measured again."""
         job.load_plans(self._store)
         if job.stored.tuning_began is None:
-            job.stored.tuning_began = time.time()
+            job.stored.tuning_began = job.now()
         job.dirty = True
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
@@ -93,7 +92,7 @@ class TunePhase:
             return
         if not job.time_is_up:
             job.stored.progress.saved = job.budget.saved(plans, job.gained)
-        job.stored.tuning_ended = time.time()
+        job.stored.tuning_ended = job.now()
         self._rounds.leave(job)
         job.enter(JobState.VALIDATING)
 

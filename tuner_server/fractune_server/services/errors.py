@@ -93,10 +93,12 @@ def _about(request: Any) -> AbstractContextManager[None]:
 def _aborting(request: Any, context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
+    except NotImplementedError:  # as gRPC's own services have methods that none of ours fills
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no such method")
     except Exception as error:
         reported = translate(error)
         if reported is None:
-            if error.args:  # `context.abort` raises a bare Exception; anything else is our own mistake
+            if type(error) is not Exception or error.args:  # `context.abort` raises a bare one; else it is our mistake
                 with _about(request):
                     _log.exception("a call failed")
                 reported = FractuneError(f"{type(error).__name__}: {error}; see the server's log")

@@ -53,7 +53,7 @@ def job_to_proto(
 
 
 def _progress(job: StoredJob) -> pb.Progress:
-    progress, now = job.progress, time.time()
+    progress, now = job.progress, max(time.time(), job.latest)
     tuning_s = (job.tuning_ended or job.ended_at or now) - (job.tuning_began or now)
     return pb.Progress(
         trials_planned=progress.planned,
@@ -62,7 +62,7 @@ def _progress(job: StoredJob) -> pb.Progress:
         candidates_shared=progress.shared,
         failures=progress.failures,
         trials_per_s=(progress.done + progress.shared) / tuning_s if tuning_s > 0 else 0.0,
-        elapsed_s=(job.ended_at or now) - job.created_at,
+        elapsed_s=max(job.ended_at or now, job.latest) - job.created_at,
         trials_saved=progress.saved,
         phases_s=job.phases_s(now),
         busy_s=progress.busy_s,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from fractune_core.errors import BadRequest
+from fractune_core.json_shapes import check_shape, read_json
 
 MAX_PAGE = 1000
 
@@ -28,9 +31,15 @@ def read_token(token: str, length: int) -> list[float] | None:
     if not token:
         return None
     try:
-        place = json.loads(base64.urlsafe_b64decode(token))
+        place: Any = read_json(base64.urlsafe_b64decode(token))
+        check_shape(list[float], place)
     except ValueError:
         place = None
-    if not isinstance(place, list) or len(place) != length or not all(isinstance(n, int | float) for n in place):
+    # The last number counts rows; one before it may be a time, of a failure an infinite one.
+    if place is None or len(place) != length or not _is_row(place[-1]) or any(map(math.isnan, place)):
         raise BadRequest(f"page_token '{token}' is none of ours; leave it empty to begin again")
     return place
+
+
+def _is_row(number: float) -> bool:
+    return isinstance(number, int) and 0 <= number < 1 << 63

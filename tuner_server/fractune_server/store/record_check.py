@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 import re
 from collections.abc import Iterator
 
+from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
 from fractune_core.errors import BadRequest
 from fractune_core.implementations import trace_of
+from fractune_core.json_shapes import read_json
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
 
+_LONGEST = 64
+"""characters of what a record is found by"""
 _HASH = re.compile(r"[0-9A-Za-z_-]{8,64}")
 
 
@@ -27,16 +31,26 @@ def check_workload(workload: pb.Workload) -> None:
 
 def check_record(record: TuningRecord) -> None:
     """Raises BadRequest that names the record and what is wrong with it."""
+    _raise_first(record, itertools.chain(_text_faults(record), _faults(record)))
+
+
+def check_measured(record: TuningRecord) -> None:
+    """The same for a record of the fleet's own workers, whose texts are taken as they are: traces are long."""
+    _raise_first(record, _faults(record))
+
+
+def _raise_first(record: TuningRecord, faults: Iterator[str]) -> None:
     try:
         Share.parse(record.share)
-        faults = list(_faults(record))
+        Share.parse(record.granted.share)
+        fault = next(faults, "")
     except BadRequest as error:
-        faults = [str(error)]
-    if faults:
-        raise BadRequest(f"records/{record.record_id}: {faults[0]}")
+        fault = str(error)
+    if fault:
+        raise BadRequest(f"records/{record.record_id}: {fault}")
 
 
-def _faults(record: TuningRecord) -> Iterator[str]:
+def _text_faults(record: TuningRecord) -> Iterator[str]:
     """One clause for each fault."""
     if not _HASH.fullmatch(record.workload_hash):
         yield f"workload_hash '{record.workload_hash}' is not a workload hash"
@@ -46,8 +60,17 @@ def _faults(record: TuningRecord) -> Iterator[str]:
         yield "target is not JSON"
     if record.trace != UNTUNED and not _is_json(trace_of(record.trace)):
         yield "trace is not JSON"
+
+
+def _faults(record: TuningRecord) -> Iterator[str]:
+    """One clause for each fault that a reader of the log would stumble over."""
     if not record.device.kind or not record.device.isa or record.device.units < 1:
         yield "device lacks its kind, isa or units"
+    names = (record.record_id, record.candidate_id, record.workload_hash, record.share, record.job, record.scope)
+    if any(len(name) > _LONGEST for name in names):
+        yield f"one of its names is longer than {_LONGEST} characters"
+    if not _can_be_told(record):
+        yield "one of its whole numbers has more than 32 bits"
     yield from _share_faults(record.granted)
     yield from _number_faults(record)
 
@@ -77,13 +100,20 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
         yield f"attempts is {record.attempts}; it must be 1 or more, or 0 where it is not known"
     if record.disturbance and not all(0 <= each < math.inf for each in record.disturbance.to_json().values()):
         yield "the numbers of disturbance must be 0 or more, and finite"
-    if record.measured_at <= 0:
-        yield "measure_time is missing"
+    if not 0 < record.measured_at < END_OF_TIME_S:
+        yield "measure_time is missing, or none" if record.measured_at else "measure_time is missing"
+
+
+def _can_be_told(record: TuningRecord) -> bool:
+    """Whether the messages of the public contract have room for its whole numbers."""
+    policy = record.policy
+    counts = (policy.warmups, policy.repeats, policy.choosing, record.neighbours, record.clock_mhz, record.attempts)
+    return are_small(*counts) and can_be_told(record.device, record.granted)
 
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        read_json(text)
     except ValueError:
         return False
     return True

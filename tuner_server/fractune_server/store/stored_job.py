@@ -79,6 +79,11 @@ class StoredJob:
         """Cores of the largest CPU share; 0 for other mechanisms. The target's num-cores."""
         return max(g.units if g.mechanism == "cpu" else 0 for g in self.granted.values())
 
+    @property
+    def latest(self) -> float:
+        """The latest time that is noted of it."""
+        return max(self.created_at, self.tuning_began or 0.0, *self.progress.entered_at.values())
+
     def phases_s(self, now: float) -> dict[str, float]:
         """Seconds in each state that the job has come to, by name, in their order; all of them make up its age.
 
@@ -88,5 +93,5 @@ class StoredJob:
             return {}
         begun = {JobState.QUEUED.value: self.created_at, **self.progress.entered_at}
         order = sorted((at, state) for state, at in begun.items() if JobState(state).open)
-        ends = [*(at for at, _ in order[1:]), self.ended_at or now]
+        ends = [*(at for at, _ in order[1:]), max(self.ended_at or now, self.latest)]
         return {state: end - at for (at, state), end in zip(order, ends, strict=True)}

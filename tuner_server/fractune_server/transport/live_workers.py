@@ -6,14 +6,16 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypedDict
 
 from redis import Redis
 
-from fractune_core.errors import ShareUnavailable
+from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
+from fractune_core.errors import FractuneError, ShareUnavailable
+from fractune_core.json_shapes import check_shape
 from fractune_core.messages import PROTOCOL, WorkerInfo
-from fractune_core.shares import Device, GrantedShare
+from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.signed_messages import open_worker
-from fractune_core.signing import Unsigned
 from fractune_core.worker_entries import read_entries
 
 MEASURE = "measure"
@@ -22,6 +24,10 @@ BUILD = "build"
 COMPILE = "compile"
 
 _log = logging.getLogger(__name__)
+
+
+class _AnyWorker(TypedDict):
+    """Of whatever version: an object."""
 
 
 @dataclass(frozen=True)
@@ -77,25 +83,45 @@ def live_workers(redis: Redis, secret: bytes) -> Fleet:
     """Read the entries that workers keep renewing; without those of workers that would not understand the server, or
     have another secret.
     """
-    return Fleet(filter(_is_understood, _opened(secret, read_entries(redis))))
+    return understood(secret, read_entries(redis))
+
+
+def understood(secret: bytes, entries: Mapping[str, bytes]) -> Fleet:
+    """Of the workers' entries, sealed, by name, those that `live_workers` tells."""
+    return Fleet(_opened(secret, entries))
 
 
 def _opened(secret: bytes, entries: Mapping[str, bytes]) -> Iterator[WorkerInfo]:
     for name, entry in entries.items():
         try:
-            yield open_worker(secret, name, entry)
-        except Unsigned as error:
+            worker = open_worker(secret, name, entry)
+            _check_entry(name, worker)
+        except (FractuneError, ValueError) as error:
             _warn_once(name, str(error))
+        else:
+            yield worker
 
 
-def _is_understood(worker: WorkerInfo) -> bool:
-    protocol = worker.get("protocol")
-    if protocol != PROTOCOL:
-        _warn_once(
-            worker["name"],
-            f"it speaks protocol {protocol}, this server {PROTOCOL}; install the same version of fractune for both",
+def _check_entry(name: str, worker: WorkerInfo) -> None:
+    """Raises FractuneError or ValueError for that of another protocol, and one that cannot be told to callers."""
+    check_shape(_AnyWorker, worker)
+    if worker.get("protocol") != PROTOCOL:
+        raise ValueError(
+            f"it speaks protocol {worker.get('protocol')}, this server {PROTOCOL}; "
+            "install the same version of fractune for both"
         )
-    return protocol == PROTOCOL
+    check_shape(WorkerInfo, worker)
+    if worker["name"] != name:
+        raise ValueError(f"its entry is of '{worker['name']}'")
+    if not 0 <= worker["started_at"] < END_OF_TIME_S or not are_small(worker["pid"]):
+        raise ValueError(f"it is of process {worker['pid']}, and started at {worker['started_at']}")
+    if worker["role"] == MEASURE or worker["device"]:
+        check_shape(Device, worker["device"])
+        check_shape(GrantedShare, worker["granted"])
+        granted = GrantedShare.from_json(worker["granted"])
+        Share.parse(granted.share)
+        if not can_be_told(Device.from_json(worker["device"]), granted):
+            raise ValueError("a number of its device or its share has more than 32 bits")
 
 
 @lru_cache(maxsize=1024)

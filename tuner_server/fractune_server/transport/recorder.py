@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
-from redis import Redis
+from redis import ConnectionPool, Redis
+from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
+from redis.retry import Retry
 
-from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event, WorkFailed
+from fractune_core.errors import FractuneError
+from fractune_core.json_shapes import check_shape
+from fractune_core.messages import (
+    EVENT_BY_KIND,
+    EVENT_FIELD,
+    RECORDER,
+    SERVER_STREAM,
+    STREAMS,
+    TUNER,
+    Event,
+    WorkFailed,
+)
 from fractune_core.records import TuningRecord
+from fractune_core.roofs import Roof
+from fractune_core.shares import GrantedShare
 from fractune_core.signed_messages import open_event
 from fractune_core.signing import Unsigned
 from fractune_server.store.log import TuningLog
+from fractune_server.store.record_check import check_measured
 from fractune_server.transport.unreadable import set_aside
+
+
+class Unreadable(FractuneError):
+    """A result that is not what this version takes for one; the message says why."""
+
+
+class _AnyEvent(TypedDict):
+    event: str
+
 
 _BATCH = 1000
 _CONSUMER = "server"
@@ -52,6 +78,7 @@ class Recorder:
 
     def __init__(self, redis: Redis, log: TuningLog, secret: bytes) -> None:
         self._redis = redis
+        self._reader = _asking_once(redis)
         self._log = log
         self._secret = secret
         self._joined: set[str] = set()
@@ -131,7 +158,7 @@ class Recorder:
 
     def _read(self, streams: Sequence[str], start: str, block_ms: int | None) -> Mapping[str, Any]:
         try:
-            reply = self._redis.xreadgroup(
+            reply = self._reader.xreadgroup(
                 RECORDER, _CONSUMER, dict.fromkeys(streams, start), count=_BATCH, block=block_ms
             )
         except ResponseError as error:
@@ -161,9 +188,9 @@ class Recorder:
             self._set_aside(place, message, str(error))
             return []
         try:
-            return [_arrival(event)]
-        except (KeyError, TypeError, ValueError) as error:
-            self._set_aside(place, message, repr(error))
+            return [read_event(event)]
+        except Unreadable as error:
+            self._set_aside(place, message, str(error))
             return _lost(event, error)
 
     def _set_aside(self, place: str, message: bytes, reason: str) -> None:
@@ -172,9 +199,29 @@ class Recorder:
         _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %s", place, reason)
 
 
+def _asking_once(redis: Redis) -> Redis:
+    """The same Redis by connections of their own that ask nothing twice. What was asked for may have been given, and
+    its answer lost: asked for again, a group's next entries are others, and nobody reads the first ones any more.
+    """
+    pool = redis.connection_pool
+    never = Retry(NoBackoff(), 0)
+    return Redis(
+        connection_pool=ConnectionPool(
+            connection_class=pool.connection_class, **{**pool.connection_kwargs, "retry": never}
+        )
+    )
+
+
 def _sent_at(entry: bytes) -> float:
     """When Redis took in a stream's entry, in seconds since 1970: its id begins with the milliseconds."""
     return int(entry.partition(b"-")[0]) / 1e3
+
+
+def _check_amounts(numbers: Iterable[Any]) -> None:
+    """Raises ValueError for one that a database does not hold."""
+    wrong = [number for number in numbers if isinstance(number, int | float) and not 0 <= number < math.inf]
+    if wrong:
+        raise ValueError(f"an amount of it is {wrong[0]}")
 
 
 def _lost(event: Any, error: Exception) -> list[Arrival]:
@@ -186,16 +233,42 @@ def _lost(event: Any, error: Exception) -> list[Arrival]:
             "do": "measure",
             "round_id": str(event["round_id"]),
             "error": "FractuneError",
-            "message": f"a result of it cannot be read ({error!r}); is a worker of another version?",
+            "message": f"a result of it cannot be read ({error}); is a worker of another version?",
         }
     except (KeyError, TypeError):
         return []
     return [Arrival(failed)]
 
 
-def _arrival(event: Event) -> Arrival:
+def read_event(event: Event) -> Arrival:
+    """What a worker of the fleet has sent: of the shape that its kind has, and such that the log can hold it.
+
+    Raises Unreadable for anything else: the engine would end over it, and again whenever it is started.
+    """
+    try:
+        return _read(event)
+    except (FractuneError, ArithmeticError, TypeError, ValueError) as error:
+        raise Unreadable(str(error)) from error
+
+
+def _read(event: Event) -> Arrival:
+    check_shape(_AnyEvent, event)
+    kind = EVENT_BY_KIND.get(event["event"])
+    if kind is None:
+        raise ValueError(f"no event is called '{event['event']}'")
+    check_shape(kind, event)
     if event["event"] == "measured":
-        return Arrival(event, TuningRecord.from_json(event["record"]))
+        check_shape(TuningRecord, event["record"])
+        record = TuningRecord.from_json(event["record"])
+        check_measured(record)
+        return Arrival(event, record)
+    if event["event"] == "roof_measured":
+        check_shape(Roof, event["roof"])
+        _check_amounts(event["roof"].values())
+    if event["event"] == "ingested":
+        _check_amounts(item.get("flops", 0.0) for item in event["operators"])
+    if event["event"] == "model_timed":
+        check_shape(GrantedShare, event["granted"])
     return Arrival(event)
 
 

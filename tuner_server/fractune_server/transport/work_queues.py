@@ -15,7 +15,7 @@ from rq.serializers import JSONSerializer
 from fractune_core.log_fields import log_fields
 from fractune_core.marks import DONE, mark
 from fractune_core.messages import HANDLER, Work, is_of_protocol, tune_queue
-from fractune_core.signed_messages import Refused, open_work, seal_work
+from fractune_core.signed_messages import Refused, check_work, open_work, seal_work
 
 _log = logging.getLogger(__name__)
 
@@ -59,12 +59,14 @@ class WorkQueues:
     def open_or_drop(self, queue: Queue, job: Job) -> Work | None:
         """The work of a job of this queue; None when every worker would refuse it: then it is dropped, and logged."""
         try:
-            return open_work(self._secret, queue.name, job.id, message_of(job))
+            work = open_work(self._secret, queue.name, job.id, message_of(job))
+            check_work(work)
         except Refused as error:
             with log_fields(work=job.id):
                 _log.warning("%s on the queue %s is dropped: %s", job.id, queue.name, error)
             _drop(queue, job)
             return None
+        return work
 
     def drop_tuners_but(self, alive: Collection[str]) -> None:
         """Drop the queues of tuner instances that are gone: no worker will ever serve them."""

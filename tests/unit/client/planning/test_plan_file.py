@@ -229,3 +229,14 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FractuneError, match=r"a.fractune: no such file"):
         read_plan(plan_with_bundle())
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 30, "-" + "9" * 30, "9" * 5000, "[" * 2000, "0x" + "f" * 40, "'\x00'"], ids=lambda value: value[:9]
+)
+def test_a_value_that_no_reader_expects_is_one_line(tmp_path: Path, value: str) -> None:
+    for key in ("headroom", "penalty", "latency_part"):
+        path = write(tmp_path, WHOLE.replace(f"{key} = ", f"{key} = {value} # "))
+        with pytest.raises(BadRequest) as refused:
+            read_plan(path)
+        assert len(str(refused.value).splitlines()) == 1

@@ -1,0 +1,76 @@
+"""A real server takes requests and results that nobody meant: a few hundred of the inputs of `scripts/fuzz`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fractune_core.messages import EVENT_FIELD, SERVER_STREAM, UNREADABLE
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.signed_messages import seal_event
+from tests.support.fuzz import served
+from tests.support.fuzz.sealed import EVENTS
+from tests.support.fuzz.target import Target, fuzz
+from tests.support.processes.fleet_simulated import simulated_fleet
+from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.server_process import ServerProcess, as_call, model_bytes, running_server
+from tests.support.secret import SECRET
+
+
+@pytest.mark.parametrize("target", served.TARGETS, ids=lambda target: target.name)
+def test_a_server_refuses_or_takes_what_nobody_meant(target: Target) -> None:
+    outcome = fuzz(target, 300, seed=time.time_ns())
+    assert outcome.examples == [], f"scripts/fuzz --target '{target.name}' --seed {outcome.seed}"
+    assert outcome.inputs == 300
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with running_redis() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with running_server(url, tmp_path_factory.mktemp("strange") / "state") as running:
+        yield running
+
+
+@pytest.mark.parametrize("path", ["/fractune.v1.JobService/GetJob", "/fractune.v1.ModelService/UploadModel"])
+def test_bytes_that_are_no_message_are_a_bad_request(server: ServerProcess, path: str) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        call: Any = channel.stream_stream(path)
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(iter([b"\xff\xff\xff"]), timeout=20))
+    error = as_call(refused.value)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the request is no message of this method" in (error.details() or "")
+    assert "Traceback" not in server.said()
+
+
+def test_a_method_that_the_server_does_not_have_is_said_to_be_none(server: ServerProcess) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        call: Any = channel.unary_unary("/grpc.health.v1.Health/List")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"", timeout=20)
+    assert as_call(refused.value).code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "Traceback" not in server.said()
+
+
+def test_a_result_of_another_shape_does_not_end_the_server(url: str, tmp_path: Path) -> None:
+    """One that a server takes in again whenever it is started would keep it down for good."""
+    strange: Any = {**EVENTS[0], "record": {**EVENTS[0]["record"], "operator": {"not": "a text"}}}
+    with simulated_fleet(url) as fleet, running_server(url, tmp_path / "state") as server, server.client() as client:
+        connection = fleet.workers["build-1"].redis
+        before = connection.xlen(UNREADABLE)
+        for event in (strange, {"event": "ingested"}, {"event": "compiled", "job": {}}):
+            connection.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(SECRET, event)})
+        wait_until(lambda: connection.xlen(UNREADABLE) == before + 3)
+        job = client.finish(client.create(client.upload(model_bytes(("op", 1))), shares=["cpu:1"], trials=2).name)
+        assert job.state == pb.JOB_STATE_DONE
+        assert server.process.poll() is None

@@ -1,0 +1,1 @@
+"""Inputs that nobody meant, by the million: `scripts/fuzz`."""

@@ -1,0 +1,158 @@
+"""What comes through Redis: messages that strangers wrote, and signed ones of a worker that is not like ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto, timestamp
+from fractune_core.errors import FractuneError
+from fractune_core.messages import BUILD_QUEUE
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.signed_messages import (
+    check_greeting,
+    check_work,
+    open_event,
+    open_work,
+    open_worker,
+    seal_event,
+    seal_greeting,
+    seal_work,
+    seal_worker,
+)
+from fractune_core.signing import sign_json
+from fractune_server.transport.live_workers import understood
+from fractune_server.transport.recorder import read_event
+from tests.support.fuzz.files import RECORD
+from tests.support.fuzz.mutations import Mutator
+from tests.support.fuzz.target import Target
+from tests.support.processes.fleet_simulated import DEVICE, TARGET, TARGET_KEY, granted, target_operator
+from tests.support.secret import SECRET
+
+_ROOF = {"gflops": 100.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25}
+_OPERATOR_ITEM = {"workload_hash": "f" * 16, "name": "conv", "weight": 2, "workload": "[]", "flops": 1e9, "io_bytes": 5}
+EVENTS: tuple[dict[str, Any], ...] = (
+    {"event": "measured", "job": "j1", "round_id": "r", "record": RECORD},
+    {
+        "event": "proposed",
+        "job": "j1",
+        "round_id": "r",
+        "workload_hash": "f" * 16,
+        "candidates": ["c"],
+        "exhausted": False,
+    },
+    {"event": "ingested", "job": "j1", "target": TARGET, "target_key": TARGET_KEY, "operators": [_OPERATOR_ITEM]},
+    {"event": "roof_measured", "job": "j1", "device_key": DEVICE.key, "share_key": "core-1", "roof": _ROOF},
+    {"event": "compiled", "job": "j1", "bundle": "b1"},
+    {"event": "model_timed", "job": "j1", "share": "cpu:1", "granted": granted("cpu:1").to_json()}
+    | {"run_secs": {"untuned": [1.0, 1.1]}, "max_error": {"untuned": 0.0}},
+    {"event": "work_failed", "job": "j1", "do": "build", "round_id": "r", "error": "JobFailed", "message": "why"},
+    {"event": "work_failed", "job": "j1", "do": "ingest", "error": "BadModel", "message": "why"},
+)
+WORKER: dict[str, Any] = {
+    "protocol": 5,
+    "name": "w",
+    "role": "measure",
+    "host": "here",
+    "pid": 7,
+    "started_at": 1e9,
+    "cores": [0],
+    "device": DEVICE.to_json(),
+    "granted": granted("cpu:1").to_json(),
+    "share": "cpu:1",
+    "target": TARGET,
+    "versions": {"tvm": "0"},
+    "state": "busy",
+    "uptime_s": 5.0,
+    "counts": [["work_duration", "build", "sum", 1.0]],
+}
+_WORK: dict[str, Any] = {
+    "do": "build",
+    "work_id": "w1",
+    "round_id": "r",
+    "job": "j1",
+    "scope": "",
+    "kind": "trial",
+    "operator": target_operator("conv"),
+    "device_key": DEVICE.key,
+    "shares": ["cpu:1"],
+    "reply": "s",
+    "candidates": [{"candidate": "c", "trace": ""}],
+}
+
+
+def _strange(mutator: Mutator) -> bytes:
+    """What somebody without the secret may write: a message of ours that was altered, or anything."""
+    valid: Any = mutator.random.choice(_SEALED)
+    return mutator.blob(valid.encode())
+
+
+def _take_strange(message: bytes) -> None:
+    """All readers refuse it, or it is the message that was sealed."""
+    refusals: list[FractuneError] = []
+    for read in _READERS:
+        try:
+            read(message)
+        except FractuneError as error:
+            refusals.append(error)
+    assert len(refusals) >= len(_READERS) - 1, "two places took one message"
+    if len(refusals) == len(_READERS):
+        raise refusals[0]
+
+
+_READERS: tuple[Callable[[bytes], object], ...] = (
+    lambda message: open_work(SECRET, BUILD_QUEUE, "w1", message),
+    lambda message: open_event(SECRET, message),
+    lambda message: open_worker(SECRET, "w", message),
+    lambda message: check_greeting(SECRET, message),
+)
+_SEALED = (
+    seal_work(SECRET, BUILD_QUEUE, _WORK),  # type: ignore[arg-type]
+    seal_event(SECRET, EVENTS[0]),  # type: ignore[arg-type]
+    seal_worker(SECRET, WORKER),  # type: ignore[arg-type]
+    seal_greeting(SECRET),
+)
+
+
+def _work(mutator: Mutator) -> str:
+    whole = mutator.value({"work": _WORK, "issued_at": time.time()})
+    return sign_json(SECRET, f"work on the queue {BUILD_QUEUE}", whole)
+
+
+def event_of(mutator: Mutator) -> str:
+    """Signed, of a worker that writes other events than ours do."""
+    return sign_json(SECRET, "a result", mutator.value(mutator.random.choice(EVENTS)))
+
+
+def worker_of(mutator: Mutator) -> str:
+    return sign_json(SECRET, "the entry of worker w", mutator.value(WORKER))
+
+
+def _take_work(message: str) -> None:
+    check_work(open_work(SECRET, BUILD_QUEUE, "w1", message))
+
+
+def _take_result(message: str) -> None:
+    """What is read can be told again."""
+    record = read_event(open_event(SECRET, message)).record
+    assert record is None or record_to_proto(record) is not None
+
+
+def _take_worker(message: str) -> None:
+    fleet = understood(SECRET, {"w": message.encode()})
+    if not fleet.workers:
+        raise FractuneError("it is left out")
+    for held in fleet.offers():
+        assert device_to_proto(held.device) is not None
+        assert granted_to_proto(held.granted) is not None
+    for name, worker in fleet.workers.items():
+        assert pb.Worker(name=name, pid=worker["pid"], start_time=timestamp(worker["started_at"])) is not None
+
+
+TARGETS = (
+    Target("messages of strangers", _strange, _take_strange, weight=14),
+    Target("signed work", _work, _take_work, weight=5),
+    Target("signed results", event_of, _take_result, weight=8),
+    Target("entries of workers", worker_of, _take_worker, weight=5),
+)

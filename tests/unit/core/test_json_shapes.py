@@ -1,0 +1,83 @@
+"""JSON is of the shape that a type declares, or the error says where it is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal, NotRequired, TypedDict
+
+import pytest
+
+from fractune_core.json_shapes import check_shape, read_json
+from fractune_core.records import TuningRecord
+from tests.support.samples import DISTURBANCE, validation
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: int
+    label: str = ""
+
+
+class Outer(TypedDict):
+    kind: Literal["outer"]
+    secs: list[float]
+    inner: Inner
+    colour: Colour
+    best: float | None
+    more: NotRequired[dict[str, int]]
+
+
+GOOD: dict[str, Any] = {"kind": "outer", "secs": [1, 0.5], "inner": {"count": 2}, "colour": "red", "best": None}
+
+
+@pytest.mark.parametrize("more", [{}, {"more": {"a": 1}}, {"best": 2.0}, {"of a later version": [{}]}])
+def test_what_fits_is_let_pass(more: dict[str, Any]) -> None:
+    check_shape(Outer, {**GOOD, **more})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "other"}, "kind is 'other', and not one of"),
+        ({"secs": 5}, "secs is '5', and not a list"),
+        ({"secs": [1.0, "2"]}, r"secs\[1\] is '2', and not a number"),
+        ({"secs": [True]}, r"secs\[0\] is 'True'"),
+        ({"secs": [10**400]}, r"secs\[0\]"),
+        ({"inner": None}, "inner is 'None', and not an object"),
+        ({"inner": {}}, "inner lacks 'count'"),
+        ({"inner": {"count": 2**63}}, r"inner\.count is .* not a whole number of 64 bits"),
+        ({"inner": {"count": 1.0}}, r"inner\.count is '1\.0'"),
+        ({"inner": {"count": 1, "label": "\0"}}, r"inner\.label .* not a text"),
+        ({"inner": {"count": 1, "label": "\ud800"}}, r"inner\.label"),
+        ({"colour": "blue"}, "blue"),
+        ({"colour": ["red"]}, "colour is"),
+        ({"best": "fast"}, "best is 'fast', and not a number"),
+        ({"more": {"a": None}}, r"more\.a is"),
+        ({"more": {"\ud800": 1}}, "more is .* not a name"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_shape(Outer, {**GOOD, **changes})
+
+
+def test_what_is_needed_must_be_there() -> None:
+    for name in GOOD:
+        with pytest.raises(ValueError, match=f"it lacks '{name}'"):
+            check_shape(Outer, {key: value for key, value in GOOD.items() if key != name})
+
+
+def test_a_record_as_it_is_written_has_the_shape_of_one() -> None:
+    check_shape(TuningRecord, validation("[]", 2, 1e-3, disturbance=DISTURBANCE).to_json())
+
+
+def test_text_that_is_nested_too_deeply_is_no_json() -> None:
+    assert read_json('{"a": [1]}') == {"a": [1]}
+    for text in ("[" * 100_000, b"\xff", "{", '{"a":' * 50_000):
+        with pytest.raises(ValueError, match=r"."):
+            read_json(text)

@@ -1,0 +1,98 @@
+"""What a worker of the fleet sends is of the shape that its kind has: the engine would end over anything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fractune_core.messages import EVENT_BY_KIND
+from fractune_core.signed_messages import seal_worker
+from fractune_server.transport.live_workers import understood
+from fractune_server.transport.recorder import Unreadable, read_event
+from tests.support.fuzz.sealed import EVENTS, WORKER
+from tests.support.secret import SECRET
+
+MEASURED = EVENTS[0]
+RECORD: dict[str, Any] = MEASURED["record"]
+
+
+def test_every_kind_of_event_is_read() -> None:
+    for event in EVENTS:
+        assert read_event(event).event is event  # type: ignore[arg-type]
+    assert {event["event"] for event in EVENTS} == set(EVENT_BY_KIND)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event["event"])
+def test_an_event_that_lacks_something_is_not(event: dict[str, Any]) -> None:
+    needed = set(EVENT_BY_KIND[event["event"]].__annotations__) & event.keys() - {"round_id"}
+    for name in needed:
+        with pytest.raises(Unreadable):
+            read_event({key: value for key, value in event.items() if key != name})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("event", [None, [], "measured", {}, {"event": "unheard of"}, {"event": ["measured"]}])
+def test_what_is_no_event_is_not_read(event: Any) -> None:
+    with pytest.raises(Unreadable):
+        read_event(event)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"record_id": {"a": 1}},
+        {"operator": 5},
+        {"operator": "half a character: \ud800"},
+        {"neighbours": 2**63},
+        {"neighbours": 2**31},
+        {"record_id": "r" * 65},
+        {"share": " " * 60 + "cpu:2"},
+        {"measured_at": float("nan")},
+        {"measured_at": 1e300},
+        {"run_secs": [1.0, float("nan")]},
+        {"granted": {**RECORD["granted"], "share": "cpu"}},
+        {"granted": {**RECORD["granted"], "units": 2**40}},
+        {"granted": {**RECORD["granted"], "units_total": 0}},
+        {"device": {**RECORD["device"], "units": None}},
+        {"policy": {**RECORD["policy"], "repeats": "9"}},
+        {"versions": {"tvm": None}},
+    ],
+)
+def test_a_record_that_no_log_could_hold_or_tell_is_not_read(changes: dict[str, Any]) -> None:
+    with pytest.raises(Unreadable):
+        read_event({**MEASURED, "record": {**RECORD, **changes}})  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
+def test_an_amount_that_a_database_does_not_hold_is_not_read(amount: float) -> None:
+    by_kind = {event["event"]: event for event in EVENTS}
+    roof: Any = {**by_kind["roof_measured"], "roof": {**by_kind["roof_measured"]["roof"], "gflops": amount}}
+    ingested: Any = by_kind["ingested"]
+    ingested = {**ingested, "operators": [{**ingested["operators"][0], "flops": amount}]}
+    for event in (roof, ingested):
+        with pytest.raises(Unreadable):
+            read_event(event)
+
+
+def entry(changes: dict[str, Any]) -> dict[str, bytes]:
+    worker: Any = {**WORKER, **changes}
+    return {"w": seal_worker(SECRET, worker).encode()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"role": None},
+        {"started_at": float("inf")},
+        {"started_at": 1e300},
+        {"device": {"kind": "cpu"}},
+        {"granted": {}},
+        {"granted": {**WORKER["granted"], "share": "none of ours"}},
+        {"device": {**WORKER["device"], "units": 2**40}},
+        {"pid": "7"},
+        {"pid": 2**40},
+    ],
+)
+def test_the_entry_of_a_worker_that_could_not_be_told_is_left_out(changes: dict[str, Any]) -> None:
+    assert list(understood(SECRET, entry({})).workers) == ["w"]
+    assert not understood(SECRET, entry(changes)).workers

@@ -1,0 +1,74 @@
+"""A few hundred of the inputs of `scripts/fuzz`, and that it sees what fails."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import pytest
+
+from fractune_core.errors import BadRequest
+from fractune_core.pb import fractune_pb2 as pb
+from tests.support.fuzz import files, sealed, texts
+from tests.support.fuzz import target as target_module
+from tests.support.fuzz.__main__ import shared_out, table
+from tests.support.fuzz.mutations import Mutator
+from tests.support.fuzz.target import Target, fuzz
+
+TARGETS = (*texts.TARGETS, *files.TARGETS, *sealed.TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_inputs_that_nobody_meant_are_refused_in_one_line_or_taken(target: Target) -> None:
+    outcome = fuzz(target, 300, seed=time.time_ns())
+    assert outcome.examples == [], f"scripts/fuzz --target '{target.name}' --seed {outcome.seed}"
+    assert outcome.inputs == outcome.refused + outcome.accepted == 300
+
+
+def take(made: str) -> None:
+    if made == "slow":
+        while True:
+            pass
+    if made == "mistake":
+        raise KeyError(made)
+    if made == "loud":
+        raise RecursionError
+    if made == "refused":
+        raise BadRequest("one\nline")
+
+
+def test_what_fails_is_counted_by_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "DEADLINE_S", 0.02)
+    words = ("fine", "refused", "mistake", "loud", "slow")
+    target = Target("words", lambda mutator: mutator.random.choice(words), take)
+    outcome = fuzz(target, 60, seed=1)
+    assert outcome.inputs == 60 == outcome.accepted + outcome.refused + outcome.failures
+    assert {kind.partition(" ")[0] for kind in outcome.by_kind} == {"KeyError", "RecursionError", "TooLong"}
+    assert outcome.accepted > 0 < outcome.refused
+    assert "words" in table([outcome])
+
+
+def test_an_input_is_made_again_from_its_seed_and_number() -> None:
+    made: list[str] = []
+    target = Target("shares", texts.TARGETS[0].make, made.append)
+    fuzz(target, 20, seed=3)
+    fuzz(target, 5, seed=3, first=15)
+    assert made[15:20] == made[20:]
+    assert len(set(made)) > 10
+
+
+def test_every_field_of_a_message_is_filled_at_times() -> None:
+    mutator = Mutator(Random(1))
+    seen: set[str] = set()
+    for _ in range(300):
+        made = mutator.message(pb.MakePlanRequest)
+        seen |= {field.name for field, _ in made.ListFields()}
+        changed = mutator.changed(made)
+        assert pb.MakePlanRequest.FromString(changed.SerializeToString()) is not None
+    assert seen == set(pb.MakePlanRequest.DESCRIPTOR.fields_by_name)
+
+
+def test_a_whole_run_is_shared_out_by_weights() -> None:
+    counts = shared_out(TARGETS, 10_000)
+    assert min(counts) >= 1
+    assert sum(counts) == pytest.approx(10_000, abs=len(counts))
