@@ -48,22 +48,26 @@ class CuttingProxy:
 
     def _carry(self, client: socket.socket, number: int) -> None:
         limit = self._cuts[number] if number < len(self._cuts) else None
-        with contextlib.suppress(OSError), client, socket.create_connection(self._server) as server:
-            with selectors.DefaultSelector() as both:
-                both.register(client, selectors.EVENT_READ, server)
-                both.register(server, selectors.EVENT_READ, client)
-                while not self._ended.is_set():
-                    for key, _ in both.select(timeout=0.05):
-                        data = key.fileobj.recv(_READ_BYTES)  # type: ignore[union-attr]
-                        if not data:
-                            return
-                        if key.fileobj is client:
-                            if limit is not None:
-                                data = data[: limit - self.brought_bytes[number]]
-                            self.brought_bytes[number] += len(data)
-                        key.data.sendall(data)
-                        if limit is not None and self.brought_bytes[number] >= limit:
-                            return
+        with (
+            contextlib.suppress(OSError),
+            client,
+            socket.create_connection(self._server) as server,
+            selectors.DefaultSelector() as both,
+        ):
+            both.register(client, selectors.EVENT_READ, (client, server))
+            both.register(server, selectors.EVENT_READ, (server, client))
+            while not self._ended.is_set():
+                for key, _ in both.select(timeout=0.05):
+                    source, target = key.data
+                    data = source.recv(_READ_BYTES)
+                    if not data:
+                        return
+                    if source is client:
+                        data = data if limit is None else data[: limit - self.brought_bytes[number]]
+                        self.brought_bytes[number] += len(data)
+                    target.sendall(data)
+                    if limit is not None and self.brought_bytes[number] >= limit:
+                        return
 
 
 @contextlib.contextmanager

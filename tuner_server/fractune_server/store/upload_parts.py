@@ -181,15 +181,12 @@ class PartWriter:
 def _open_at(part: _Part, offset: int) -> int:
     """A descriptor of the part's file, which holds `offset` bytes at least, and no more where nobody else writes."""
     descriptor = os.open(part.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        received = os.fstat(descriptor).st_size
-        if offset > received:
-            raise BadRequest(f"the upload goes on at byte {offset}, and {received} are here; ask GetUpload first")
-        if part.writers == 1:
-            os.ftruncate(descriptor, offset)
-    except BaseException:
+    received = os.fstat(descriptor).st_size
+    if offset > received:
         os.close(descriptor)
-        raise
+        raise BadRequest(f"the upload goes on at byte {offset}, and {received} are here; ask GetUpload first")
+    if part.writers == 1:
+        os.ftruncate(descriptor, offset)
     return descriptor
 
 
