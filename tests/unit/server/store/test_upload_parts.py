@@ -21,8 +21,7 @@ def leave(parts: UploadParts, owner: str, name: str, size: int, age_s: float = 0
     """A part of `size` bytes that was left alone for `age_s`."""
     with parts.open(owner, name, offset=0, size=size) as part:
         part.write(b"x" * size)
-    (path,) = (folder / f"{owner}.{name}" for folder in [parts._folder])
-    os.utime(path, (time.time() - age_s,) * 2)
+    os.utime(parts._folder / f"{owner}.{name}", (time.time() - age_s,) * 2)
 
 
 def test_a_part_is_its_senders_alone_and_outlives_the_server(tmp_path: Path) -> None:
