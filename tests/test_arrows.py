@@ -95,8 +95,10 @@ ROOMS = {
         "prometheus_client",
         "redis",
     ),
+    # Metrics that others can reach are for those who may read.
     "fractune_server.monitoring": room(
         *CORE,
+        "fractune_server.access",
         "fractune_server.store",
         "fractune_server.transport",
         "grpc_health",
