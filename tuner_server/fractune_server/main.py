@@ -21,6 +21,7 @@ from prometheus_client import ProcessCollector
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from fractune_core import tracing
 from fractune_core.errors import RedisGone
 from fractune_core.jobs import JobState
 from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
@@ -102,7 +103,7 @@ def run_server(options: ServerOptions) -> None:
     ends: SimpleQueue[str] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda found, _: ends.put(signal.Signals(found).name))
-    with StateFolder(options.state_dir) as folder:
+    with tracing.traces("fractune-server"), StateFolder(options.state_dir) as folder:
         context = _open(options, folder.path)
         try:
             _serve(options, context, credentials, ends)

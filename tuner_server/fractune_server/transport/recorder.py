@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from fractune_core import tracing
 from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER, Event, WorkFailed
 from fractune_core.records import TuningRecord
 from fractune_core.signed_messages import open_event
@@ -70,7 +72,9 @@ class Recorder:
         batch = self._decode(reply)
         records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
         if records:
+            began = time.time()
             self._log.add(records)
+            _trace(batch.arrivals, began)
         # What was left unacknowledged is read until nothing of it remains; only then come new entries.
         self._recovering = recovering and any(batch.entries.values())
         return batch
@@ -170,6 +174,15 @@ class Recorder:
         """Keep what cannot be read: it will not read better the next time, and may to another version."""
         set_aside(self._redis, place, message, reason)
         _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %s", place, reason)
+
+
+def _trace(arrivals: Iterable[Arrival], began: float) -> None:
+    """A span for each batch of measurements of which there are records among those that are committed now."""
+    events = (arrival.event for arrival in arrivals)
+    batches = Counter((event["job"], event.get("trace", "")) for event in events if event["event"] == "measured")
+    ended = time.time()
+    for (job, measured), records in batches.items():
+        tracing.note(tracing.RECORD, measured, job, began, ended, records=records)
 
 
 def _sent_at(entry: bytes) -> float:
