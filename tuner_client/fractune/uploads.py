@@ -35,21 +35,15 @@ def send_model(call: Call, models: rpc.ModelServiceStub, path: Path) -> pb.Model
     when the file cannot be read, and what the server answered.
     """
     upload = _Upload(call, models, path)
-    pause_s, stuck_since = _FIRST_PAUSE_S, None
-    while True:
-        before = upload.received
+    found = upload.ask()  # a server that is not there is no cut, and told at once
+    while found is None:
         try:
-            return upload.bring()
-        except ServerUnreachable as error:
-            if type(error) is not ServerUnreachable or not upload.begun:  # the server's own word, or no server at all
+            return upload.send()
+        except ServerUnreachable as cut:
+            if type(cut) is not ServerUnreachable:  # the server's own word
                 raise
-            if upload.received > before:
-                pause_s, stuck_since = _FIRST_PAUSE_S, None
-            stuck_since = stuck_since or time.monotonic()
-            if time.monotonic() - stuck_since > PATIENCE_S:
-                raise upload.given_up(error) from error
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            found = upload.come_back(cut)
+    return found
 
 
 @dataclass
@@ -57,24 +51,50 @@ class _Upload:
     call: Call
     models: rpc.ModelServiceStub
     path: Path
-    begun: bool = False
     received: int = 0
     """bytes that the server had when it was asked last"""
+    pause_s: float = _FIRST_PAUSE_S
 
     def __post_init__(self) -> None:
         self.sha256, self.size = _digest(self.path)
         self.name = f"models/{self.sha256}"
+        self.gained_at = time.monotonic()
+        """when it was seen last that the server has got more of it"""
 
-    def bring(self) -> pb.Model:
-        """The model on the server; what is missing there is sent."""
+    def ask(self) -> pb.Model | None:
+        """The model, if the server has all of it; else what it has is known."""
         with contextlib.suppress(NotFound):
             found: pb.Model = self.call(self.models.GetModel, pb.GetModelRequest(name=self.name))
             return found
         answer: pb.Upload = self.call(self.models.GetUpload, pb.GetUploadRequest(name=self.name))
+        if answer.received_bytes > self.received:
+            self.gained_at, self.pause_s = time.monotonic(), _FIRST_PAUSE_S
         self.received = min(answer.received_bytes, self.size)
-        self.begun = True
+        return None
+
+    def send(self) -> pb.Model:
+        """Send what was missing when the server was asked last."""
         sent: pb.Model = self.call(self.models.UploadModel, self._parts(), transfer_s(self.size - self.received))
         return sent
+
+    def come_back(self, cut: ServerUnreachable) -> pb.Model | None:
+        """Ask again after a cut, until there is an answer.
+
+        Raises ServerUnreachable when there is none within PATIENCE_S, or none that tells of more bytes than before.
+        """
+        cut_at = time.monotonic()
+        while True:
+            time.sleep(self.pause_s)
+            self.pause_s = min(2 * self.pause_s, _LONGEST_PAUSE_S)
+            answered = False
+            with contextlib.suppress(ServerUnreachable):
+                found, answered = self.ask(), True
+                if found is not None:
+                    return found
+            if time.monotonic() - (self.gained_at if answered else cut_at) > PATIENCE_S:
+                raise self.given_up(cut) from cut
+            if answered:
+                return None
 
     def given_up(self, error: ServerUnreachable) -> ServerUnreachable:
         """With what the next upload need not send again."""
