@@ -88,7 +88,7 @@ class RpcClient:
 
     def upload_model(self, path: Path) -> pb.Model:
         """Send what the server lacks of the model file. Raises BadModel when it cannot be read."""
-        return send_model(self._call, self._models, path)
+        return send_model(self._call, self._models, path, lambda: self._closed)
 
     def create_job(self, spec: pb.JobSpec) -> pb.Job:
         return self._call(self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))

@@ -28,11 +28,12 @@ class Call(Protocol):
     def __call__(self, method: Callable[..., Any], request: object, timeout_s: float | None = None) -> Any: ...
 
 
-def send_model(call: Call, models: rpc.ModelServiceStub, path: Path) -> pb.Model:
+def send_model(call: Call, models: rpc.ModelServiceStub, path: Path, is_closed: Callable[[], bool]) -> pb.Model:
     """The model on the server, which gets what it lacks of the file.
 
     An upload that is cut goes on by itself, as long as the server gets more of it within PATIENCE_S. Raises BadModel
-    when the file cannot be read, and what the server answered.
+    when the file cannot be read, and what the server answered. Nothing is tried again once `is_closed()`: the caller
+    has ended the connection.
     """
     upload = _Upload(call, models, path)
     found = upload.ask()  # a server that is not there is no cut, and told at once
@@ -40,7 +41,7 @@ def send_model(call: Call, models: rpc.ModelServiceStub, path: Path) -> pb.Model
         try:
             return upload.send()
         except ServerUnreachable as cut:
-            if type(cut) is not ServerUnreachable:  # the server's own word
+            if type(cut) is not ServerUnreachable or is_closed():  # the server's own word, or ours
                 raise
             found = upload.come_back(cut)
     return found
