@@ -35,7 +35,7 @@ def send_model(call: Call, models: rpc.ModelServiceStub, path: Path, is_closed: 
     when the file cannot be read, and what the server answered. Nothing is tried again once `is_closed()`: the caller
     has ended the connection.
     """
-    upload = _Upload(call, models, path)
+    upload = _Upload(call, models, path, is_closed)
     found = upload.ask()  # a server that is not there is no cut, and told at once
     while found is None:
         try:
@@ -52,6 +52,7 @@ class _Upload:
     call: Call
     models: rpc.ModelServiceStub
     path: Path
+    is_closed: Callable[[], bool]
     received: int = 0
     """bytes that the server had when it was asked last"""
     pause_s: float = _FIRST_PAUSE_S
@@ -92,7 +93,7 @@ class _Upload:
                 found, answered = self.ask(), True
                 if found is not None:
                     return found
-            if time.monotonic() - (self.gained_at if answered else cut_at) > PATIENCE_S:
+            if self.is_closed() or time.monotonic() - (self.gained_at if answered else cut_at) > PATIENCE_S:
                 raise self.given_up(cut) from cut
             if answered:
                 return None
