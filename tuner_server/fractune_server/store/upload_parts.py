@@ -46,9 +46,10 @@ class UploadParts:
 
     def kept(self, owner: str) -> dict[str, int]:
         """Sizes in bytes of the parts of this sender, by SHA-256."""
+        prefix = _name(owner, "")
         with _errors_in_one_line(self._folder):
-            named = ((*path.name.split("."), stat.st_size) for path, stat in self._by_age())
-            return {sha256: size for sender, sha256, size in named if sender == _sender(owner)}
+            sizes = {path.name: stat.st_size for path, stat in self._by_age()}
+        return {name.removeprefix(prefix): size for name, size in sizes.items() if name.startswith(prefix)}
 
     @contextlib.contextmanager
     def open(self, owner: str, sha256: str, *, offset: int, size: int) -> Iterator[PartWriter]:
@@ -191,11 +192,7 @@ def _open_at(part: _Part, offset: int) -> int:
 
 
 def _name(owner: str, sha256: str) -> str:
-    return f"{_sender(owner)}.{sha256}"
-
-
-def _sender(owner: str) -> str:
-    return owner or "anybody"
+    return f"{owner or 'anybody'}.{sha256}"
 
 
 @contextlib.contextmanager
