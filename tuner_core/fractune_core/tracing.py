@@ -151,8 +151,10 @@ class _Tracer:
 
     def of_job(self, job: str) -> str:
         """The traceparent of the job's own span, which says whether the job is in the sample."""
+        from opentelemetry.sdk.trace.sampling import Decision
+
         trace_id, span_id = _ids_of(job)
-        sampled = self._provider.sampler.should_sample(None, trace_id, JOB).decision.is_sampled()
+        sampled = self._provider.sampler.should_sample(None, trace_id, JOB).decision is Decision.RECORD_AND_SAMPLE
         return f"00-{trace_id:032x}-{span_id:016x}-{sampled:02x}"
 
     def shut_down(self) -> None:
