@@ -53,6 +53,7 @@ CORE = tuple(
         ".messages",
         ".planning",
         ".signed_messages",
+        ".tracing",
         ".worker_entries",
     )
 )
@@ -76,6 +77,8 @@ ROOMS = {
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
     "fractune_core.marks": room("fractune_core.messages"),
     "fractune_core.signed_messages": room("fractune_core", "fractune_core.messages"),
+    # OpenTelemetry is of the extra `trace`.
+    "fractune_core.tracing": room(lazily=("opentelemetry",)),
     "fractune_core.worker_entries": room("fractune_core.messages"),
     "fractune_core.analysis": room("fractune_core"),
     # The solver of integer programs is of the extra `plan`.
@@ -95,8 +98,10 @@ ROOMS = {
         "prometheus_client",
         "redis",
     ),
+    # Metrics that others can reach are for those who may read.
     "fractune_server.monitoring": room(
         *CORE,
+        "fractune_server.access",
         "fractune_server.store",
         "fractune_server.transport",
         "grpc_health",

@@ -30,6 +30,7 @@ HELD = {
     "plot": {"matplotlib", "numpy"},
     "plan": {"highspy", "numpy"},
     "sign": {"cryptography"},
+    "trace": {"opentelemetry"},
     "onnxruntime": {"onnxruntime", "numpy"},
 }
 """by extra (empty: the client alone), which of OPTIONAL can be imported"""
@@ -44,6 +45,7 @@ PARTS = {
     "plot": "tuner_client/fractune/reports",
     "plan": "tuner_core/fractune_core/planning",
     "sign": "tuner_client/fractune/inference",
+    "trace": "tuner_core/fractune_core",
     "onnxruntime": "tuner_client/fractune/inference",
 }
 """by extra, the sources that it is for"""
@@ -100,6 +102,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 import fractune
 key = ed25519.Ed25519PrivateKey.generate()
 fractune.sign_bundle(sys.argv[1], key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+"""
+TRACE = """
+import sys
+from fractune_core import tracing
+with tracing.traces("test", {}):
+    assert tracing.current("job") == "" and "opentelemetry" not in sys.modules
+with tracing.traces("test", {"OTEL_TRACES_EXPORTER": "otlp"}):
+    assert tracing.current("job").startswith("00-")
 """
 
 
@@ -245,6 +255,10 @@ def test_sign_signs(with_extra: Callable[[str], Environment], bundle: Path, tmp_
     signed.write_bytes(bundle.read_bytes())
     succeed(with_extra("sign"), "-c", SIGN, str(signed))
     assert signed.read_bytes() != bundle.read_bytes()
+
+
+def test_trace_traces(with_extra: Callable[[str], Environment]) -> None:
+    succeed(with_extra("trace"), "-c", TRACE)
 
 
 def test_onnxruntime_is_found_beside(with_extra: Callable[[str], Environment]) -> None:

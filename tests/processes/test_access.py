@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import ssl
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,12 +80,12 @@ def client_credentials(
 
 @contextlib.contextmanager
 def running_place(folder: Path, **tls: Any) -> Iterator[Place]:
-    """`tls`: `client_ca` alone, as True."""
+    """`tls`: `client_ca`, as True, and the address for `metrics`."""
     authority, stranger = Authority.make(folder / "authority"), Authority.make(folder / "stranger")
     pair = authority.issue("server", "localhost", "127.0.0.1")
     files = {"cert": str(pair.cert), "key": str(pair.key)}
     files |= {"client_ca": str(authority.cert)} if tls.get("client_ca") else {}
-    options = {"tls": files, "local_socket": str(folder / "s")}
+    options = {"tls": files, "local_socket": str(folder / "s"), "metrics": tls.get("metrics")}
     with running_redis() as redis_url, running_server(redis_url, folder / "state", **options) as server:
         assert server.address, server.said()
         yield Place(server, redis_url, folder / "state", authority, stranger)
@@ -263,6 +266,57 @@ def test_client_certificates(tmp_path: Path) -> None:
         assert answer_to(address, reader, "/fractune.v1.LogService/PruneRecords") is grpc.StatusCode.PERMISSION_DENIED
         with connect(address, ca=place.authority.cert, client_cert=good.cert, client_key=good.key) as client:
             assert client.jobs() == []
+
+
+def metrics_answer(
+    place: Place, token: TokenText | None, *, path: str = "/metrics", pair: Pair | None = None
+) -> tuple[int, str]:
+    """Status and text of the port for metrics, over HTTPS."""
+    found = re.search(r"metrics at https://\S+:(\d+)/metrics", place.server.said())
+    assert found, place.server.said()
+    tls = ssl.create_default_context(cafile=str(place.authority.cert))
+    if pair is not None:
+        tls.load_cert_chain(pair.cert, pair.key)
+    shown = {"Authorization": f"Bearer {token.text}"} if token else {}
+    request = urllib.request.Request(f"https://127.0.0.1:{found[1]}{path}", headers=shown)
+    try:
+        with urllib.request.urlopen(request, timeout=20, context=tls) as answer:  # noqa: S310
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@row("no token, for metrics that other machines can reach", "401")
+@row("a wrong, expired or revoked token for them", "401")
+@row("plain HTTP to them", "the connection is closed")
+def test_metrics_that_others_can_reach(tmp_path: Path) -> None:
+    with running_place(tmp_path, metrics="0.0.0.0:0") as place:
+        assert metrics_answer(place, None)[0] == 401
+        assert metrics_answer(place, TokenText.new())[0] == 401
+        assert metrics_answer(place, place.token(lifetime_s=-1.0))[0] == 401
+        code, text = metrics_answer(place, place.token(Scope.READ))
+        assert (code, "fractune_build_info{" in text) == (200, True)
+        assert metrics_answer(place, None, path="/healthz") == (200, "ok\n")
+        found = re.search(r"metrics at https://\S+:(\d+)/", place.server.said())
+        assert found
+        silent = socket.create_connection(("127.0.0.1", int(found[1])))  # holds up nobody
+        with silent, socket.create_connection(("127.0.0.1", int(found[1]))) as plain:
+            plain.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            plain.settimeout(20)
+            assert b"fractune" not in plain.recv(1 << 16)
+            assert metrics_answer(place, place.token(Scope.READ))[0] == 200
+        for _ in range(3 * BURST):
+            code, _ = metrics_answer(place, TokenText.new())
+        assert code == 429
+
+
+@row("no certificate for them, where `--client-ca` asks for one", "the connection is closed")
+def test_metrics_for_certificates(tmp_path: Path) -> None:
+    with running_place(tmp_path, metrics="0.0.0.0:0", client_ca=True) as place:
+        with pytest.raises(OSError, match=r"(?i)certificate required|EOF|closed|reset"):
+            metrics_answer(place, place.token(Scope.READ))
+        assert metrics_answer(place, None, pair=place.authority.issue("prometheus"))[0] == 200
 
 
 def test_a_request_that_cannot_be_read_ends_its_call_alone(place: Place) -> None:

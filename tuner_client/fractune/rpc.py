@@ -5,7 +5,6 @@ our errors. `fractune.api.client.Client` is what users are given.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from collections import Counter
@@ -17,19 +16,18 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fractune.credentials import PLAIN, Credentials
+from fractune.uploads import send_model
 from fractune_core.addresses import UNIX
 from fractune_core.convert import state_from_proto
-from fractune_core.errors import BadModel, FractuneError, NotFound, ServerUnreachable, StateUnusable, error_from_name
+from fractune_core.errors import FractuneError, ServerUnreachable, StateUnusable, error_from_name
 from fractune_core.keepalive import CLIENT_KEEPALIVE
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.transfers import transfer_s
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 ERROR_METADATA = "fractune-error"
-CHUNK_BYTES = 1 << 20
 CALL_TIMEOUT_S = 30.0
 TRANSFER_TIMEOUT_S = 600.0
 """downloads, exports and imports"""
@@ -39,6 +37,7 @@ RECONNECT_S = 15.0
 """how long watching a job waits for a server that went away: it may be starting again"""
 RECONNECT_EVERY_S = 0.1
 _MAX_MESSAGE_BYTES = 64 << 20
+_MAX_RECONNECT_MS = 5000
 
 
 def job_name(text: str) -> str:
@@ -65,7 +64,9 @@ class RpcClient:
             *CLIENT_KEEPALIVE,
         ]
         # A proxy from the environment is for the web, not for a server on this machine or in this cluster.
-        self._channel = credentials.channel(address, [*limits, ("grpc.enable_http_proxy", 0)])
+        # Nor is a server that comes back waited for longer than it takes: gRPC would wait up to two minutes.
+        options = [*limits, ("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS)]
+        self._channel = credentials.channel(address, options)
         self._models = rpc.ModelServiceStub(self._channel)
         self._jobs = rpc.JobServiceStub(self._channel)
         self._log = rpc.LogServiceStub(self._channel)
@@ -88,12 +89,8 @@ class RpcClient:
     # ---- models and jobs -----------------------------------------------------------------------------------
 
     def upload_model(self, path: Path) -> pb.Model:
-        """Send the model file unless the server has it. Raises BadModel when it cannot be read."""
-        sha256, size = _digest(path)
-        with contextlib.suppress(NotFound):
-            return self._call(self._models.GetModel, pb.GetModelRequest(name=f"models/{sha256}"))
-        header = pb.ModelHeader(display_name=path.name, sha256=sha256, size_bytes=size)
-        return self._call(self._models.UploadModel, _upload_parts(path, header), transfer_s(size))
+        """Send what the server lacks of the model file. Raises BadModel when it cannot be read."""
+        return send_model(self._call, self._models, path, lambda: self._closed)
 
     def create_job(self, spec: pb.JobSpec) -> pb.Job:
         return self._call(self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
@@ -306,19 +303,3 @@ class RpcClient:
         return ServerUnreachable(
             f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server{closed}"
         )
-
-
-def _digest(path: Path) -> tuple[str, int]:
-    """SHA-256 and size of the file. Raises BadModel when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise BadModel(f"cannot read the model {path}: {error.strerror}") from error
-
-
-def _upload_parts(path: Path, header: pb.ModelHeader) -> Iterator[pb.UploadModelRequest]:
-    yield pb.UploadModelRequest(header=header)
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            yield pb.UploadModelRequest(data=chunk)

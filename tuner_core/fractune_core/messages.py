@@ -145,7 +145,14 @@ class WorkerInfo(TypedDict):
 # ---- work, server -> worker or worker -> worker ------------------------------------------------------------------
 
 
-class IngestWork(TypedDict):
+class TracedWork(TypedDict):
+    """What all work may have. A reader of before passes over it."""
+
+    trace: NotRequired[str]
+    """where it belongs in the trace of its job, W3C's `traceparent`; absent where nothing is traced"""
+
+
+class IngestWork(TracedWork):
     do: Literal["ingest"]
     work_id: str
     job: str
@@ -178,7 +185,7 @@ class TargetOperator(TypedDict):
     target_key: str
 
 
-class RoundWork(TypedDict):
+class RoundWork(TracedWork):
     """What the work of one round of an operator has in common."""
 
     work_id: str
@@ -266,7 +273,7 @@ class VariantItem(TypedDict):
     """trace by workload hash; an operator that is missing stays untuned"""
 
 
-class CompileWork(TypedDict):
+class CompileWork(TracedWork):
     do: Literal["compile"]
     work_id: str
     job: str
@@ -283,7 +290,7 @@ class CompileWork(TypedDict):
     """the published TuningRecords as JSON, to travel inside the bundle"""
 
 
-class TimeModelWork(TypedDict):
+class TimeModelWork(TracedWork):
     do: Literal["time_model"]
     work_id: str
     job: str
@@ -382,6 +389,8 @@ class Measured(TypedDict):
     round_id: str
     record: dict[str, Any]
     """TuningRecord as JSON"""
+    trace: NotRequired[str]
+    """of the batch, as `TracedWork.trace`"""
 
 
 class RoofMeasured(TypedDict):

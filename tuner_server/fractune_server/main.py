@@ -22,6 +22,7 @@ from prometheus_client import ProcessCollector
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
+from fractune_core import tracing
 from fractune_core.clocks import check_clock, redis_time_s
 from fractune_core.errors import RedisGone
 from fractune_core.jobs import JobState
@@ -34,7 +35,7 @@ from fractune_core.signed_messages import seal_greeting
 from fractune_core.tls_files import TlsFiles
 from fractune_server.access.gate import Gate
 from fractune_server.access.interceptor import AccessInterceptor
-from fractune_server.access.listening import bind, bind_local, check_metrics_address, server_credentials
+from fractune_server.access.listening import bind, bind_local, metrics_tls, server_credentials
 from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.endpoint import Endpoint
@@ -86,7 +87,8 @@ class ServerOptions:
     resume: bool = True
     """go on with the jobs that an earlier server left open; otherwise they end as cancelled"""
     metrics: str | None = None
-    """HOST:PORT for Prometheus and for probes of health, over HTTP; None = no such port"""
+    """HOST:PORT for Prometheus and for probes of health, over HTTP; None = no such port. Where others can reach it,
+    over HTTPS with `tls`, and then metrics need a token of the scope `read`."""
     ready_file: Path | None = None
     """the bound address is written here when the server serves"""
 
@@ -98,13 +100,13 @@ def run_server(options: ServerOptions) -> None:
     answer or stays away, ClockWrong, and FractuneError when the engine has ended by itself.
     """
     credentials = server_credentials(options.listen, options.tls, insecure=options.insecure)
-    check_metrics_address(options.metrics, insecure=options.insecure)
+    metrics_tls(options.metrics, options.tls, insecure=options.insecure)  # what is refused, before anything starts
     # An event would not do: setting one in a signal's handler waits for ever where the handler has interrupted the
     # beginning of the wait for it.
     ends: SimpleQueue[str] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda found, _: ends.put(signal.Signals(found).name))
-    with StateFolder(options.state_dir) as folder:
+    with tracing.traces("fractune-server"), StateFolder(options.state_dir) as folder:
         context = _open(options, folder.path)
         try:
             _serve(options, context, credentials, ends)
@@ -158,11 +160,12 @@ def _serve(
     engine = Engine(context, ended=lambda: ends.put("its engine's end"))
     health = Health(context, engine.silent_s)
     health.servicer.expect(_services())
-    server = make_server(context, stopping, health.servicer, _gate(options, context))
+    gate = _gate(options, context)
+    server = make_server(context, stopping, health.servicer, gate)
     address = bind(server, options.listen, credentials)
     if options.local_socket is not None:
         bind_local(server, options.local_socket)
-    with _seen_from_outside(options.metrics, context, health):
+    with _seen_from_outside(options, context, health, gate):
         engine.start()
         server.start()
         health.start()
@@ -188,18 +191,21 @@ def _gate(options: ServerOptions, context: ServerContext) -> Gate | None:
 
 
 @contextlib.contextmanager
-def _seen_from_outside(address: str | None, context: ServerContext, health: Health) -> Iterator[None]:
-    """Serve metrics and health over HTTP at `address`, if there is one, until the block ends. Raises BadRequest."""
-    if address is None:
+def _seen_from_outside(
+    options: ServerOptions, context: ServerContext, health: Health, gate: Gate | None
+) -> Iterator[None]:
+    """Serve metrics and health over HTTP, if that was asked for, until the block ends. Raises BadRequest."""
+    if options.metrics is None:
         yield
         return
     registry = context.instruments.registry
     registry.register(ServerCollector(context, health))
     ProcessCollector(registry=registry)
-    endpoint = Endpoint(address, registry, health)
+    tls = metrics_tls(options.metrics, options.tls, insecure=options.insecure)
+    endpoint = Endpoint(options.metrics, registry, health, tls, gate if tls is not None else None)
     try:
         endpoint.start()
-        _log.info("metrics at http://%s/metrics", endpoint.address)
+        _log.info("metrics at %s/metrics", endpoint.url)
         yield
     finally:
         endpoint.stop()

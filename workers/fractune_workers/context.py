@@ -14,6 +14,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from fractune_core import tracing
 from fractune_core.blobs import add_signed_blob, get_signed_blob
 from fractune_core.errors import FractuneError
 from fractune_core.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
@@ -106,6 +107,9 @@ class ResultTransaction:
 
     def enqueue(self, queue: str, work: Work) -> None:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
+        trace = tracing.current(work["job"])
+        if trace:
+            work["trace"] = trace
         # The one call of RQ that leaves a transaction open for the other results.
         message = seal_work(self._context.secret, queue, work)
         data = Queue.prepare_data(HANDLER, args=(message,), job_id=work["work_id"], description=work["do"])

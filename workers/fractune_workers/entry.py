@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import redis
 
+from fractune_core import tracing
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
 from fractune_core.log_fields import log_fields
 from fractune_core.messages import SERVER_STREAM, Work, WorkFailed
@@ -48,7 +49,8 @@ def handle(queue: str, job_id: str, message: str) -> None:
         with log_fields(work=job_id):
             _log.warning("job %s on the queue %s is refused, and nothing of it was done: %s", job_id, queue, error)
         return
-    with log_fields(job=work["job"], work=work["work_id"]):
+    about = log_fields(job=work["job"], work=work["work_id"])
+    with about, tracing.span(work["do"], work.get("trace", ""), work["job"], **_traced(work)):
         context.counts.begin(work["do"], time.time() - queued_at)
         _do(context, role, work)
 
@@ -84,6 +86,19 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         _in_hand.clear()
         context.counts.end(work["do"], *spent())
         _ended[:] = [time.perf_counter()]
+
+
+def _traced(work: Any) -> dict[str, str | int]:
+    """What the span of a piece of work says about it."""
+    about: dict[str, str | int] = {"work": work["work_id"]}
+    if "operator" in work:
+        about["operator"] = work["operator"]["name"]
+    if "share" in work or "shares" in work:
+        about["share"] = work["share"] if "share" in work else ",".join(work["shares"])
+    counted = next((work[name] for name in ("candidates", "artifacts") if name in work), None)
+    if counted is not None or "count" in work:
+        about["candidates"] = work["count"] if counted is None else len(counted)
+    return about
 
 
 def end(error: FractuneError) -> NoReturn:

@@ -18,7 +18,7 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from fractune_core import __version__
+from fractune_core import __version__, tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.clocks import check_clock
 from fractune_core.errors import BadRequest, FractuneError
@@ -78,7 +78,7 @@ def run_worker(options: WorkerOptions) -> None:
     """
     _check(options)
     _stay_on(options)
-    with open_scratch_dir() as scratch_dir:
+    with tracing.traces("fractune-worker"), open_scratch_dir() as scratch_dir:
         context = _worker_context(options, scratch_dir)
         role = _role(options, context)
         try:

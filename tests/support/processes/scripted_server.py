@@ -58,6 +58,9 @@ class ScriptedServer(
             abort(context, NotFound(f"no {request.name}"))
         return pb.Model(name=request.name)
 
+    def GetUpload(self, request: pb.GetUploadRequest, context: Any) -> pb.Upload:
+        return pb.Upload(name=request.name)
+
     def UploadModel(self, request_iterator: Iterator[pb.UploadModelRequest], context: Any) -> pb.Model:
         header = next(request_iterator).header
         payload = b"".join(part.data for part in request_iterator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -10,6 +11,7 @@ from typing import NoReturn
 import grpc
 import pytest
 
+from fractune import uploads
 from fractune.rpc import RpcClient, job_name
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
@@ -37,6 +39,24 @@ def test_a_model_is_sent_once_and_whole(client: RpcClient, server: ScriptedServe
     assert first.name == second.name
     assert server.models[first.name] == path.read_bytes()
     assert server.uploads == 1
+
+
+def test_closing_the_client_ends_an_upload(client: RpcClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"a model")
+    released = threading.Event()
+
+    def parts(_: uploads._Upload) -> Iterator[pb.UploadModelRequest]:
+        threading.Timer(0.1, client.close).start()
+        released.wait(30)
+        yield pb.UploadModelRequest()
+
+    monkeypatch.setattr(uploads._Upload, "_parts", parts)
+    began = time.monotonic()
+    with pytest.raises(ServerUnreachable):
+        client.upload_model(path)
+    released.set()
+    assert time.monotonic() - began < uploads.PATIENCE_S / 2
 
 
 def test_a_model_that_cannot_be_read_is_named(client: RpcClient, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -11,20 +10,6 @@ import redis
 from fractune_core import marks, messages
 from fractune_core.marks import CANCELLED, DONE, HANDED_BACK
 from fractune_core.worker_entries import drop_entry, fleet_facts, put_entry, read_entries
-from tests.support.processes.redis_process import running_redis
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
-
-
-@pytest.fixture
-def connection(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as connection:
-        connection.flushall()
-        yield connection
 
 
 def test_a_mark_is_of_its_kind_alone_and_can_be_taken_away_once(connection: redis.Redis) -> None:

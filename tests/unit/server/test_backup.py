@@ -29,7 +29,9 @@ def state(tmp_path: Path) -> Path:
     state.mkdir()
     store, files = Store(sqlite_url(state)), BlobStore(state)
     store.log.add([validation("a", 1, 1.0)])
-    files.add_model(DIGEST, [MODEL])
+    with files.parts.open("", DIGEST, offset=0, size=len(MODEL)) as part:
+        part.write(MODEL)
+        files.add_model(DIGEST, part)
     files.add_bundle("0a1b", b"a bundle")
     (state / "blobs" / "tmp123").write_bytes(b"torn")
     (state / "secret").write_text("s")

@@ -30,17 +30,17 @@ _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
 @contextlib.contextmanager
 def finished_job(
     model: Path, spec: JobSpec, state: Path | None, server: str | None, view: View
-) -> Iterator[tuple[RpcClient, JobStatus]]:
-    """Run the job for the file `model` to its end, on a server or on a stack of its own, and hand out the client.
+) -> Iterator[tuple[Workplace, JobStatus]]:
+    """Run the job for the file `model` to its end, on a server or on a stack of its own, and hand out that place.
 
     `spec.model` is filled in here. Raises what ended the job; whatever stops the caller cancels it, unless `view`
     leaves it to the server.
     """
     began = time.perf_counter()
     with tuning_session(state, server, spec.shares) as place, view:
-        starting = {"starting": time.perf_counter() - began} if place.stack is not None else {}
+        starting = {"starting": time.perf_counter() - began} if place.is_own else {}
         ended = run_job(place, model, spec, view)
-        yield place.client, replace(ended, phases_s={**starting, **ended.phases_s})
+        yield place, replace(ended, phases_s={**starting, **ended.phases_s})
 
 
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
@@ -79,7 +79,7 @@ def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[
     except (FractuneError, BrokenPipeError):
         raise
     except BaseException as stop:  # Ctrl-C, SIGTERM, an error of the caller's own view
-        if place.stack is not None or not view.leaves(job, stop):
+        if place.is_own or not view.leaves(job, stop):
             with contextlib.suppress(FractuneError):
                 place.client.cancel_job(job)
         raise

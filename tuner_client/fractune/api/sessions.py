@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from fractune.api.client import Client
-from fractune.api.finding import named_server, running_stack_of
+from fractune.api.finding import named_server, running_stack_of, server_address
 from fractune.credentials import PLAIN, Credentials
 from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
@@ -50,6 +50,14 @@ def session(
         yield client
 
 
+@contextlib.contextmanager
+def server_session(state: Path | None, server: str | None, *, lasting: bool) -> Iterator[Client]:
+    """As `session`, on a server that runs already, as `server_address` finds it."""
+    address = server_address(state, server, lasting=lasting)
+    with contextlib.closing(Client(address, credentials=_credentials(named_server(state, server)))) as client:
+        yield client
+
+
 @dataclass(frozen=True)
 class Workplace:
     """Where a job is done."""
@@ -57,6 +65,11 @@ class Workplace:
     client: RpcClient
     stack: Stack | None
     """started for this job alone; None for a server that goes on without us"""
+
+    @property
+    def is_own(self) -> bool:
+        """It ends with the job."""
+        return self.stack is not None
 
     def start_search(self) -> None:
         """Call it when the job begins to search: only then the workers for it start, since a model that the log knows
@@ -86,7 +99,7 @@ def _connected(
     named = named_server(state, server)
     address = named or _found(state, any_stack=any_stack)
     if address is not None:
-        with contextlib.closing(connect(address, credentials=Credentials.found() if named else PLAIN)) as client:
+        with contextlib.closing(connect(address, credentials=_credentials(named))) as client:
             yield client, None
         return
     options = replace(options, state=state or default_state_dir())
@@ -94,6 +107,11 @@ def _connected(
         stack.on_failure(client.close)
         with _named_failures(stack):
             yield client, stack
+
+
+def _credentials(named: str | None) -> Credentials:
+    """What the environment says of them is about the server that is named; a stack that is found asks for none."""
+    return Credentials.found() if named else PLAIN
 
 
 def _found(state: Path | None, *, any_stack: bool) -> str | None:

@@ -105,10 +105,10 @@ def tune(
         goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
             return tune_until_beaten(path, spec, goal, written, folder(state), choose_view(progress))
-        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
-            client.download_bundle(job.bundle, written)
+        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
+            place.client.download_bundle(job.bundle, written)
             # Of a stack of our own, asked while it is still there.
-            measurers = client.measurers() if "starting" in job.phases_s else {}
+            measurers = place.client.measurers() if place.is_own else {}
     return TuneResult(job, BundleFile(written, job.name), measurers)
 
 
@@ -142,10 +142,10 @@ def bundle(
         check_writable("out", written)
         limits = {"rerank": rerank, "variants": variants, "exact": exact, "scope": scope}
         spec = job_spec(path.name, shares, inputs or {}, target=target, **limits)
-        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
+        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
             if not job.bundle:
                 raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
-            client.download_bundle(job.bundle, written)
+            place.client.download_bundle(job.bundle, written)
     return BundleFile(written, job.name)
 
 
@@ -170,8 +170,8 @@ def matrix(
     check_above_zero("rerank", rerank)
     with model_file(model) as path:
         spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=rerank, scope=scope)
-        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
-            return Matrix((model_table(job), *(operator_tables(client, job) if operators else ())))
+        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
+            return Matrix((model_table(job), *(operator_tables(place.client, job) if operators else ())))
 
 
 def knee(
@@ -197,8 +197,8 @@ def knee(
         raise BadRequest(f"slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
     with model_file(model) as path:
         spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=1, scope=scope)
-        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (client, job):
-            tables = [model_table(job), *(operator_tables(client, job) if operators else ())]
+        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
+            tables = [model_table(job), *(operator_tables(place.client, job) if operators else ())]
     granted = {each.share: each.granted for each in job.results}
     measured = (table for table in tables if any(map(table.fastest, table.shares)))
     return KneeResult(tuple(fastest_knee(table, granted, slack) for table in measured))

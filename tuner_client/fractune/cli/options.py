@@ -42,7 +42,9 @@ Insecure = Annotated[
 Metrics = Annotated[
     str | None,
     typer.Option(
-        "--metrics", metavar="HOST:PORT", help="Metrics for Prometheus, and health, over HTTP (default: off)."
+        "--metrics",
+        metavar="HOST:PORT",
+        help="Metrics for Prometheus, and health, over HTTP; with --tls-cert over HTTPS where others can reach it.",
     ),
 ]
 TlsCert = Annotated[

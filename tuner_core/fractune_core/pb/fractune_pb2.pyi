@@ -119,25 +119,73 @@ class ModelHeader(_message.Message):
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     display_name: _builtins.str
     sha256: _builtins.str
     """Digest of the whole file, 64 hex digits; the upload is refused when the bytes do not match."""
     size_bytes: _builtins.int
     """Of the whole file; the upload is refused when more or fewer bytes follow."""
+    offset_bytes: _builtins.int
+    """Where in the file the data begins: at most Upload.received_bytes. 0 = at its start."""
     def __init__(
         self,
         *,
         display_name: _builtins.str = ...,
         sha256: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
+        offset_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "offset_bytes", b"offset_bytes", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelHeader: _TypeAlias = ModelHeader  # noqa: Y015
+
+@_typing.final
+class GetUploadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """models/{sha256}"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUploadRequest: _TypeAlias = GetUploadRequest  # noqa: Y015
+
+@_typing.final
+class Upload(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """models/{sha256}"""
+    received_bytes: _builtins.int
+    """From the start of the file; 0 = nothing is kept. It is not checked before the upload is whole."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        received_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "received_bytes", b"received_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Upload: _TypeAlias = Upload  # noqa: Y015
 
 @_typing.final
 class GetModelRequest(_message.Message):

@@ -42,6 +42,11 @@ class ModelServiceStub:
                 request_serializer=fractune__core_dot_pb_dot_fractune__pb2.UploadModelRequest.SerializeToString,
                 response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.Model.FromString,
                 _registered_method=True)
+        self.GetUpload = channel.unary_unary(
+                '/fractune.v1.ModelService/GetUpload',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.GetUploadRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.Upload.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/fractune.v1.ModelService/GetModel',
                 request_serializer=fractune__core_dot_pb_dot_fractune__pb2.GetModelRequest.SerializeToString,
@@ -57,6 +62,15 @@ class ModelServiceServicer:
 
     def UploadModel(self, request_iterator, context):
         """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op.
+        What has arrived of an upload that is cut is kept for a day: GetUpload says how much, and the next one may begin
+        there (ModelHeader.offset_bytes).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUpload(self, request, context):
+        """What the server keeps of an upload of the caller's that was cut. Parts of other callers are not seen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,6 +89,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.UploadModel,
                     request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.UploadModelRequest.FromString,
                     response_serializer=fractune__core_dot_pb_dot_fractune__pb2.Model.SerializeToString,
+            ),
+            'GetUpload': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUpload,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.GetUploadRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.Upload.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
@@ -112,6 +131,33 @@ class ModelService:
             '/fractune.v1.ModelService/UploadModel',
             fractune__core_dot_pb_dot_fractune__pb2.UploadModelRequest.SerializeToString,
             fractune__core_dot_pb_dot_fractune__pb2.Model.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUpload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.ModelService/GetUpload',
+            fractune__core_dot_pb_dot_fractune__pb2.GetUploadRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.Upload.FromString,
             options,
             channel_credentials,
             insecure,

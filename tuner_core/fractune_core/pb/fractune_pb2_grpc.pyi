@@ -42,7 +42,12 @@ class ModelServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     UploadModel: _grpc.StreamUnaryMultiCallable[_fractune_pb2.UploadModelRequest, _fractune_pb2.Model]
-    """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op."""
+    """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op.
+    What has arrived of an upload that is cut is kept for a day: GetUpload says how much, and the next one may begin
+    there (ModelHeader.offset_bytes).
+    """
+    GetUpload: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.GetUploadRequest, _fractune_pb2.Upload]
+    """What the server keeps of an upload of the caller's that was cut. Parts of other callers are not seen."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.GetModelRequest, _fractune_pb2.Model]
 
 @_typing.type_check_only
@@ -54,7 +59,12 @@ class ModelServiceAsyncStub(ModelServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UploadModel: _aio.StreamUnaryMultiCallable[_fractune_pb2.UploadModelRequest, _fractune_pb2.Model]  # type: ignore[assignment]
-    """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op."""
+    """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op.
+    What has arrived of an upload that is cut is kept for a day: GetUpload says how much, and the next one may begin
+    there (ModelHeader.offset_bytes).
+    """
+    GetUpload: _aio.UnaryUnaryMultiCallable[_fractune_pb2.GetUploadRequest, _fractune_pb2.Upload]  # type: ignore[assignment]
+    """What the server keeps of an upload of the caller's that was cut. Parts of other callers are not seen."""
     GetModel: _aio.UnaryUnaryMultiCallable[_fractune_pb2.GetModelRequest, _fractune_pb2.Model]  # type: ignore[assignment]
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -69,7 +79,18 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_fractune_pb2.UploadModelRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.Model, _abc.Awaitable[_fractune_pb2.Model]]:
-        """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op."""
+        """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op.
+        What has arrived of an upload that is cut is kept for a day: GetUpload says how much, and the next one may begin
+        there (ModelHeader.offset_bytes).
+        """
+
+    @_abc_1.abstractmethod
+    def GetUpload(
+        self,
+        request: _fractune_pb2.GetUploadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.Upload, _abc.Awaitable[_fractune_pb2.Upload]]:
+        """What the server keeps of an upload of the caller's that was cut. Parts of other callers are not seen."""
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import grpc
@@ -31,15 +32,25 @@ def server_credentials(listen: str, tls: TlsFiles | None, *, insecure: bool) -> 
     return grpc.ssl_server_credentials([(key, cert)], authority, require_client_auth=authority is not None)
 
 
-def check_metrics_address(address: str | None, *, insecure: bool) -> None:
-    """Metrics are told over plain HTTP to everybody. Raises BadRequest for an address that others can reach, unless
-    that was asked for.
+def metrics_tls(address: str | None, tls: TlsFiles | None, *, insecure: bool) -> ssl.SSLContext | None:
+    """What metrics are served with: None = plain HTTP, without credentials, on loopback or where that was asked for.
+
+    `tls` are files that `server_credentials` took. Raises BadRequest for an address that others can reach, without
+    them.
     """
-    if address is not None and not insecure and not is_local(address):
+    if address is None or insecure or is_local(address):
+        return None
+    if tls is None:
         raise BadRequest(
             f"metrics address {address} can be reached from other machines, and asks for no credentials; use one of "
-            "127.0.0.1, and behind it a proxy that knows its callers, or say --insecure"
+            "127.0.0.1, pass --tls-cert and --tls-key (then metrics need a token, too), or say --insecure"
         )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.cert, tls.key)
+    if tls.client_ca is not None:
+        context.load_verify_locations(tls.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def bind(server: grpc.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:

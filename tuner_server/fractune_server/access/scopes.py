@@ -7,6 +7,7 @@ from fractune_core.tokens import Scope
 _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
     "fractune.v1.ModelService": {
         "UploadModel": Scope.SUBMIT,
+        "GetUpload": Scope.SUBMIT,
         "GetModel": Scope.READ,
     },
     "fractune.v1.JobService": {

@@ -251,6 +251,7 @@ class Engine:
         needed = {live.stored.instance for live in self._rounds.all()}
         trim(self._context.redis, self._recorder, alive, needed)
         check_clock("this server", drop_old_marks(self._context.redis))
+        self._context.files.parts.drop_old()
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""

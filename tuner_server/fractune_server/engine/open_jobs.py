@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from fractune_core import tracing
 from fractune_core.errors import FractuneError, StateUnusable
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
@@ -39,7 +40,7 @@ class OpenJobs:
         """Take up new jobs, and drop those that were cancelled. True when there was a new one."""
         still_open = self._context.store.jobs.open_ids()
         for name in set(self._jobs) - still_open:
-            self._rounds.leave(self._jobs.pop(name))
+            self._drop(self._jobs[name])
         new = still_open - set(self._jobs)
         for name in new:
             self._jobs[name] = self._load(name)
@@ -81,5 +82,10 @@ class OpenJobs:
         kept = self._context.store.jobs.save(job.stored, job.operators)
         job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
         if not kept or not job.stored.state.open:
-            self._rounds.leave(self._jobs.pop(job.id))
+            self._drop(job)
         self._context.notifier.announce()
+
+    def _drop(self, job: ActiveJob) -> None:
+        """It has ended, here or by a call that cancelled it."""
+        self._rounds.leave(self._jobs.pop(job.id))
+        tracing.note_job(job.id, job.stored.created_at, job.stored.ended_at or time.time())

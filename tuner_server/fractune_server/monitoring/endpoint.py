@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
@@ -12,11 +13,15 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from fractune_core.errors import BadRequest
+from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.names import HealthPart
+from fractune_core.tokens import Scope
+from fractune_server.access.gate import Gate
 from fractune_server.monitoring.health import Health
 
 _SILENT_CLIENT_S = 10.0
+_STATUS: dict[type[FractuneError], str] = {ScopeMissing: "403 Forbidden", TooManyAttempts: "429 Too Many Requests"}
+"""in the words of HTTP"""
 
 _log = logging.getLogger(__name__)
 
@@ -24,18 +29,32 @@ _log = logging.getLogger(__name__)
 class Endpoint:
     """Bound with the making; `start` serves until `stop`."""
 
-    def __init__(self, address: str, registry: CollectorRegistry, health: Health) -> None:
-        """`address` is HOST:PORT, port 0 = any free one. Raises BadRequest when it cannot be bound."""
+    def __init__(
+        self,
+        address: str,
+        registry: CollectorRegistry,
+        health: Health,
+        tls: ssl.SSLContext | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        """`address` is HOST:PORT, port 0 = any free one. Raises BadRequest when it cannot be bound.
+
+        With `tls` it is HTTPS. With `gate` metrics are for those who may read; whether it is well, all are told.
+        """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         server: type[_Server] = _Server6 if ":" in host else _Server
         try:
-            self._server = make_server(host, int(port), _app(registry, health), server, _Handler)
+            self._server = make_server(host, int(port), _app(registry, health, gate), server, _Handler)
         except (OSError, ValueError, OverflowError) as error:
             raise BadRequest(
                 f"--metrics {address}: cannot listen there ({error}); write HOST:PORT with a free port of this machine"
             ) from error
+        if tls is not None:
+            # Not with the accepting, which one silent caller would hold up for all: with the first byte that is read.
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.address = f"{address.rpartition(':')[0]}:{self._server.server_port}"
+        self.url = f"http{'' if tls is None else 's'}://{self.address}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
 
     def start(self) -> None:
@@ -68,14 +87,17 @@ class _Handler(WSGIRequestHandler):
         """A line for each probe is of no use."""
 
 
-def _app(registry: CollectorRegistry, health: Health) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+def _app(
+    registry: CollectorRegistry, health: Health, gate: Gate | None
+) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     metrics: Callable[[dict[str, Any], Any], Iterable[bytes]] = make_wsgi_app(registry)
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         failing = health.failing()
         match environ["PATH_INFO"]:
             case "/metrics":
-                return metrics(environ, start_response)
+                refusal = None if gate is None else _refusal(gate, environ)
+                return metrics(environ, start_response) if refusal is None else _plain(start_response, *refusal)
             case "/healthz":
                 return _answer(start_response, [part for part in failing if part is HealthPart.ENGINE])
             case "/readyz":
@@ -83,6 +105,18 @@ def _app(registry: CollectorRegistry, health: Health) -> Callable[[dict[str, Any
         return _plain(start_response, "404 Not Found", "/metrics, /healthz and /readyz are here\n")
 
     return app
+
+
+def _refusal(gate: Gate, environ: dict[str, Any]) -> tuple[str, str] | None:
+    """Status and text of the answer to a caller who may not read; None for one who may."""
+    shown = {"authorization": environ.get("HTTP_AUTHORIZATION", "")}
+    host = environ["REMOTE_ADDR"]
+    peer = f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0"  # as gRPC names it: one count of wrong tokens
+    try:
+        gate.admit("/metrics", Scope.READ, peer, shown)
+    except AccessRefused as error:
+        return _STATUS.get(type(error), "401 Unauthorized"), f"{error}\n"
+    return None
 
 
 def _answer(start_response: Any, failing: list[HealthPart]) -> list[bytes]:

@@ -27,8 +27,8 @@ class ModelService(rpc.ModelServiceServicer):
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._under_way: Counter[str] = Counter()
-        """bytes of uploads that have begun, by token"""
+        self._under_way: Counter[tuple[str, str, int]] = Counter()
+        """uploads that have begun and not ended, by token, SHA-256 and size in bytes"""
 
     def UploadModel(self, request_iterator: Iterator[pb.UploadModelRequest], context: Any) -> pb.Model:
         # Until the header says how large it is, nothing is waited for longer than for nothing.
@@ -40,6 +40,8 @@ class ModelService(rpc.ModelServiceServicer):
             raise BadRequest(f"sha256 is '{header.sha256}'; write 64 hex digits in lower case")
         if header.size_bytes < 0:
             raise BadRequest(f"size_bytes is {header.size_bytes}; write the size of the file")
+        if not 0 <= header.offset_bytes <= header.size_bytes:
+            raise BadRequest(f"offset_bytes is {header.offset_bytes}; the file has bytes 0 to {header.size_bytes}")
         try:
             return _encode(self._context.store.models.get(header.sha256))
         except NotFound:
@@ -48,6 +50,14 @@ class ModelService(rpc.ModelServiceServicer):
     def GetModel(self, request: pb.GetModelRequest, context: grpc.ServicerContext) -> pb.Model:
         return _encode(self._context.store.models.get(Collection.MODELS.parse(request.name)))
 
+    def GetUpload(self, request: pb.GetUploadRequest, context: grpc.ServicerContext) -> pb.Upload:
+        sha256 = Collection.MODELS.parse(request.name)
+        if not _SHA256.fullmatch(sha256):
+            raise BadRequest(f"name is '{request.name}'; write models/ and 64 hex digits in lower case")
+        return pb.Upload(
+            name=request.name, received_bytes=self._context.files.parts.received(caller().token_id, sha256)
+        )
+
     def _receive(self, header: pb.ModelHeader, requests: Iterator[pb.UploadModelRequest], context: Any) -> StoredModel:
         size, limit = header.size_bytes, self._context.upload_limit_bytes
         if size > limit:
@@ -55,39 +65,53 @@ class ModelService(rpc.ModelServiceServicer):
                 f"the model has {size} bytes, and this server takes {limit} at most; "
                 "its operator can raise that by --upload-limit"
             )
-        sender = caller()
-        with self._room_for(size, sender):
-            data = _data(arriving(requests, context, size), size)
-            found = StoredModel(
-                header.sha256, header.display_name, self._context.files.add_model(header.sha256, data), sender.token_id
-            )
+        sender, sha256, offset = caller(), header.sha256, header.offset_bytes
+        files = self._context.files
+        with (
+            self._room_for(sha256, size, sender),
+            files.parts.open(sender.token_id, sha256, offset=offset, size=size) as part,
+        ):
+            for data in _data(arriving(requests, context, size - offset), size, offset):
+                if not part.write(data):
+                    break
+            files.add_model(sha256, part)
+            found = StoredModel(sha256, header.display_name, size, sender.token_id)
             self._context.store.models.add(found)
         return found
 
     @contextmanager
-    def _room_for(self, size: int, sender: Caller) -> Iterator[None]:
+    def _room_for(self, sha256: str, size: int, sender: Caller) -> Iterator[None]:
         """The bytes are set aside from the token's quota while they arrive. Raises QuotaExceeded."""
-        quota, token = sender.quotas.upload_bytes, sender.token_id
+        upload = (sender.token_id, sha256, size)
         with self._lock:
-            if quota is not None:
-                used = self._context.store.tokens.usage(token).upload_bytes + self._under_way[token]
-                if used + size > quota:
-                    raise QuotaExceeded(
-                        f"the model has {size} bytes, and token {token} has {max(quota - used, 0)} of {quota} left; "
-                        "ask the server's operator for more"
-                    )
-            self._under_way[token] += size
+            if sender.quotas.upload_bytes is not None:
+                self._check_room(sha256, size, sender.token_id, sender.quotas.upload_bytes)
+            self._under_way[upload] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._under_way[token] -= size
-                if not self._under_way[token]:
-                    del self._under_way[token]
+                self._under_way[upload] -= 1
+                if not self._under_way[upload]:
+                    del self._under_way[upload]
+
+    def _check_room(self, sha256: str, size: int, token: str, quota: int) -> None:
+        """Beside the models that are there, what is arriving counts whole, and what was cut as far as it came."""
+        stored = self._context.store.tokens.usage(token).upload_bytes
+        others = self._context.files.parts.kept(token)
+        others |= {other: length for sender, other, length in self._under_way if sender == token}
+        parts = sum(length for other, length in others.items() if other != sha256)
+        left = max(quota - stored - parts, 0)
+        if size > left:
+            also = f", with {parts} in uploads that are not whole" if parts else ""
+            raise QuotaExceeded(
+                f"the model has {size} bytes, and token {token} has {left} of {quota} left{also}; "
+                "ask the server's operator for more"
+            )
 
 
-def _data(requests: Iterator[pb.UploadModelRequest], size: int) -> Iterator[bytes]:
-    left = size
+def _data(requests: Iterator[pb.UploadModelRequest], size: int, offset: int) -> Iterator[bytes]:
+    left = size - offset
     for request in requests:
         if request.WhichOneof("part") != "data":
             raise BadRequest("after its header an upload carries nothing but data")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
 from fractune_core.blobs import CHUNK_BYTES
 from fractune_core.bundles import SUFFIX
-from fractune_core.errors import BadRequest, NotFound, StateUnusable
+from fractune_core.errors import NotFound, StateUnusable
+from fractune_server.store.upload_parts import PartWriter, UploadParts
 
 
 class BlobStore:
     """Any thread may call. Raises StateUnusable when the folder cannot be written."""
 
     def __init__(self, folder: Path) -> None:
+        self.parts = UploadParts(folder / "uploads")
         self._models = folder / "blobs"
         self._bundles = folder / "bundles"
         for path in (self._models, self._bundles):
@@ -28,19 +29,9 @@ class BlobStore:
             except OSError as error:
                 raise _unusable(path, error) from error
 
-    def add_model(self, sha256: str, chunks: Iterable[bytes]) -> int:
-        """Store a model file; returns its size in bytes. Raises BadRequest when the digest does not match."""
-        with _Draft(self._models) as draft:
-            digest = hashlib.sha256()
-            size = 0
-            for chunk in chunks:
-                size += len(chunk)
-                digest.update(chunk)
-                draft.write(chunk)
-            if digest.hexdigest() != sha256:
-                raise BadRequest(f"the bytes have SHA-256 {digest.hexdigest()}, not {sha256}; upload it again")
-            draft.publish(self._models / sha256)
-        return size
+    def add_model(self, sha256: str, part: PartWriter) -> None:
+        """Store a model file whose part is whole. Raises BadRequest when the digest does not match."""
+        part.finish(self._models / sha256)
 
     def model(self, sha256: str) -> Iterator[bytes]:
         """The file in chunks. Raises NotFound."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
@@ -14,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 from redis.retry import Retry
 
+from fractune_core import tracing
 from fractune_core.errors import FractuneError
 from fractune_core.json_shapes import check_shape
 from fractune_core.messages import (
@@ -97,7 +99,9 @@ class Recorder:
         batch = self._decode(reply)
         records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
         if records:
+            began = time.time()
             self._log.add(records)
+            _trace(batch.arrivals, began)
         # What was left unacknowledged is read until nothing of it remains; only then come new entries.
         self._recovering = recovering and any(batch.entries.values())
         return batch
@@ -210,6 +214,15 @@ def _asking_once(redis: Redis) -> Redis:
             connection_class=pool.connection_class, **{**pool.connection_kwargs, "retry": never}
         )
     )
+
+
+def _trace(arrivals: Iterable[Arrival], began: float) -> None:
+    """A span for each batch of measurements of which there are records among those that are committed now."""
+    events = (arrival.event for arrival in arrivals)
+    batches = Counter((event["job"], event.get("trace", "")) for event in events if event["event"] == "measured")
+    ended = time.time()
+    for (job, measured), records in batches.items():
+        tracing.note(tracing.RECORD, measured, job, began, ended, records=records)
 
 
 def _sent_at(entry: bytes) -> float:

@@ -12,6 +12,7 @@ from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobEr
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from fractune_core import tracing
 from fractune_core.log_fields import log_fields
 from fractune_core.marks import DONE, mark
 from fractune_core.messages import HANDLER, Work, is_of_protocol, tune_queue
@@ -29,6 +30,9 @@ class WorkQueues:
 
     def enqueue(self, queue: str, work: Work, *, at_front: bool = False) -> None:
         """Hand out work; RQ's job has the work's own id."""
+        trace = work.get("trace") or tracing.current(work["job"])
+        if trace:
+            work["trace"] = trace
         self._queue(queue).enqueue_call(
             HANDLER,
             args=(seal_work(self._secret, queue, work),),

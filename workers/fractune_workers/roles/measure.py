@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
+from fractune_core import tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
 from fractune_core.gpu_sharing import ALONE, claim_of
@@ -210,7 +211,14 @@ class Measurer:
 
 
 def _measured(work: MeasureWork, record: TuningRecord) -> Measured:
-    return {"event": "measured", "job": work["job"], "round_id": work["round_id"], "record": record.to_json()}
+    told: Measured = {
+        "event": "measured",
+        "job": work["job"],
+        "round_id": work["round_id"],
+        "record": record.to_json(),
+    }
+    trace = tracing.current(work["job"])
+    return {**told, "trace": trace} if trace else told
 
 
 def _model_failed(work: TimeModelWork, error: FractuneError) -> WorkFailed:

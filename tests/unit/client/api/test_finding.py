@@ -9,9 +9,13 @@ import pytest
 
 import fractune
 from fractune.api.finding import named_server, server_address
+from fractune.cli import main
 from fractune.local.stack_lock import LOCK_FILE, StackEntry
 from fractune.local.state import default_state_dir, open_state
 from fractune_core.errors import BadRequest, ServerUnreachable
+from tests.support.certificates import Authority
+from tests.support.client_samples import job_script
+from tests.support.processes.scripted_server import ScriptedServer, serving
 
 
 def test_what_the_caller_names_goes_before_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,6 +49,35 @@ def test_the_stack_of_another_command_is_for_questions_only(tmp_path: Path) -> N
         assert server_address(tmp_path, lasting=False) == "unix:/socket"
         with pytest.raises(ServerUnreachable, match=rf"ends with the command that started it \(pid {os.getpid()}\)"):
             server_address(tmp_path, lasting=True)
+
+
+@pytest.mark.parametrize("argv", [["watch", "j1"], ["jobs"], ["cancel", "j1"]])
+def test_a_found_stack_is_spoken_to_in_plain_text_whatever_the_environment_says(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = Authority.make(tmp_path / "authority")
+    monkeypatch.setenv("FRACTUNE_CA", str(authority.cert))
+    with serving(ScriptedServer()) as server, open_state(tmp_path / "state") as folder:
+        server.script = job_script()
+        folder.publish_address(server.address, for_others=True)
+        assert main([*argv, "--state", str(folder.path)]) == 0, capsys.readouterr().err
+        if argv[0] == "watch":
+            assert main([*argv, "--server", server.address]) == 5
+            assert "TLS" in capsys.readouterr().err
+
+
+def test_a_job_is_left_to_a_found_stack_in_plain_text_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FRACTUNE_CA", str(Authority.make(tmp_path / "authority").cert))
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"a model")
+    with serving(ScriptedServer()) as server, open_state(tmp_path / "state") as folder:
+        server.script = job_script()
+        folder.publish_address(server.address, for_others=True)
+        argv = ["tune", str(model), "--shares", "cpu:1", "--detach", "--state", str(folder.path)]
+        assert main(argv) == 0, capsys.readouterr().err
+        assert capsys.readouterr().out == f"{server.script[0].name}\n"
 
 
 def test_no_stack_and_a_dead_one_are_told_apart(tmp_path: Path) -> None:

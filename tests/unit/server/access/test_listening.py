@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
 
 from fractune_core.errors import BadRequest
 from fractune_core.tls_files import TlsFiles
-from fractune_server.access.listening import server_credentials
+from fractune_server.access.listening import metrics_tls, server_credentials
 from tests.support.certificates import Authority
 
 
@@ -30,6 +31,20 @@ def test_another_address_needs_tls_or_a_word(listen: str, tls: TlsFiles) -> None
         server_credentials(listen, None, insecure=False)
     assert server_credentials(listen, None, insecure=True) is None
     assert server_credentials(listen, tls, insecure=False) is not None
+
+
+def test_metrics_that_others_can_reach_have_the_servers_tls(tls: TlsFiles) -> None:
+    assert metrics_tls(None, tls, insecure=False) is None
+    assert metrics_tls("127.0.0.1:0", tls, insecure=False) is None
+    assert metrics_tls("0.0.0.0:0", None, insecure=True) is None
+    made = metrics_tls("0.0.0.0:0", tls, insecure=False)
+    assert made is not None
+    assert made.verify_mode is ssl.CERT_REQUIRED
+    own = metrics_tls("0.0.0.0:0", TlsFiles(tls.cert, tls.key), insecure=False)
+    assert own is not None
+    assert own.verify_mode is ssl.CERT_NONE
+    with pytest.raises(BadRequest, match=r"metrics address tuner:1 .* pass --tls-cert and --tls-key .* or say --insec"):
+        metrics_tls("tuner:1", None, insecure=False)
 
 
 def test_what_contradicts_itself_is_refused(tls: TlsFiles) -> None:

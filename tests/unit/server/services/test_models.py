@@ -13,6 +13,7 @@ from fractune_core.errors import QuotaExceeded
 from fractune_core.tokens import Quotas, Scope
 from fractune_server.access.gate import Caller
 from fractune_server.services.models import ModelService
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.models import StoredModel
 from fractune_server.store.store import Store, sqlite_url
 
@@ -26,20 +27,37 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def test_uploads_at_the_same_time_count_together(store: Store) -> None:
-    context: Any = SimpleNamespace(store=store)
+def test_uploads_at_the_same_time_count_together(store: Store, tmp_path: Path) -> None:
+    context: Any = SimpleNamespace(store=store, files=BlobStore(tmp_path))
     service = ModelService(context)
-    with service._room_for(60, SENDER):
+    with service._room_for("a", 60, SENDER):
         with (
-            pytest.raises(QuotaExceeded, match="has 41 bytes, and token t has 40 of 100 left"),
-            service._room_for(41, SENDER),
+            pytest.raises(QuotaExceeded, match="has 41 bytes, and token t has 40 of 100 left, with 60 in uploads"),
+            service._room_for("b", 41, SENDER),
         ):
             pass
-        with service._room_for(1000, Caller("other")), service._room_for(40, SENDER):
+        with service._room_for("b", 1000, Caller("other")), service._room_for("b", 40, SENDER):
+            pass
+        with service._room_for("a", 60, SENDER):  # the same one, which comes back after a cut
             pass
     store.models.add(StoredModel("a", "net.onnx", 60, "t"))
-    with pytest.raises(QuotaExceeded), service._room_for(41, SENDER):
+    with pytest.raises(QuotaExceeded), service._room_for("b", 41, SENDER):
         pass
-    with service._room_for(40, SENDER):
+    with service._room_for("b", 40, SENDER):
         pass
     assert not service._under_way
+
+
+def test_what_is_kept_of_a_cut_upload_counts_but_not_against_itself(store: Store, tmp_path: Path) -> None:
+    files = BlobStore(tmp_path)
+    context: Any = SimpleNamespace(store=store, files=files)
+    with files.parts.open("t", "a", offset=0, size=60) as part:
+        part.write(b"x" * 30)
+    service = ModelService(context)
+    with (
+        pytest.raises(QuotaExceeded, match="has 70 of 100 left, with 30 in uploads"),
+        service._room_for("b", 71, SENDER),
+    ):
+        pass
+    with service._room_for("a", 100, SENDER):
+        pass

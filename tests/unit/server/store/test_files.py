@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,23 +26,22 @@ PAYLOAD = b"a model" * 1000
 DIGEST = hashlib.sha256(PAYLOAD).hexdigest()
 
 
-def chunks() -> Iterator[bytes]:
-    yield PAYLOAD[:100]
-    yield PAYLOAD[100:]
-
-
 def test_a_model_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
-    with pytest.raises(BadRequest, match="the bytes have SHA-256"):
-        files.add_model("0" * 64, chunks())
+    with files.parts.open("", "0" * 64, offset=0, size=len(PAYLOAD)) as part:
+        part.write(PAYLOAD)
+        with pytest.raises(BadRequest, match="the bytes have SHA-256"):
+            files.add_model("0" * 64, part)
     with pytest.raises(NotFound):
         list(files.model(DIGEST))
-    assert files.add_model(DIGEST, chunks()) == len(PAYLOAD)
+    with files.parts.open("", DIGEST, offset=0, size=len(PAYLOAD)) as part:
+        part.write(PAYLOAD)
+        files.add_model(DIGEST, part)
     assert b"".join(files.model(DIGEST)) == PAYLOAD
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == [DIGEST]
 
 
-def test_a_torn_upload_of_an_earlier_server_is_cleared_away(tmp_path: Path) -> None:
+def test_a_torn_file_of_an_earlier_server_is_cleared_away(tmp_path: Path) -> None:
     BlobStore(tmp_path)
     (tmp_path / "blobs" / "tmpabc").write_bytes(b"half")
     BlobStore(tmp_path)

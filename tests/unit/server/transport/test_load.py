@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,25 +17,12 @@ from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.work_loop import WorkLoop
-from tests.support.processes.redis_process import commands_of, running_redis
+from tests.support.processes.redis_process import commands_of
 from tests.support.secret import SECRET
 
 WORK = 200
 WORKERS = 20
 STARTED_AT = 1.0
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
-
-
-@pytest.fixture
-def connection(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as connection:
-        connection.flushall()
-        yield connection
 
 
 def info(name: str) -> messages.WorkerInfo:

@@ -29,7 +29,7 @@ from fractune_server.transport.requeue import ATTEMPTS, Loss, Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import DEVICE, made_up_record
-from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
 
 STREAM = messages.tuner_stream("tune-1")
@@ -51,18 +51,11 @@ BUILD: messages.BuildWork = {
 ALONE: messages.BuildWork = {**BUILD, "candidates": BUILD["candidates"][:1]}
 
 
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
-
-
 @pytest.fixture
-def connection(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as connection:
-        connection.flushall()
-        connection.sadd(messages.STREAMS, STREAM)
-        yield connection
+def connection(connection: redis.Redis) -> redis.Redis:
+    """With the stream of a tuner instance."""
+    connection.sadd(messages.STREAMS, STREAM)
+    return connection
 
 
 @pytest.fixture

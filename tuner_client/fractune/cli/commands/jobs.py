@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fractune.api.finding import server_address
-from fractune.api.sessions import session
+from fractune.api.sessions import server_session, session
 from fractune.cli import options
 from fractune.cli.on_done import run_when_done
 from fractune.cli.progress import choose_view
@@ -60,7 +59,7 @@ def watch(
         check_writable("--out", out)
     view = choose_view(quiet=False, as_json=as_json)
     with run_when_done(on_done, view) as fetched:
-        with session(None, server_address(state, server, lasting=False)) as client:
+        with server_session(state, server, lasting=False) as client:
             followed = client.job(job)
             ended = followed.wait(progress=view)
             if out is not None:

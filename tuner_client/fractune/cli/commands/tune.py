@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fractune.api.finding import server_address
 from fractune.api.goal import DEFAULT_MINUTES, PEERS
 from fractune.api.requests import check_above_zero
 from fractune.api.results import TuneResult
-from fractune.api.sessions import session
+from fractune.api.sessions import server_session
 from fractune.api.tuning import tune as tune_model
 from fractune.cli import options
 from fractune.cli.on_done import run_when_done
@@ -151,7 +150,7 @@ def _leave(
     model: Path, shares: str, asked: dict[str, Any], server: str | None, state: Path | None, *, as_json: bool
 ) -> None:
     """Hand the job in and say its name."""
-    with session(None, server_address(state, server, lasting=True)) as client:
+    with server_session(state, server, lasting=True) as client:
         job = client.submit(model, shares, **asked)
         print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
 

@@ -1,0 +1,124 @@
+"""Sending a model file: what the server has of it already is not sent again, neither after a cut nor the next time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fractune_core.errors import BadModel, NotFound, ServerUnreachable
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.transfers import transfer_s
+
+CHUNK_BYTES = 1 << 20
+PATIENCE_S = 60.0
+"""how long an upload that was cut is tried again while the server gets nothing more of it"""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class Call(Protocol):
+    """A call of the contract, which raises our errors."""
+
+    def __call__(self, method: Callable[..., Any], request: object, timeout_s: float | None = None) -> Any: ...
+
+
+def send_model(call: Call, models: rpc.ModelServiceStub, path: Path, is_closed: Callable[[], bool]) -> pb.Model:
+    """The model on the server, which gets what it lacks of the file.
+
+    An upload that is cut goes on by itself, as long as the server gets more of it within PATIENCE_S. Raises BadModel
+    when the file cannot be read, and what the server answered. Nothing is tried again once `is_closed()`: the caller
+    has ended the connection.
+    """
+    upload = _Upload(call, models, path, is_closed)
+    found = upload.ask()  # a server that is not there is no cut, and told at once
+    while found is None:
+        try:
+            return upload.send()
+        except ServerUnreachable as cut:
+            if type(cut) is not ServerUnreachable or is_closed():  # the server's own word, or ours
+                raise
+            found = upload.come_back(cut)
+    return found
+
+
+@dataclass
+class _Upload:
+    call: Call
+    models: rpc.ModelServiceStub
+    path: Path
+    is_closed: Callable[[], bool]
+    received: int = 0
+    """bytes that the server had when it was asked last"""
+    pause_s: float = _FIRST_PAUSE_S
+
+    def __post_init__(self) -> None:
+        self.sha256, self.size = _digest(self.path)
+        self.name = f"models/{self.sha256}"
+        self.gained_at = time.monotonic()
+        """when it was seen last that the server has got more of it"""
+
+    def ask(self) -> pb.Model | None:
+        """The model, if the server has all of it; else what it has is known."""
+        with contextlib.suppress(NotFound):
+            found: pb.Model = self.call(self.models.GetModel, pb.GetModelRequest(name=self.name))
+            return found
+        answer: pb.Upload = self.call(self.models.GetUpload, pb.GetUploadRequest(name=self.name))
+        if answer.received_bytes > self.received:
+            self.gained_at, self.pause_s = time.monotonic(), _FIRST_PAUSE_S
+        self.received = min(answer.received_bytes, self.size)
+        return None
+
+    def send(self) -> pb.Model:
+        """Send what was missing when the server was asked last."""
+        sent: pb.Model = self.call(self.models.UploadModel, self._parts(), transfer_s(self.size - self.received))
+        return sent
+
+    def come_back(self, cut: ServerUnreachable) -> pb.Model | None:
+        """Ask again after a cut, until there is an answer.
+
+        Raises ServerUnreachable when there is none within PATIENCE_S, or none that tells of more bytes than before.
+        """
+        cut_at = time.monotonic()
+        while True:
+            time.sleep(self.pause_s)
+            self.pause_s = min(2 * self.pause_s, _LONGEST_PAUSE_S)
+            answered = False
+            with contextlib.suppress(ServerUnreachable):
+                found, answered = self.ask(), True
+                if found is not None:
+                    return found
+            if self.is_closed() or time.monotonic() - (self.gained_at if answered else cut_at) > PATIENCE_S:
+                raise self.given_up(cut) from cut
+            if answered:
+                return None
+
+    def given_up(self, error: ServerUnreachable) -> ServerUnreachable:
+        """With what the next upload need not send again."""
+        kept = f"{self.received} of {self.size} bytes of {self.path.name} are kept there for a day"
+        return ServerUnreachable(f"{error}; {kept}" if self.received else str(error))
+
+    def _parts(self) -> Iterator[pb.UploadModelRequest]:
+        yield pb.UploadModelRequest(
+            header=pb.ModelHeader(
+                display_name=self.path.name, sha256=self.sha256, size_bytes=self.size, offset_bytes=self.received
+            )
+        )
+        with self.path.open("rb") as file:
+            file.seek(self.received)
+            while chunk := file.read(CHUNK_BYTES):
+                yield pb.UploadModelRequest(data=chunk)
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    """SHA-256 and size of the file. Raises BadModel when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise BadModel(f"cannot read the model {path}: {error.strerror}") from error
