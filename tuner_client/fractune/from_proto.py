@@ -18,6 +18,7 @@ from fractune_core.convert import (
 )
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.priorities import Priority
 
 
 def job_status(job: pb.Job) -> JobStatus:
@@ -31,6 +32,7 @@ def job_status(job: pb.Job) -> JobStatus:
         inputs=shapes_from_proto(job.spec.inputs),
         target=job.spec.target,
         scope=job.spec.scope,
+        priority=Priority.of(job.spec.priority).value,
         minutes=job.spec.minutes,
         created_at=seconds(job.create_time),
         error=job.error,

@@ -188,6 +188,8 @@ class RoundWork(TypedDict):
     scope: str
     """of that job"""
     operator: TargetOperator
+    at_front: NotRequired[bool]
+    """this, and what comes of it, goes before what waits in its queue: the job was given less than the others"""
 
 
 class SearchWork(RoundWork):

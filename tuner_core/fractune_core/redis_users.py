@@ -60,7 +60,7 @@ def _writes_blobs(kind: str) -> str:
 
 def _enqueues(role: str) -> Sequence[str]:
     """For the workers of another role; of a job's hash, every worker may write the fields already."""
-    return ("(+sadd ~rq:queues)", f"(+rpush ~rq:queue:{role}.*)")
+    return ("(+sadd ~rq:queues)", f"(+rpush +lpush ~rq:queue:{role}.*)")
 
 
 _RULES: Mapping[str, Sequence[str]] = {

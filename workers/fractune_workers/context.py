@@ -108,7 +108,10 @@ class ResultTransaction:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
         # The one call of RQ that leaves a transaction open for the other results.
         message = seal_work(self._context.secret, queue, work)
-        data = Queue.prepare_data(HANDLER, args=(message,), job_id=work["work_id"], description=work["do"])
+        at_front = bool(work.get("at_front"))
+        data = Queue.prepare_data(
+            HANDLER, args=(message,), job_id=work["work_id"], description=work["do"], at_front=at_front
+        )
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 
     def send(self) -> None:

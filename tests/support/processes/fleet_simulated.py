@@ -238,7 +238,10 @@ class SimulatedWorker:
 
     def _enqueue(self, queue: str, work: Any) -> None:
         Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(
-            messages.HANDLER, args=(seal_work(SECRET, queue, work),), job_id=work["work_id"]
+            messages.HANDLER,
+            args=(seal_work(SECRET, queue, work),),
+            job_id=work["work_id"],
+            at_front=work["at_front"],
         )
 
     def _ingest(self, work: dict[str, Any]) -> None:
@@ -281,14 +284,14 @@ class SimulatedWorker:
         proposed = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
         proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
         self._send(stream, proposed)
-        same = ("round_id", "job", "scope", "operator", "device_key", "shares")
+        same = ("round_id", "job", "scope", "operator", "device_key", "shares", "at_front")
         for start in range(0, len(items), 4):
             build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": stream}
             build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
             self._enqueue(messages.BUILD_QUEUE, build)
 
     def _build(self, work: dict[str, Any]) -> None:
-        same = ("round_id", "job", "scope", "kind", "operator", "reply")
+        same = ("round_id", "job", "scope", "kind", "operator", "reply", "at_front")
         artifacts = [
             {**item, "build_secs": 0.1, "status": outcome(item["trace"]).value, "cause": "made up"}
             for item in work["candidates"]

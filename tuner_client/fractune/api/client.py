@@ -98,7 +98,7 @@ class Client:
         scope: str = "",
         fresh: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
-        priority: int = 0,
+        priority: str = "normal",
     ) -> Job:
         """Send the model unless the server has it, and start a job; the options are those of `fractune.tune`.
 

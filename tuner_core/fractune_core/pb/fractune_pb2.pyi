@@ -237,7 +237,7 @@ class JobSpec(_message.Message):
     """Tune just the operators whose name contains this, or one of several texts separated by commas. Empty = all."""
     seed: _builtins.int
     priority: _builtins.int
-    """Higher goes first."""
+    """How much the job gets beside others: below 0 low, 0 normal, above 0 high. Each step is four times as much."""
     rerank: _builtins.int
     """Above 0: search nothing. Of every share that the log knows, the published winner and this many of the fastest
     trials are measured at the job's shares.

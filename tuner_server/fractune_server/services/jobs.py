@@ -12,10 +12,11 @@ import grpc
 
 from fractune_core.convert import spec_from_proto
 from fractune_core.errors import QuotaExceeded, ScopeMissing, ServerUnreachable
-from fractune_core.jobs import JobState
+from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.priorities import Priority
 from fractune_core.tokens import Scope
 from fractune_server.access.gate import Caller, caller
 from fractune_server.services.job_view import job_to_proto
@@ -41,9 +42,10 @@ class JobService(rpc.JobServiceServicer):
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
         spec = spec_from_proto(request.spec, model.display_name)
         spec.check()
+        asker = caller()
+        _check_priority(spec, asker)
         offers = live_workers(self._context.redis, self._context.secret).offer(spec.shares)
         first = next(iter(offers.values()))
-        asker = caller()
         job = StoredJob(
             id=uuid.uuid4().hex[:12],
             spec=spec,
@@ -105,6 +107,16 @@ class JobService(rpc.JobServiceServicer):
             yield
         finally:
             self._watching.release()
+
+
+def _check_priority(spec: JobSpec, asker: Caller) -> None:
+    """Raises ScopeMissing for a priority above the highest of the token."""
+    asked = Priority.of(spec.priority)
+    if asked.number > asker.max_priority.number:
+        raise ScopeMissing(
+            f"priority {asked} is above {asker.max_priority}, the highest of token {asker.token_id}; ask for that, "
+            "or the server's operator for another token"
+        )
 
 
 def _check_may_cancel(job: StoredJob, asker: Caller) -> None:

@@ -188,6 +188,7 @@ tokens = Table(
     Column("open_jobs", BigInteger),
     Column("trials_a_day", BigInteger),
     Column("upload_bytes", BigInteger),
+    Column("max_priority", String(8), nullable=False),
 )
 
 rounds = Table(
