@@ -64,11 +64,6 @@ def cancelled_by(work: Work) -> str:
     return str(work.get("round_id", work["job"]))
 
 
-def busy_key(job: str) -> str:
-    """A hash: seconds that workers were busy for the job, by what they did (`Work.do`)."""
-    return f"{PREFIX}busy:{job}"
-
-
 def blob_key(name: str) -> str:
     return f"{PREFIX}blob:{name}"
 
@@ -406,6 +401,19 @@ class ModelTimed(TypedDict):
     """by variant: largest difference to the untuned output, over that output's largest value"""
 
 
+class PieceDone(TypedDict):
+    """With the results of each piece of work: what it took, a `fractune_core.spending.Piece`."""
+
+    event: Literal["piece_done"]
+    job: str
+    work_id: str
+    do: str
+    share: str
+    worked_s: float
+    cpu_s: float
+    ended_at: float
+
+
 class WorkFailed(TypedDict):
     event: Literal["work_failed"]
     job: str
@@ -416,4 +424,4 @@ class WorkFailed(TypedDict):
     message: str
 
 
-Event = Ingested | Proposed | Measured | RoofMeasured | Compiled | ModelTimed | WorkFailed
+Event = Ingested | Proposed | Measured | RoofMeasured | Compiled | ModelTimed | PieceDone | WorkFailed

@@ -49,6 +49,9 @@ TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'
 TARGET_KEY = '{"kind":"llvm","mcpu":"simulated"}'
 VERSIONS = {"tvm": "none"}
 
+WORKED_S, CPU_S = 0.5, 0.25
+"""what any piece of work takes: made up, and exact in binary"""
+
 _local = threading.local()
 
 
@@ -101,6 +104,9 @@ class SimulatedWorker:
         self.stopped = threading.Event()
         self.counts = WorkCounts()
         self.handled: list[dict[str, Any]] = []
+        """all that it took"""
+        self.delivered: list[dict[str, Any]] = []
+        """of which it has sent the results"""
         self.built: list[tuple[str, str]] = []
         """kind and candidate of each build, failed ones too"""
         self.measured: list[tuple[str, str, str]] = []
@@ -226,6 +232,8 @@ class SimulatedWorker:
             return
         try:
             self._handlers[work["do"]](work)
+            self._send(messages.SERVER_STREAM, piece_done(work))
+            self.delivered.append(work)
             mark(self.redis, DONE, work["work_id"])
         except redis.RedisError:
             # A real worker ends here, and its successor is another one.
@@ -332,6 +340,20 @@ class SimulatedWorker:
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
         event["max_error"] = dict.fromkeys(variants, 0.0)
         self._send(messages.SERVER_STREAM, event)
+
+
+def piece_done(work: Any) -> messages.PieceDone:
+    """What any piece of work takes of this fleet."""
+    return {
+        "event": "piece_done",
+        "job": work["job"],
+        "work_id": work["work_id"],
+        "do": work["do"],
+        "share": work.get("share", ""),
+        "worked_s": WORKED_S,
+        "cpu_s": CPU_S,
+        "ended_at": time.time(),
+    }
 
 
 def made_up_record(

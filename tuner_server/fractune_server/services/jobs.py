@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from fractune_core.convert import spec_from_proto
+from fractune_core.convert import seconds, spec_from_proto, spending_to_proto
 from fractune_core.errors import QuotaExceeded, ScopeMissing, ServerUnreachable
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
@@ -91,6 +91,28 @@ class JobService(rpc.JobServiceServicer):
                     self._stopping.wait(_LEAST_GAP_S)
                 self._context.notifier.wait(changes, _LOOK_EVERY_S)
         raise ServerUnreachable("the server is stopping; watch the job again when it is back")
+
+    def ListCosts(self, request: pb.ListCostsRequest, context: grpc.ServicerContext) -> pb.ListCostsResponse:
+        if request.with_tokens and not caller().scope.includes(Scope.ADMIN):
+            raise ScopeMissing("whose jobs are is for the scope admin; ask without, or with such a token")
+        store, size = self._context.store, page_size(request.page_size, default=50)
+        if request.job:
+            jobs, end = [store.jobs.get(Collection.JOBS.parse(request.job))], None
+        else:
+            place = read_token(request.page_token, length=1)
+            jobs, end = store.jobs.page(size, int(place[0]) if place else None, open_only=False)
+        since = seconds(request.since) if request.HasField("since") else 0.0
+        spent = store.ledger.spent([job.id for job in jobs], since)
+        costs = [
+            pb.JobCost(
+                job=job_to_proto(job),
+                spent=map(spending_to_proto, spent.get(job.id, ())),
+                token=job.token if request.with_tokens else "",
+            )
+            for job in jobs
+            if request.job or job.id in spent
+        ]
+        return pb.ListCostsResponse(costs=costs, next_page_token=write_token(None if end is None else [end]))
 
     def _view(self, job: str) -> pb.Job:
         store = self._context.store

@@ -15,6 +15,7 @@ from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS
 from fractune_core.records import TuningRecord
 from fractune_core.signed_messages import open_event
 from fractune_core.signing import Unsigned
+from fractune_core.spending import Piece
 from fractune_server.store.log import TuningLog
 from fractune_server.transport.unreadable import set_aside
 
@@ -26,10 +27,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """One event, with its record when it is a `measured` one."""
+    """One event, with its record when it is a `measured` one, and what was spent when it is a `piece_done`."""
 
     event: Event
     record: TuningRecord | None = None
+    piece: Piece | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Recorder:
         self._recovering = True
 
     def poll(self, block_ms: int) -> ArrivalBatch:
-        """Wait up to `block_ms` (0 = not at all) for results, commit the records among them, and return all events.
+        """Wait up to `block_ms` (0 = not at all) for results, and commit the records and the ledger's entries among
+        them. Returns all events.
 
         Raises redis.RedisError, and StateUnusable when the log cannot be written.
         """
@@ -69,8 +72,9 @@ class Recorder:
         reply = self._read(streams, start, None if recovering else block_ms or None)
         batch = self._decode(reply)
         records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
-        if records:
-            self._log.add(records)
+        pieces = [arrival.piece for arrival in batch.arrivals if arrival.piece is not None]
+        if records or pieces:
+            self._log.add(records, pieces)
         # What was left unacknowledged is read until nothing of it remains; only then come new entries.
         self._recovering = recovering and any(batch.entries.values())
         return batch
@@ -196,6 +200,8 @@ def _lost(event: Any, error: Exception) -> list[Arrival]:
 def _arrival(event: Event) -> Arrival:
     if event["event"] == "measured":
         return Arrival(event, TuningRecord.from_json(event["record"]))
+    if event["event"] == "piece_done":
+        return Arrival(event, piece=Piece.from_event(event))
     return Arrival(event)
 
 
