@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -200,8 +201,12 @@ class TunePhase:
         """Start one round for the job, whose turn it is; False when none can start now."""
         if job.stored.state is not JobState.TUNING or job.time_is_up:
             return False
+        held = defaultdict[str, list[LiveRound]](list)
+        for live in self._rounds.trials():
+            held[live.stored.instance].append(live)
+        awaited = self._awaited(job)
         for instance in self._instances.values():
-            if not self._has_room(instance, job):
+            if not self._has_room(held[instance.name], job, awaited):
                 continue
             allowed = partial(self._may_search, job, instance)
             found = next_round(list(job.plans.values()), self._limits(job, jobs), job.gained, allowed)
@@ -224,12 +229,10 @@ class TunePhase:
             return False
         return job.budget.remaining(list(job.plans.values()), job.gained) > 0
 
-    def _has_room(self, instance: Instance, job: ActiveJob) -> bool:
-        """One search at a time, as late as the builders allow: it then knows more. What is under way only for jobs that
-        were given more keeps nobody waiting.
+    def _has_room(self, held: Collection[LiveRound], job: ActiveJob, awaited: Collection[str]) -> bool:
+        """Whether an instance that holds these rounds may search for the job. One search at a time, as late as the
+        builders allow: it then knows more. What is under way only for jobs that were given more keeps nobody waiting.
         """
-        held = [live for live in self._rounds.trials() if live.stored.instance == instance.name]
-        awaited = self._awaited(job)
         counted = sum(live.under_way(awaited) for live in held if not self._may_pass(job, live))
         return all(live.proposed for live in held) and counted <= self._enough
 
