@@ -594,7 +594,8 @@ def test_what_work_took_is_in_the_ledger_once_though_it_comes_again(connection: 
     for _ in range(2):  # a server that ends before it acknowledges, and its successor
         recorder = Recorder(connection, store.log, SECRET)
         pieces = [arrival.piece for _ in range(2) for arrival in recorder.poll(10).arrivals]
-        assert pieces == [piece, piece]
+        assert len(pieces) >= 2
+        assert set(pieces) == {piece}
         assert store.ledger.spent(["job1"]) == {"job1": [Spending("measure", "cpu:1", 1, 2.0, 1.5)]}
 
 
