@@ -143,9 +143,16 @@ ROOMS = {
     ),
     "fractune_workers.child": room(*CORE),
     "fractune_workers.work_counts": room(*CORE),
+    "fractune_workers.meter": room(*CORE),
     "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
     "fractune_workers.context": room(
-        *CORE, "fractune_workers.child", "fractune_workers.locks", "fractune_workers.work_counts", "redis", "rq"
+        *CORE,
+        "fractune_workers.child",
+        "fractune_workers.locks",
+        "fractune_workers.meter",
+        "fractune_workers.work_counts",
+        "redis",
+        "rq",
     ),
     "fractune_workers.roles": room(
         *CORE,

@@ -105,8 +105,9 @@ def test_a_small_job_is_not_stuck_behind_a_large_one(stage: Stage, is_another: b
     with stage.client(token) as mine, stage.client(stage.token() if is_another else token) as theirs:
         with stage.held("measure-1", "measure-2"):
             large = job(mine, 2000)
-            wait_until(lambda: stage.waiting("cpu:1") == 2 * FIRST_ROUND // 4 - 1)  # four in a batch, one in hand
-            before = len(stage.measured(large))
+            # Two rounds, four candidates in a batch, one batch in hand.
+            wait_until(lambda: len(stage.measured(large)) == 1 and stage.waiting("cpu:1") == 2 * FIRST_ROUND // 4 - 1)
+            before = 1
             small = job(theirs, 16)
             wait_until(lambda: len(stage.asked(small)) == 3 and stage.waiting("cpu:1") == 6)
         ended = theirs.finish(small.name)

@@ -231,8 +231,9 @@ class SimulatedWorker:
         if is_marked(self.redis, DONE, work["work_id"]) or is_marked(self.redis, CANCELLED, cancelled_by(work)):
             return
         try:
-            self._handlers[work["do"]](work)
+            # Of a real worker these come together, in one transaction.
             self._send(messages.SERVER_STREAM, piece_done(work))
+            self._handlers[work["do"]](work)
             self.delivered.append(work)
             mark(self.redis, DONE, work["work_id"])
         except redis.RedisError:
