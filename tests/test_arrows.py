@@ -137,6 +137,7 @@ ROOMS = {
         "fractune_workers.confinement",
         "fractune_workers.context",
         "fractune_workers.locks",
+        "fractune_workers.meter",
         "fractune_workers.roles",
         "redis",
         "rq",

@@ -32,11 +32,11 @@ class Piece:
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Self:
         """Raises KeyError, TypeError or ValueError for what is no such event."""
-        texts = (str(event[name]) for name in ("work_id", "job", "do", "share"))
+        work_id, job, do, share = (str(event[name]) for name in ("work_id", "job", "do", "share"))
         secs = [float(event[name]) for name in ("worked_s", "cpu_s", "ended_at")]
         if not all(math.isfinite(each) and each >= 0 for each in secs):
             raise ValueError(f"seconds are {secs}")
-        return cls(*texts, *secs)
+        return cls(work_id, job, do, share, *secs)
 
 
 @dataclass(frozen=True)
