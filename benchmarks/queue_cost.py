@@ -56,7 +56,7 @@ def ms_per_candidate(station: WorkerContext, candidates: int, batch: int) -> flo
         queues.enqueue(BUILD_QUEUE, work)
     worker.work(burst=True, logging_level="ERROR")
     spent_s = time.perf_counter() - start
-    if station.redis.xlen(SERVER_STREAM) != candidates:
+    if station.redis.xlen(SERVER_STREAM) != candidates + candidates // batch:  # and what each piece has taken
         raise SystemExit("queue_cost: results are missing")
     return spent_s / candidates * 1e3
 

@@ -26,6 +26,7 @@ from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan, next_round
+from fractune_server.scheduler.turns import Turns
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
@@ -56,7 +57,7 @@ class OpenPhase(TunePhase):
     """The tuning phase, with its one decision made to be called alone."""
 
     def decide(self, job: ActiveJob) -> tuple[OperatorPlan, int] | None:
-        """The next round of the first instance, chosen just as `advance` does."""
+        """The next round of the first instance, chosen just as `start_round` does."""
         instance: Instance = next(iter(self._instances.values()))
         return next_round(list(job.plans.values()), job.budget, job.gained, partial(self._may_search, job, instance))
 
@@ -78,7 +79,7 @@ def costs_ms(operators: int, measurers: int) -> dict[str, float]:
         plans = list(job.plans.values())
         pure = _median_ms(lambda: next_round(plans, job.budget, 0))
         start = time.perf_counter()
-        phase.advance(job, [job])
+        _turn(phase, job)
         begun = len(world.rounds.all())
         handed_out = (time.perf_counter() - start) * 1e3 / max(1, begun)
         if begun != measurers:
@@ -87,11 +88,18 @@ def costs_ms(operators: int, measurers: int) -> dict[str, float]:
             "next_round": pure,
             "decision": _median_ms(lambda: phase.decide(job)),
             "round handed out": handed_out,
-            "turn, nothing to start": _median_ms(lambda: phase.advance(job, [job])),
+            "turn, nothing to start": _median_ms(lambda: _turn(phase, job)),
             "count_progress": _median_ms(job.count_progress),
             "save of the job": _median_ms(lambda: world.deps.store.jobs.save(job.stored, job.operators)),
             "trial taken in": _median_ms(lambda: job.take_trial(world.record)),
         }
+
+
+def _turn(phase: TunePhase, job: ActiveJob) -> None:
+    """What the engine does with the job in one turn."""
+    phase.advance(job, [job])
+    while phase.start_round(job, [job]):
+        pass
 
 
 def _median_ms(step: Callable[[], object]) -> float:
@@ -111,8 +119,9 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         job = _run(operators)
         deps.store.log.add_workloads([(name, "{}") for name in job.plans])
         deps.store.jobs.create(job.stored)
-        rounds = Rounds(deps, WorkQueues(connection, SECRET))
-        phase = OpenPhase(deps, rounds)
+        turns = Turns()
+        rounds = Rounds(deps, WorkQueues(connection, SECRET), turns)
+        phase = OpenPhase(deps, rounds, turns)
         phase.update_instances(Fleet(_tuner(index) for index in range(measurers)))
         last = job.operators[-1]
         work: dict[str, Any] = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "scope": ""}

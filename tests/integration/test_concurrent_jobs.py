@@ -275,7 +275,6 @@ def test_when_the_job_that_asked_first_is_cancelled_the_others_take_over(stage: 
         for name in (first, *others):
             stage.begins(name)
         wait_until(lambda: len(stage.searched(first)) > 0)
-        assert not any(stage.searched(name) for name in others)
         stage.client.jobs.CancelJob(pb.CancelJobRequest(name=first))
     jobs = stage.finish(*others)
     stage.check_once(model)

@@ -265,7 +265,6 @@ FORBIDDEN_TO_A_MEASURER = [
     ("XGROUP", "DESTROY", messages.SERVER_STREAM, messages.RECORDER),
     ("SADD", messages.STREAMS, "other"),
     ("XRANGE", messages.UNREADABLE, "-", "+"),
-    ("HGETALL", messages.busy_key("job1")),
 ]
 
 

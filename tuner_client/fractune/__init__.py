@@ -17,6 +17,8 @@ from fractune_core import __version__ as __version__
 if _typing.TYPE_CHECKING:
     from fractune.api.client import Client as Client
     from fractune.api.client import connect as connect
+    from fractune.api.costing import CostResult as CostResult
+    from fractune.api.costing import cost as cost
     from fractune.api.fusing import FusedModel as FusedModel
     from fractune.api.fusing import fuse as fuse
     from fractune.api.job import Job as Job
@@ -40,6 +42,8 @@ if _typing.TYPE_CHECKING:
     from fractune.api.tuning import match as match
     from fractune.api.tuning import matrix as matrix
     from fractune.api.tuning import tune as tune
+    from fractune.costs import JobCost as JobCost
+    from fractune.costs import Prices as Prices
     from fractune.goals import Goal as Goal
     from fractune.goals import GoalEnd as GoalEnd
     from fractune.goals import GoalStep as GoalStep
@@ -78,12 +82,14 @@ if _typing.TYPE_CHECKING:
     from fractune_core.roofs import Roof as Roof
     from fractune_core.shares import Device as Device
     from fractune_core.shares import GrantedShare as GrantedShare
+    from fractune_core.spending import Spending as Spending
 
 # gRPC's core writes lines of its own to standard error when a server goes away; ours say it in one.
 _os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _HOMES = {
     "fractune.api.client": ("Client", "connect"),
+    "fractune.api.costing": ("CostResult", "cost"),
     "fractune.api.fusing": ("FusedModel", "fuse"),
     "fractune.api.job": ("Job",),
     "fractune.api.log": ("Imported", "Log", "Pruned", "Records"),
@@ -92,6 +98,7 @@ _HOMES = {
     "fractune.api.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
     "fractune.api.sharing": ("pair",),
     "fractune.api.tuning": ("bundle", "knee", "local_stack", "match", "matrix", "tune"),
+    "fractune.costs": ("JobCost", "Prices"),
     "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming"),
     "fractune.inference.choosing": ("VariantChoice",),
     "fractune.inference.compare": ("Comparison", "compare"),
@@ -111,6 +118,7 @@ _HOMES = {
     "fractune_core.records": ("TuningRecord",),
     "fractune_core.roofs": ("Arithmetic", "Roof"),
     "fractune_core.shares": ("Device", "GrantedShare"),
+    "fractune_core.spending": ("Spending",),
 }
 """where each name comes from: what is not asked for is not imported"""
 
@@ -122,6 +130,7 @@ __all__ = [
     "Cell",
     "Client",
     "Comparison",
+    "CostResult",
     "CrossTable",
     "Device",
     "Estimate",
@@ -133,6 +142,7 @@ __all__ = [
     "Imported",
     "InferenceSession",
     "Job",
+    "JobCost",
     "JobState",
     "JobStatus",
     "KneeReport",
@@ -151,6 +161,7 @@ __all__ = [
     "PeerTiming",
     "PlanResult",
     "Policy",
+    "Prices",
     "Pruned",
     "RateLatency",
     "Records",
@@ -160,6 +171,7 @@ __all__ = [
     "SharingFigures",
     "SideFigures",
     "Slowdown",
+    "Spending",
     "Table",
     "TuneResult",
     "TuningRecord",
@@ -169,6 +181,7 @@ __all__ = [
     "bundle",
     "compare",
     "connect",
+    "cost",
     "errors",
     "fuse",
     "knee",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from fractune.costs import JobCost
 from fractune.jobs import JobStatus, OfferedShare, OperatorMatch, OperatorRecords, OperatorStatus, ShareResult, Worker
 from fractune_core.convert import (
     arithmetic_from_proto,
@@ -14,10 +15,12 @@ from fractune_core.convert import (
     roof_from_proto,
     seconds,
     shapes_from_proto,
+    spending_from_proto,
     state_from_proto,
 )
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.priorities import Priority
 
 
 def job_status(job: pb.Job) -> JobStatus:
@@ -31,6 +34,7 @@ def job_status(job: pb.Job) -> JobStatus:
         inputs=shapes_from_proto(job.spec.inputs),
         target=job.spec.target,
         scope=job.spec.scope,
+        priority=Priority.of(job.spec.priority).value,
         minutes=job.spec.minutes,
         created_at=seconds(job.create_time),
         error=job.error,
@@ -58,6 +62,10 @@ def job_status(job: pb.Job) -> JobStatus:
 def phases_in_order(phases_s: Mapping[str, float]) -> dict[str, float]:
     """In the order in which a job goes through them; a map of the contract has none."""
     return {state.value: phases_s[state.value] for state in JobState if state.value in phases_s}
+
+
+def job_cost(cost: pb.JobCost) -> JobCost:
+    return JobCost(job_status(cost.job), tuple(map(spending_from_proto, cost.spent)), cost.token)
 
 
 def operator_status(operator: pb.Operator) -> OperatorStatus:

@@ -76,6 +76,8 @@ class JobStatus:
     """TVM's target as asked for; empty = the measuring processor's own"""
     scope: str = ""
     """jobs of one scope share; empty = the server's"""
+    priority: str = "normal"
+    """`low`, `normal` or `high`: what it gets beside other jobs"""
     minutes: float = 0.0
     """limit of the search; 0 = none"""
     created_at: float = 0.0

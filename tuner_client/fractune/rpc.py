@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fractune.credentials import PLAIN, Credentials
 from fractune.uploads import send_model
 from fractune_core.addresses import UNIX
-from fractune_core.convert import state_from_proto
+from fractune_core.convert import state_from_proto, timestamp
 from fractune_core.errors import FractuneError, ServerUnreachable, StateUnusable, error_from_name
 from fractune_core.keepalive import CLIENT_KEEPALIVE
 from fractune_core.pb import fractune_pb2 as pb
@@ -111,6 +111,21 @@ class RpcClient:
             limit -= len(page.jobs)
             token = page.next_page_token
             if not token:
+                return
+
+    def costs(self, job: str = "", *, since: float | None, tokens: bool, limit: int) -> Iterator[pb.JobCost]:
+        """What the job, else what each that took anything, took: newest first, at most `limit`."""
+        request = pb.ListCostsRequest(
+            job=job and job_name(job), with_tokens=tokens, page_size=min(max(limit, 50), 1000)
+        )
+        if since is not None:
+            request.since.CopyFrom(timestamp(since))
+        while limit > 0:
+            page = self._call(self._jobs.ListCosts, request)
+            yield from page.costs[:limit]
+            limit -= len(page.costs)
+            request.page_token = page.next_page_token
+            if not request.page_token:
                 return
 
     def watch_job(self, job: str) -> Iterator[pb.Job]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -17,6 +17,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import WARM, Kind, Status, TimingPolicy, TuningRecord, policy_name
 from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.spending import Spending
 
 END_OF_TIME_S = 253_402_300_800
 """since 1970: no timestamp is of the year 10000"""
@@ -230,6 +231,14 @@ def spec_from_proto(message: pb.JobSpec, model_name: str) -> JobSpec:
         scope=message.scope,
         fresh=message.fresh,
     )
+
+
+def spending_to_proto(spent: Spending) -> pb.Spending:
+    return pb.Spending(**asdict(spent))
+
+
+def spending_from_proto(message: pb.Spending) -> Spending:
+    return Spending(message.do, message.share, message.pieces, message.worked_s, message.cpu_s)
 
 
 def state_to_proto(state: JobState) -> pb.JobState.ValueType:

@@ -60,7 +60,7 @@ class JobSpec:
     """tune just the operators whose name contains this, or one of several texts separated by commas; empty = all"""
     seed: int = 0
     priority: int = 0
-    """higher goes first"""
+    """below 0 low, 0 normal, above 0 high: `fractune_core.priorities`"""
     rerank: int = 0
     """above 0: search nothing; of every share that the log knows, the published winner and so many of the fastest
     trials are measured at this job's shares"""

@@ -64,11 +64,6 @@ def cancelled_by(work: Work) -> str:
     return str(work.get("round_id", work["job"]))
 
 
-def busy_key(job: str) -> str:
-    """A hash: seconds that workers were busy for the job, by what they did (`Work.do`)."""
-    return f"{PREFIX}busy:{job}"
-
-
 def blob_key(name: str) -> str:
     return f"{PREFIX}blob:{name}"
 
@@ -195,6 +190,8 @@ class RoundWork(TracedWork):
     scope: str
     """of that job"""
     operator: TargetOperator
+    at_front: NotRequired[bool]
+    """this, and what comes of it, goes before what waits in its queue: the job was given less than the others"""
 
 
 class SearchWork(RoundWork):
@@ -421,6 +418,19 @@ class ModelTimed(TypedDict):
     """by variant: largest difference to the untuned output, over that output's largest value"""
 
 
+class PieceDone(TypedDict):
+    """With the results of each piece of work: what it took, a `fractune_core.spending.Piece`."""
+
+    event: Literal["piece_done"]
+    job: str
+    work_id: str
+    do: str
+    share: str
+    worked_s: float
+    cpu_s: float
+    ended_at: float
+
+
 class WorkFailed(TypedDict):
     event: Literal["work_failed"]
     job: str
@@ -431,7 +441,7 @@ class WorkFailed(TypedDict):
     message: str
 
 
-Event = Ingested | Proposed | Measured | RoofMeasured | Compiled | ModelTimed | WorkFailed
+Event = Ingested | Proposed | Measured | RoofMeasured | Compiled | ModelTimed | PieceDone | WorkFailed
 EVENT_BY_KIND: dict[str, type[Any]] = {
     "ingested": Ingested,
     "proposed": Proposed,
@@ -439,6 +449,7 @@ EVENT_BY_KIND: dict[str, type[Any]] = {
     "roof_measured": RoofMeasured,
     "compiled": Compiled,
     "model_timed": ModelTimed,
+    "piece_done": PieceDone,
     "work_failed": WorkFailed,
 }
 """by what `event` says in each of them"""

@@ -34,7 +34,7 @@ def _worker(role: str) -> Sequence[str]:
         "(+sadd +srem ~fractune:workers)",
         "(+zscore %R~fractune:done %R~fractune:cancelled)",
         "(+zadd ~fractune:done ~fractune:handed-back)",
-        "(+hincrbyfloat +expire ~fractune:busy:*)",
+        "(+hincrbyfloat +expire ~fractune:busy:*)",  # of workers before the ledger, which nobody reads
         "(+xadd ~fractune:results:*)",
         # RQ's own: the worker, its queue, and the work that it has taken from there.
         f"(+exists +del +expire +hset +hget +hdel +hexists +hincrby +hincrbyfloat ~rq:worker:{role}-*)",
@@ -60,7 +60,7 @@ def _writes_blobs(kind: str) -> str:
 
 def _enqueues(role: str) -> Sequence[str]:
     """For the workers of another role; of a job's hash, every worker may write the fields already."""
-    return ("(+sadd ~rq:queues)", f"(+rpush ~rq:queue:{role}.*)")
+    return ("(+sadd ~rq:queues)", f"(+rpush +lpush ~rq:queue:{role}.*)")
 
 
 _RULES: Mapping[str, Sequence[str]] = {

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fractune_core.priorities import Priority
 from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.store.database import Database
 from fractune_server.store.store import sqlite_url
@@ -16,11 +17,18 @@ from fractune_server.store.tokens import TokenStore
 
 
 def create_token(
-    state_dir: Path, database_url: str | None, name: str, scope: Scope, lifetime_s: float | None, quotas: Quotas
+    state_dir: Path,
+    database_url: str | None,
+    name: str,
+    scope: Scope,
+    lifetime_s: float | None,
+    quotas: Quotas,
+    max_priority: Priority = Priority.NORMAL,
 ) -> TokenText:
     """Raises StateUnusable without a database of this version."""
+    expires_at = None if lifetime_s is None else time.time() + lifetime_s
     with _tokens(state_dir, database_url) as tokens:
-        return tokens.create(name, scope, None if lifetime_s is None else time.time() + lifetime_s, quotas)
+        return tokens.create(name, scope, expires_at, quotas, max_priority)
 
 
 def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:
@@ -35,6 +43,7 @@ def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any
                 "expires_at": each.expires_at,
                 "revoked_at": each.revoked_at,
                 "state": each.end(time.time()) or "good",
+                "max_priority": each.max_priority.value,
                 "quotas": asdict(each.quotas),
                 "used": asdict(tokens.usage(each.token_id)),
             }

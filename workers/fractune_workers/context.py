@@ -19,17 +19,18 @@ from fractune_core.blobs import add_signed_blob, get_signed_blob
 from fractune_core.errors import FractuneError
 from fractune_core.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.messages import (
-    BLOB_TTL_S,
     EVENT_FIELD,
     HANDLER,
+    SERVER_STREAM,
     Event,
+    PieceDone,
     Work,
-    busy_key,
     cancelled_by,
 )
 from fractune_core.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.meter import Meter
 from fractune_workers.work_counts import WorkCounts
 
 _MEMORY_PATIENCE_S = 30.0
@@ -80,18 +81,21 @@ class WorkerContext:
         with contextlib.suppress(FractuneError), self.computing(child):
             child.ensure()
 
-    def transaction(self, work: Work) -> ResultTransaction:
-        """To be made when the work begins: its time until it is sent counts as the job's, without waits for locks."""
-        return ResultTransaction(self, work)
+    def meter(self) -> Meter:
+        return Meter(lambda: self.core_locks.waited_s)
+
+    def transaction(self, work: Work, meter: Meter | None = None) -> ResultTransaction:
+        """To be made when the work begins, unless `meter` runs since then: what is spent until it is sent is told."""
+        return ResultTransaction(self, work, meter or self.meter())
 
 
 class ResultTransaction:
     """The results of one piece of work, in one transaction: all of them or none, and only once."""
 
-    def __init__(self, context: WorkerContext, work: Work) -> None:
+    def __init__(self, context: WorkerContext, work: Work, meter: Meter) -> None:
         self._context = context
         self._work = work
-        self._began = time.perf_counter() - context.core_locks.waited_s
+        self._meter = meter
         self._pipe = context.redis.pipeline(transaction=True)
 
     def event(self, stream: str, event: Event) -> None:
@@ -112,15 +116,29 @@ class ResultTransaction:
             work["trace"] = trace
         # The one call of RQ that leaves a transaction open for the other results.
         message = seal_work(self._context.secret, queue, work)
-        data = Queue.prepare_data(HANDLER, args=(message,), job_id=work["work_id"], description=work["do"])
+        at_front = bool(work.get("at_front"))
+        data = Queue.prepare_data(
+            HANDLER, args=(message,), job_id=work["work_id"], description=work["do"], at_front=at_front
+        )
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 
     def send(self) -> None:
-        busy_s = time.perf_counter() - self._context.core_locks.waited_s - self._began
-        self._pipe.hincrbyfloat(busy_key(self._work["job"]), self._work["do"], busy_s)
-        self._pipe.expire(busy_key(self._work["job"]), BLOB_TTL_S)
+        self.event(SERVER_STREAM, self._piece_done())
         mark(self._pipe, DONE, self._work["work_id"])
         self._execute()
+
+    def _piece_done(self) -> PieceDone:
+        spent = self._meter.read()
+        return {
+            "event": "piece_done",
+            "job": self._work["job"],
+            "work_id": self._work["work_id"],
+            "do": self._work["do"],
+            "share": str(self._work.get("share", "")),
+            "worked_s": spent.worked_s,
+            "cpu_s": spent.cpu_s,
+            "ended_at": time.time(),
+        }
 
     def _execute(self) -> None:
         """Once: a transaction of which Redis refuses a command has done nothing. One that is refused for want of memory

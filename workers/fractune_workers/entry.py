@@ -16,6 +16,7 @@ from fractune_core.log_fields import log_fields
 from fractune_core.messages import SERVER_STREAM, Work, WorkFailed
 from fractune_core.signed_messages import Refused, open_dated_work
 from fractune_workers.context import WorkerContext
+from fractune_workers.meter import Meter
 from fractune_workers.roles import Role
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         """Seconds until now, and how many of them it waited for locks."""
         return time.perf_counter() - start, context.core_locks.waited_s - waited_before_s
 
+    meter = context.meter()
     _in_hand[:] = [work]
     if _told_to_stop:
         context.hand_back(work)
@@ -78,10 +80,10 @@ def _do(context: WorkerContext, role: Role, work: Work) -> None:
         context.hand_back(work)
         end(error)
     except FractuneError as error:
-        _report(context, work, error)
+        _report(context, work, error, meter)
     except Exception as error:  # noqa: BLE001  whatever it is, the server must be told
         _log.exception("%s failed", work["do"])
-        _report(context, work, FractuneError(f"{type(error).__name__}: {error}"))
+        _report(context, work, FractuneError(f"{type(error).__name__}: {error}"), meter)
     finally:
         _in_hand.clear()
         context.counts.end(work["do"], *spent())
@@ -108,7 +110,7 @@ def end(error: FractuneError) -> NoReturn:
     os._exit(error.exit_code)
 
 
-def _report(context: WorkerContext, work: Any, error: FractuneError) -> None:
+def _report(context: WorkerContext, work: Any, error: FractuneError, meter: Meter) -> None:
     event: WorkFailed = {
         "event": "work_failed",
         "job": work["job"],
@@ -118,6 +120,6 @@ def _report(context: WorkerContext, work: Any, error: FractuneError) -> None:
     }
     if "round_id" in work:
         event["round_id"] = work["round_id"]
-    transaction = context.transaction(work)
+    transaction = context.transaction(work, meter)
     transaction.event(SERVER_STREAM, event)
     transaction.send()

@@ -49,6 +49,9 @@ TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'
 TARGET_KEY = '{"kind":"llvm","mcpu":"simulated"}'
 VERSIONS = {"tvm": "none"}
 
+WORKED_S, CPU_S = 0.5, 0.25
+"""what any piece of work takes: made up, and exact in binary"""
+
 _local = threading.local()
 
 
@@ -103,6 +106,9 @@ class SimulatedWorker:
         self.stopped = threading.Event()
         self.counts = WorkCounts()
         self.handled: list[dict[str, Any]] = []
+        """all that it took"""
+        self.delivered: list[dict[str, Any]] = []
+        """of which it has sent the results"""
         self.built: list[tuple[str, str]] = []
         """kind and candidate of each build, failed ones too"""
         self.measured: list[tuple[str, str, str]] = []
@@ -228,7 +234,10 @@ class SimulatedWorker:
         if is_marked(self.redis, DONE, work["work_id"]) or is_marked(self.redis, CANCELLED, cancelled_by(work)):
             return
         try:
+            # Of a real worker these come together, in one transaction.
+            self._send(messages.SERVER_STREAM, piece_done(work))
             self._handlers[work["do"]](work)
+            self.delivered.append(work)
             mark(self.redis, DONE, work["work_id"])
         except redis.RedisError:
             # A real worker ends here, and its successor is another one.
@@ -241,7 +250,10 @@ class SimulatedWorker:
 
     def _enqueue(self, queue: str, work: Any) -> None:
         Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(
-            messages.HANDLER, args=(seal_work(SECRET, queue, work),), job_id=work["work_id"]
+            messages.HANDLER,
+            args=(seal_work(SECRET, queue, work),),
+            job_id=work["work_id"],
+            at_front=work["at_front"],
         )
 
     def _ingest(self, work: dict[str, Any]) -> None:
@@ -284,14 +296,14 @@ class SimulatedWorker:
         proposed = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
         proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
         self._send(stream, proposed)
-        same = ("round_id", "job", "scope", "operator", "device_key", "shares")
+        same = ("round_id", "job", "scope", "operator", "device_key", "shares", "at_front")
         for start in range(0, len(items), 4):
             build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": stream}
             build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
             self._enqueue(messages.BUILD_QUEUE, build)
 
     def _build(self, work: dict[str, Any]) -> None:
-        same = ("round_id", "job", "scope", "kind", "operator", "reply")
+        same = ("round_id", "job", "scope", "kind", "operator", "reply", "at_front")
         artifacts = [
             {**item, "build_secs": 0.1, "status": outcome(item["trace"]).value, "cause": "made up"}
             for item in work["candidates"]
@@ -332,6 +344,20 @@ class SimulatedWorker:
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
         event["max_error"] = dict.fromkeys(variants, 0.0)
         self._send(messages.SERVER_STREAM, event)
+
+
+def piece_done(work: Any) -> messages.PieceDone:
+    """What any piece of work takes of this fleet."""
+    return {
+        "event": "piece_done",
+        "job": work["job"],
+        "work_id": work["work_id"],
+        "do": work["do"],
+        "share": work.get("share", ""),
+        "worked_s": WORKED_S,
+        "cpu_s": CPU_S,
+        "ended_at": time.time(),
+    }
 
 
 def made_up_record(

@@ -13,10 +13,11 @@ from typing import Any, cast
 import redis
 
 from fractune.local.embedded_redis import redis_binary
-from fractune_core.messages import EVENT_FIELD
+from fractune_core.messages import EVENT_FIELD, SERVER_STREAM
 from fractune_core.redis_url import with_password
 from fractune_core.redis_users import USERS, acl_file
 from fractune_core.signed_messages import open_event
+from fractune_core.spending import Piece
 from tests.support.secret import SECRET
 
 
@@ -31,7 +32,17 @@ def wait_until(holds: object, timeout_s: float = 30.0, every_s: float = 0.02) ->
 
 
 def events_of(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:
-    """All that was ever sent on the stream and was not trimmed."""
+    """All that was ever sent on the stream and was not trimmed, but for what work has taken."""
+    return [event for event in _all_events(connection, stream) if event["event"] != "piece_done"]
+
+
+def pieces_of(connection: redis.Redis) -> list[Piece]:
+    """What work has taken, as it was told to the server."""
+    events = _all_events(connection, SERVER_STREAM)
+    return [Piece.from_event(event) for event in events if event["event"] == "piece_done"]
+
+
+def _all_events(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:
     entries: Any = connection.xrange(stream)
     return [cast(dict[str, Any], open_event(SECRET, fields[EVENT_FIELD.encode()])) for _, fields in entries]
 

@@ -38,6 +38,8 @@ class ScriptedServer(
         self.specs: list[pb.JobSpec] = []
         self.script: list[pb.Job] = []
         self.cancelled: list[str] = []
+        self.costs: list[pb.JobCost] = []
+        self.cost_requests: list[pb.ListCostsRequest] = []
         self.bundles: dict[str, bytes] = {}
         self.records: list[pb.Record] = []
         self.tables: list[pb.OperatorTable] = []
@@ -84,6 +86,12 @@ class ScriptedServer(
         stop = start + min(request.page_size, 2)  # small pages, so that the client must turn them
         token = str(stop) if stop < len(self.script) else ""
         return pb.ListJobsResponse(jobs=self.script[start:stop], next_page_token=token)
+
+    def ListCosts(self, request: pb.ListCostsRequest, context: Any) -> pb.ListCostsResponse:
+        self.cost_requests.append(pb.ListCostsRequest.FromString(request.SerializeToString()))
+        start = int(request.page_token or 0)
+        token = str(start + 1) if start + 1 < len(self.costs) else ""
+        return pb.ListCostsResponse(costs=self.costs[start : start + 1], next_page_token=token)
 
     def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.Job:
         self.cancelled.append(request.name)

@@ -13,8 +13,9 @@ from fractune.api.log import Log
 from fractune.api.models import ModelSource, model_file
 from fractune.api.requests import shapes, tuning_spec
 from fractune.api.results import MatchResult
+from fractune.costs import JobCost
 from fractune.credentials import PLAIN, Credentials
-from fractune.from_proto import job_status, offered_share, operator_match, worker
+from fractune.from_proto import job_cost, job_status, offered_share, operator_match, worker
 from fractune.jobs import JobStatus, OfferedShare, Worker
 from fractune.rpc import CALL_TIMEOUT_S, RpcClient
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, roof_from_proto, shapes_to_proto
@@ -98,7 +99,7 @@ class Client:
         scope: str = "",
         fresh: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
-        priority: int = 0,
+        priority: str = "normal",
     ) -> Job:
         """Send the model unless the server has it, and start a job; the options are those of `fractune.tune`.
 
@@ -131,6 +132,15 @@ class Client:
     def jobs(self, *, open_only: bool = False, limit: int = 50) -> list[JobStatus]:
         """At most `limit` jobs, newest first, without their operators; with `open_only` those that have not ended."""
         return list(map(job_status, self._rpc.jobs(open_only=open_only, limit=limit)))
+
+    def costs(
+        self, job: str | None = None, *, since: float | None = None, tokens: bool = False, limit: int = 50
+    ) -> list[JobCost]:
+        """What the job, else the newest `limit` jobs that took anything, took of the fleet; as `fractune.cost`.
+
+        Raises NotFound, ScopeMissing.
+        """
+        return list(map(job_cost, self._rpc.costs(job or "", since=since, tokens=tokens, limit=limit)))
 
     def match(
         self,

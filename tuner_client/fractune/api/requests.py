@@ -11,6 +11,7 @@ from typing import Any
 from fractune_core.bundles import SUFFIX
 from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec
+from fractune_core.priorities import Priority
 from fractune_core.records import Kind
 from fractune_core.shares import Share, parse_shares
 
@@ -30,9 +31,11 @@ def tuning_spec(
     more: int | None,
     minutes: float | None,
     rerank: int | None,
+    priority: str,
     **rest: Any,
 ) -> JobSpec:
     """As `job_spec`, for a search with limits that may be left out. Raises BadRequest."""
+    rest["priority"] = Priority.parse(priority).number
     limits = {"more": more, "minutes": minutes, "rerank": rerank}
     for name, value in limits.items():
         check_above_zero(name, value)

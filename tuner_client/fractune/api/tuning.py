@@ -49,7 +49,7 @@ def tune(
     scope: str = "",
     fresh: bool = False,
     inputs: Shapes | None = None,
-    priority: int = 0,
+    priority: str = "normal",
     out: PathText = ".",
     server: str | None = None,
     state: PathText | None = None,
@@ -72,7 +72,8 @@ def tune(
     `exact` leaves out implementations that round otherwise than the operator itself, as Winograd's convolutions do.
     Jobs that run at the same time search an operator once, and read what the log holds of it: those of one `scope`
     (default: the server's), and with `fresh` none but this one. `inputs` gives shapes to inputs that the model leaves
-    open. The job of the highest `priority` goes first. The bundle is `<model>.fractune` in the folder `out`. `progress`
+    open. `priority` is "low", "normal" or "high": beside others a job gets four times the measurements of one that is
+    one step lower, and none waits for ever. The bundle is `<model>.fractune` in the folder `out`. `progress`
     shows a bar, nothing (False), or calls a function with each JobStatus.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.

@@ -25,6 +25,7 @@ _COMMANDS = {
     "jobs": "jobs",
     "watch": "jobs",
     "cancel": "jobs",
+    "cost": "cost",
     "bundle": "bundle",
     "workers": "jobs",
     "knee": "knee",

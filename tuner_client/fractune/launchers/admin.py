@@ -6,17 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from fractune.launchers import require
+from fractune_core.priorities import Priority
 from fractune_core.tokens import Quotas, Scope, TokenText
 
 
 def create_token(
-    state_dir: Path, database_url: str | None, name: str, scope: Scope, lifetime_s: float | None, quotas: Quotas
+    state_dir: Path,
+    database_url: str | None,
+    name: str,
+    scope: Scope,
+    lifetime_s: float | None,
+    quotas: Quotas,
+    max_priority: Priority = Priority.NORMAL,
 ) -> TokenText:
     """A new token; `lifetime_s` None = for ever. Raises StateUnusable for a database that cannot be used."""
     _require_server()
     from fractune_server import admin
 
-    return admin.create_token(state_dir, database_url, name, scope, lifetime_s, quotas)
+    return admin.create_token(state_dir, database_url, name, scope, lifetime_s, quotas, max_priority)
 
 
 def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:

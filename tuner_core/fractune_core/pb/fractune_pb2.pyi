@@ -285,7 +285,7 @@ class JobSpec(_message.Message):
     """Tune just the operators whose name contains this, or one of several texts separated by commas. Empty = all."""
     seed: _builtins.int
     priority: _builtins.int
-    """Higher goes first."""
+    """How much the job gets beside others: below 0 low, 0 normal, above 0 high. Each step is four times as much."""
     rerank: _builtins.int
     """Above 0: search nothing. Of every share that the log knows, the published winner and this many of the fastest
     trials are measured at the job's shares.
@@ -999,6 +999,139 @@ class WatchJobRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchJobRequest: _TypeAlias = WatchJobRequest  # noqa: Y015
+
+@_typing.final
+class ListCostsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    WITH_TOKENS_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """jobs/{job}; empty = all that took anything."""
+    with_tokens: _builtins.bool
+    """Say whose the jobs are: for the scope admin alone."""
+    page_size: _builtins.int
+    """Look at this many jobs; 0 = 50, 1000 at most."""
+    page_token: _builtins.str
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only of work that ended then or later; absent = of all."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        with_tokens: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "page_size", b"page_size", "page_token", b"page_token", "since", b"since", "with_tokens", b"with_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCostsRequest: _TypeAlias = ListCostsRequest  # noqa: Y015
+
+@_typing.final
+class ListCostsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COSTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobCost]:
+        """Newest first."""
+
+    def __init__(
+        self,
+        *,
+        costs: _abc.Iterable[Global___JobCost] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["costs", b"costs", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCostsResponse: _TypeAlias = ListCostsResponse  # noqa: Y015
+
+@_typing.final
+class JobCost(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    SPENT_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """Id of the token that asked for the job, where the request asks for it; empty = none was needed."""
+    @_builtins.property
+    def job(self) -> Global___Job:
+        """Without operators."""
+
+    @_builtins.property
+    def spent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Spending]: ...
+    def __init__(
+        self,
+        *,
+        job: Global___Job | None = ...,
+        spent: _abc.Iterable[Global___Spending] | None = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "spent", b"spent", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobCost: _TypeAlias = JobCost  # noqa: Y015
+
+@_typing.final
+class Spending(_message.Message):
+    """What all pieces of work of one kind took together. A job pays for the rounds that it asked for first, and others for
+    theirs, whoever uses the results.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DO_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    WORKED_S_FIELD_NUMBER: _builtins.int
+    CPU_S_FIELD_NUMBER: _builtins.int
+    do: _builtins.str
+    """"ingest", "search", "build", "measure", "compile" or "time_model"."""
+    share: _builtins.str
+    """Where it was measured, as text; empty for work that measures nothing."""
+    pieces: _builtins.int
+    worked_s: _builtins.float
+    """Seconds from their beginning to their end, without waits for cores or a GPU: of "measure" and "time_model" the
+    share-seconds.
+    """
+    cpu_s: _builtins.float
+    """CPU seconds of the workers and their child processes meanwhile."""
+    def __init__(
+        self,
+        *,
+        do: _builtins.str = ...,
+        share: _builtins.str = ...,
+        pieces: _builtins.int = ...,
+        worked_s: _builtins.float = ...,
+        cpu_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "do", b"do", "pieces", b"pieces", "share", b"share", "worked_s", b"worked_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Spending: _TypeAlias = Spending  # noqa: Y015
 
 @_typing.final
 class RecordFilter(_message.Message):

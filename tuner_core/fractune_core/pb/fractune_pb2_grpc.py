@@ -233,6 +233,11 @@ class JobServiceStub:
                 request_serializer=fractune__core_dot_pb_dot_fractune__pb2.WatchJobRequest.SerializeToString,
                 response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.Job.FromString,
                 _registered_method=True)
+        self.ListCosts = channel.unary_unary(
+                '/fractune.v1.JobService/ListCosts',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListCostsRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListCostsResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer:
@@ -272,6 +277,13 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCosts(self, request, context):
+        """What jobs took of the fleet, by the ledger: every piece of work is in it once, with its results.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -299,6 +311,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.WatchJob,
                     request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.WatchJobRequest.FromString,
                     response_serializer=fractune__core_dot_pb_dot_fractune__pb2.Job.SerializeToString,
+            ),
+            'ListCosts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCosts,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListCostsRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListCostsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -439,6 +456,33 @@ class JobService:
             '/fractune.v1.JobService/WatchJob',
             fractune__core_dot_pb_dot_fractune__pb2.WatchJobRequest.SerializeToString,
             fractune__core_dot_pb_dot_fractune__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCosts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.JobService/ListCosts',
+            fractune__core_dot_pb_dot_fractune__pb2.ListCostsRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.ListCostsResponse.FromString,
             options,
             channel_credentials,
             insecure,

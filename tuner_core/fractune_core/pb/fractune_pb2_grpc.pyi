@@ -117,6 +117,8 @@ class JobServiceStub:
     CancelJob: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.CancelJobRequest, _fractune_pb2.Job]
     WatchJob: _grpc.UnaryStreamMultiCallable[_fractune_pb2.WatchJobRequest, _fractune_pb2.Job]
     """Streams the job as it is now and then whenever it changes, until it has ended."""
+    ListCosts: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ListCostsRequest, _fractune_pb2.ListCostsResponse]
+    """What jobs took of the fleet, by the ledger: every piece of work is in it once, with its results."""
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -132,6 +134,8 @@ class JobServiceAsyncStub(JobServiceStub):
     CancelJob: _aio.UnaryUnaryMultiCallable[_fractune_pb2.CancelJobRequest, _fractune_pb2.Job]  # type: ignore[assignment]
     WatchJob: _aio.UnaryStreamMultiCallable[_fractune_pb2.WatchJobRequest, _fractune_pb2.Job]  # type: ignore[assignment]
     """Streams the job as it is now and then whenever it changes, until it has ended."""
+    ListCosts: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ListCostsRequest, _fractune_pb2.ListCostsResponse]  # type: ignore[assignment]
+    """What jobs took of the fleet, by the ledger: every piece of work is in it once, with its results."""
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- Jobs -------------------------------------------------------------------------------------
@@ -174,6 +178,14 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fractune_pb2.Job], _abc.AsyncIterator[_fractune_pb2.Job]]:
         """Streams the job as it is now and then whenever it changes, until it has ended."""
+
+    @_abc_1.abstractmethod
+    def ListCosts(
+        self,
+        request: _fractune_pb2.ListCostsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.ListCostsResponse, _abc.Awaitable[_fractune_pb2.ListCostsResponse]]:
+        """What jobs took of the fleet, by the ledger: every piece of work is in it once, with its results."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from fractune_core.addresses import UNIX
 from fractune_core.errors import AccessRefused, FractuneError, ScopeMissing, TooManyAttempts
+from fractune_core.priorities import Priority
 from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.access.attempts import Attempts
 from fractune_server.store.tokens import TokenStore
@@ -29,6 +30,7 @@ class Caller:
     """empty = a caller who was asked for no token"""
     scope: Scope = Scope.ADMIN
     quotas: Quotas = field(default_factory=Quotas)
+    max_priority: Priority = Priority.HIGH
 
 
 ANYBODY = Caller()
@@ -92,4 +94,4 @@ class Gate:
                 f"token {token.token_id} ({token.name}) has the scope {token.scope}, and this needs {needed}; "
                 "ask the server's operator for such a token"
             )
-        return Caller(token.token_id, token.scope, token.quotas)
+        return Caller(token.token_id, token.scope, token.quotas, token.max_priority)

@@ -16,6 +16,7 @@ _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
         "ListJobs": Scope.READ,
         "CancelJob": Scope.SUBMIT,  # of a token's own jobs; the service asks those of others for OPERATE
         "WatchJob": Scope.READ,
+        "ListCosts": Scope.READ,  # whose the jobs are, the service tells ADMIN alone
     },
     "fractune.v1.LogService": {
         "ListRecords": Scope.READ,

@@ -11,9 +11,11 @@ from typing import Literal, NamedTuple
 from fractune_core.analysis.roofline import attainable_s
 from fractune_core.jobs import JobState
 from fractune_core.messages import RoundWork, TargetOperator
+from fractune_core.priorities import Priority
 from fractune_core.records import Kind, TuningRecord, candidate_id
 from fractune_server.engine.trial_counts import TrialCounts
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
+from fractune_server.scheduler.turns import Claimant
 from fractune_server.store.log import LogKey
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredJob, StoredOperator
@@ -89,9 +91,9 @@ class ActiveJob:
         return sum(plan.complete for plan in self.plans.values())
 
     @property
-    def order(self) -> tuple[int, float]:
-        """Jobs with the smallest come first: by priority, then by age."""
-        return (-self.stored.spec.priority, self.stored.created_at)
+    def claimant(self) -> Claimant:
+        weight = Priority.of(self.stored.spec.priority).weight
+        return Claimant(self.id, self.stored.token, weight, self.stored.created_at)
 
     @property
     def time_is_up(self) -> bool:

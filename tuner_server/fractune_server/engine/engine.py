@@ -27,6 +27,7 @@ from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import TunePhase
 from fractune_server.engine.validate import ValidatePhase
+from fractune_server.scheduler.turns import Turns
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import TUNE, live_workers
@@ -64,12 +65,13 @@ class Engine:
         self._queues = WorkQueues(context.redis, context.secret)
         self._recorder = Recorder(context.redis, context.store.log, context.secret)
         self._requeuer = Requeuer(context.redis, self._queues, self._give_up, self._note_requeued)
-        self._rounds = Rounds(context, self._queues)
+        self._turns = Turns()
+        self._rounds = Rounds(context, self._queues, self._turns)
         self._jobs = OpenJobs(context, self._rounds)
         self._ingest = IngestPhase(context, self._queues)
-        self._tune = TunePhase(context, self._rounds)
+        self._tune = TunePhase(context, self._rounds, self._turns)
         self._validate = ValidatePhase(context, self._rounds)
-        self._publish = PublishPhase(context, self._queues)
+        self._publish = PublishPhase(context, self._queues, self._rounds)
         self._missing_workers = MissingWorkers()
         self._turned_at = time.monotonic()
         self._caught_up = False
@@ -205,12 +207,13 @@ class Engine:
     # ---- moving on ------------------------------------------------------------------------------
 
     def _advance_all(self) -> None:
-        for job in sorted(self._jobs.all(), key=lambda job: job.order):
+        for job in sorted(self._jobs.all(), key=lambda job: job.stored.created_at):
             with log_fields(job=job.id):
                 try:
                     self._advance(job)
                 except FractuneError as error:
                     self._jobs.fail(job, error)
+        self._start_rounds()
         self._rounds.drop_unwanted()
 
     def _advance(self, job: ActiveJob) -> None:
@@ -231,6 +234,21 @@ class Engine:
                     self._publish.compile(job)
                 case JobState.TIMING:
                     self._publish.time(job)
+
+    def _start_rounds(self) -> None:
+        """One by one: each goes to the job whose turn it is by then."""
+        self._turns.keep(job.claimant for job in self._jobs.all())
+        waiting = [job for job in self._jobs.all() if job.stored.state is JobState.TUNING]
+        while waiting:
+            job = min(waiting, key=lambda job: self._turns.place(job.claimant))
+            with log_fields(job=job.id):
+                try:
+                    started = self._tune.start_round(job, self._jobs.all())
+                except FractuneError as error:
+                    self._jobs.fail(job, error)
+                    started = False
+            if not started:
+                waiting.remove(job)
 
     # ---- looking after things -------------------------------------------------------------------
 

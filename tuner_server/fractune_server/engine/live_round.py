@@ -41,6 +41,12 @@ class LiveRound:
     def proposed(self) -> bool:
         return self.stored.candidates is not None
 
+    @property
+    def measurements(self) -> int:
+        """Asked for, or of what is proposed."""
+        candidates = self.stored.candidates
+        return (self.stored.asked if candidates is None else len(candidates)) * len(self.stored.granted)
+
     def is_due(self, shares: Collection[str]) -> bool:
         """Whether it was not proposed yet, or lacks a measurement at one of these shares."""
         return not self.proposed or any(share in shares for _, share in self.missing)

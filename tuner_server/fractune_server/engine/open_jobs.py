@@ -11,7 +11,6 @@ from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
-from fractune_server.transport.busy import busy_s
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 
@@ -78,7 +77,7 @@ class OpenJobs:
 
     def _save(self, job: ActiveJob, now: float) -> None:
         job.count_progress()
-        job.stored.progress.busy_s = busy_s(self._context.redis, job.id)
+        job.stored.progress.busy_s = self._context.store.ledger.worked_s(job.id)
         kept = self._context.store.jobs.save(job.stored, job.operators)
         job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
         if not kept or not job.stored.state.open:

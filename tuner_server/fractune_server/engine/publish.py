@@ -26,6 +26,7 @@ from fractune_core.messages import (
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob, SingleWork
+from fractune_server.engine.rounds import Rounds
 from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model
@@ -37,9 +38,10 @@ _COMPILE = SingleWork("compile")
 class PublishPhase:
     """One thread only."""
 
-    def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
+    def __init__(self, context: ServerContext, queues: WorkQueues, rounds: Rounds) -> None:
         self._context = context
         self._queues = queues
+        self._rounds = rounds
 
     def compile(self, job: ActiveJob) -> None:
         """Ask for the bundle, unless the very same one was made before; what is known of its times is taken along."""
@@ -91,7 +93,8 @@ class PublishPhase:
                 "share": share,
                 "bundle": job.stored.bundle,
             }
-            self._queues.enqueue(measure_queue(job.stored.device.key, share), work)
+            queue = measure_queue(job.stored.device.key, share)
+            self._queues.enqueue(queue, work, at_front=self._rounds.goes_first(job))
         job.note_asked(timing)
 
     def take_timed(self, job: ActiveJob, event: ModelTimed) -> None:

@@ -15,6 +15,7 @@ from fractune_core.messages import BUILD_QUEUE, BuildWork, SearchWork, artifact_
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
+from fractune_server.scheduler.turns import Turns
 from fractune_server.store.log import LogKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled, send_workload
@@ -24,9 +25,10 @@ from fractune_server.transport.work_queues import WorkQueues
 class Rounds:
     """One thread only."""
 
-    def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
+    def __init__(self, context: ServerContext, queues: WorkQueues, turns: Turns) -> None:
         self._context = context
         self._queues = queues
+        self._turns = turns
         self._live: dict[str, LiveRound] = {}
         self._lost: dict[LogKey, set[str]] = {}
         """candidates of rounds that nobody waited for any more before they were measured anywhere"""
@@ -58,16 +60,29 @@ class Rounds:
             self._live[live.id] = live
 
     def start(self, live: LiveRound, queue: str, works: Sequence[SearchWork | BuildWork]) -> None:
-        """For the subscribers of the round."""
+        """For the subscribers of the round; the job that asked for it is charged."""
         send_workload(self._context, live.stored.workload_hash)
-        at_front = any(job.stored.spec.priority > 0 for job in live.subscribers.values())
+        job = live.subscribers[live.stored.job]
+        at_front = self.goes_first(job)
+        self._turns.charge(job.claimant, live.measurements, in_turn=live.is_trial)
         # First the queue, then the store: a round that is not stored costs a few trials too many, a stored one that
         # no worker was given would hold the job up.
         for work in works:
+            work["at_front"] = at_front
             self._queues.enqueue(queue, work, at_front=at_front)
         self._context.store.jobs.save_round(live.stored)
         self._live[live.id] = live
         self._mark_dirty(live)
+
+    def goes_first(self, job: ActiveJob) -> bool:
+        """Whether its work goes before what waits: others have work under way, and all of them were given more.
+
+        What waits for its turn rightly is so never passed by, however many come.
+        """
+        waiting = (live for live in self._live.values() if live.is_due(job.shares))
+        others = (each for live in waiting for each in live.subscribers.values() if each is not job)
+        behind = [self._turns.is_behind(job.claimant, other.claimant) for other in others]
+        return bool(behind) and all(behind)
 
     def take_proposed(self, live: LiveRound, candidates: Iterable[str]) -> None:
         # Its results come after it in the same stream, so that none of them can have come before.
@@ -133,9 +148,10 @@ class Rounds:
         kept = set(live.stored.candidates or ())
         self._drop_artifacts(live, [name for name in before if name not in kept])
         work = _further_work(live)
+        at_front = work["at_front"] = any(map(self.goes_first, live.subscribers.values()))
         # As in `start`; the id is the same when a restarted server asks once more.
         if not self._queues.has(work["work_id"]):
-            self._queues.enqueue(BUILD_QUEUE, work)
+            self._queues.enqueue(BUILD_QUEUE, work, at_front=at_front)
         self._context.store.jobs.save_round(live.stored)
 
     def _drop_artifacts(self, live: LiveRound, candidates: Iterable[str]) -> None:

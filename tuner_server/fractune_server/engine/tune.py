@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +32,8 @@ from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds, search_key
-from fractune_server.scheduler.allocation import FIRST_ROUND, OperatorPlan, joint_times, next_round
+from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
+from fractune_server.scheduler.turns import Turns
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
@@ -60,9 +62,10 @@ class Instance:
 class TunePhase:
     """One thread only."""
 
-    def __init__(self, context: ServerContext, rounds: Rounds) -> None:
+    def __init__(self, context: ServerContext, rounds: Rounds, turns: Turns) -> None:
         self._store = context.store
         self._rounds = rounds
+        self._turns = turns
         self._instances: dict[str, Instance] = {}
         self._owners: dict[LogKey, str] = {}
         """the instance that has searched an operator before"""
@@ -79,11 +82,10 @@ class TunePhase:
         job.dirty = True
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
-        """Start the rounds that can start now; go on to validation when nothing is left to do or wait for."""
+        """Wait for what others have under way; go on to validation when nothing is left to do or wait for."""
         self._count_in_flight(jobs)
         if not job.time_is_up:
             self._subscribe(job, jobs)
-            self._start_rounds(job, jobs)
         plans = list(job.plans.values())
         if any(plan.in_flight for plan in plans) or self._waits(job):
             return
@@ -186,27 +188,55 @@ class TunePhase:
         plan = job.plans.get(key.workload_hash)
         if plan is None or job.stored.state is not JobState.TUNING or job.time_is_up:
             return False
-        offered = all((key.device_key, share) in self._offered for share in job.shares)
-        fits = offered and job.log_key(key.workload_hash) == key
+        fits = self._is_offered(job) and job.log_key(key.workload_hash) == key
         return fits and job.budget.room(plan, list(job.plans.values()), job.gained) > 0
+
+    def _is_offered(self, job: ActiveJob) -> bool:
+        return all((job.stored.device.key, share) in self._offered for share in job.shares)
 
     # ---- what is started ------------------------------------------------------------------------
 
-    def _start_rounds(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
+    def start_round(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> bool:
+        """Start one round for the job, whose turn it is; False when none can start now."""
+        if job.stored.state is not JobState.TUNING or job.time_is_up:
+            return False
+        held = defaultdict[str, list[LiveRound]](list)
+        for live in self._rounds.trials():
+            held[live.stored.instance].append(live)
+        awaited = self._awaited(job)
         for instance in self._instances.values():
-            if not self._has_room(instance, job):
+            if not self._has_room(held[instance.name], job, awaited):
                 continue
             allowed = partial(self._may_search, job, instance)
-            found = next_round(list(job.plans.values()), job.budget, job.gained, allowed)
+            found = next_round(list(job.plans.values()), self._limits(job, jobs), job.gained, allowed)
             if found is not None:
                 self._start(job, jobs, instance, *found)
                 self._count_in_flight(jobs)
+                return True
+        return False
 
-    def _has_room(self, instance: Instance, job: ActiveJob) -> bool:
-        """One search at a time, as late as the builders allow: it then knows more."""
-        held = [live for live in self._rounds.trials() if live.stored.instance == instance.name]
-        awaited = self._awaited(job)
-        return all(live.proposed for live in held) and sum(live.under_way(awaited) for live in held) <= self._enough
+    def _limits(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> Budget:
+        """The job's budget; in small rounds while it is given what one that is behind it cannot use at the moment."""
+        behind = (each for each in jobs if self._turns.is_behind(each.claimant, job.claimant))
+        if any(map(self._wants_more, behind)):
+            return replace(job.budget, round_size=min(job.budget.round_size, FIRST_ROUND))
+        return job.budget
+
+    def _wants_more(self, job: ActiveJob) -> bool:
+        """Whether it would take further rounds, and somebody measures at its shares."""
+        if job.stored.state is not JobState.TUNING or job.time_is_up or not self._is_offered(job):
+            return False
+        return job.budget.remaining(list(job.plans.values()), job.gained) > 0
+
+    def _has_room(self, held: Collection[LiveRound], job: ActiveJob, awaited: Collection[str]) -> bool:
+        """Whether an instance that holds these rounds may search for the job. One search at a time, as late as the
+        builders allow: it then knows more. What is under way only for jobs that were given more keeps nobody waiting.
+        """
+        counted = sum(live.under_way(awaited) for live in held if not self._may_pass(job, live))
+        return all(live.proposed for live in held) and counted <= self._enough
+
+    def _may_pass(self, job: ActiveJob, live: LiveRound) -> bool:
+        return all(self._turns.is_behind(job.claimant, each.claimant) for each in live.subscribers.values())
 
     def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""

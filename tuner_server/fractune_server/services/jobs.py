@@ -10,12 +10,13 @@ from contextlib import contextmanager
 
 import grpc
 
-from fractune_core.convert import spec_from_proto
+from fractune_core.convert import seconds, spec_from_proto, spending_to_proto
 from fractune_core.errors import QuotaExceeded, ScopeMissing, ServerUnreachable
-from fractune_core.jobs import JobState
+from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.priorities import Priority
 from fractune_core.tokens import Scope
 from fractune_server.access.gate import Caller, caller
 from fractune_server.services.job_view import job_to_proto
@@ -41,9 +42,10 @@ class JobService(rpc.JobServiceServicer):
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
         spec = spec_from_proto(request.spec, model.display_name)
         spec.check()
+        asker = caller()
+        _check_priority(spec, asker)
         offers = live_workers(self._context.redis, self._context.secret).offer(spec.shares)
         first = next(iter(offers.values()))
-        asker = caller()
         job = StoredJob(
             id=uuid.uuid4().hex[:12],
             spec=spec,
@@ -90,6 +92,28 @@ class JobService(rpc.JobServiceServicer):
                 self._context.notifier.wait(changes, _LOOK_EVERY_S)
         raise ServerUnreachable("the server is stopping; watch the job again when it is back")
 
+    def ListCosts(self, request: pb.ListCostsRequest, context: grpc.ServicerContext) -> pb.ListCostsResponse:
+        if request.with_tokens and not caller().scope.includes(Scope.ADMIN):
+            raise ScopeMissing("whose jobs are is for the scope admin; ask without, or with such a token")
+        store, size = self._context.store, page_size(request.page_size, default=50)
+        if request.job:
+            jobs, end = [store.jobs.get(Collection.JOBS.parse(request.job))], None
+        else:
+            place = read_token(request.page_token, length=1)
+            jobs, end = store.jobs.page(size, int(place[0]) if place else None, open_only=False)
+        since = seconds(request.since) if request.HasField("since") else 0.0
+        spent = store.ledger.spent([job.id for job in jobs], since)
+        costs = [
+            pb.JobCost(
+                job=job_to_proto(job),
+                spent=map(spending_to_proto, spent.get(job.id, ())),
+                token=job.token if request.with_tokens else "",
+            )
+            for job in jobs
+            if request.job or job.id in spent
+        ]
+        return pb.ListCostsResponse(costs=costs, next_page_token=write_token(None if end is None else [end]))
+
     def _view(self, job: str) -> pb.Job:
         store = self._context.store
         stored, operators = store.jobs.get(job), store.jobs.operators(job)
@@ -105,6 +129,16 @@ class JobService(rpc.JobServiceServicer):
             yield
         finally:
             self._watching.release()
+
+
+def _check_priority(spec: JobSpec, asker: Caller) -> None:
+    """Raises ScopeMissing for a priority above the highest of the token."""
+    asked = Priority.of(spec.priority)
+    if asked.number > asker.max_priority.number:
+        raise ScopeMissing(
+            f"priority {asked} is above {asker.max_priority}, the highest of token {asker.token_id}; ask for that, "
+            "or the server's operator for another token"
+        )
 
 
 def _check_may_cancel(job: StoredJob, asker: Caller) -> None:

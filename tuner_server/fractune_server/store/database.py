@@ -18,7 +18,7 @@ from fractune_core.errors import StateUnusable
 from fractune_core.file_systems import network_file_system
 from fractune_server.store.tables import roofs
 
-SCHEMA = "0010"
+SCHEMA = "0012"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500

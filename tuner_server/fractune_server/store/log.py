@@ -24,8 +24,10 @@ from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic
+from fractune_core.spending import Piece
 from fractune_server.store.database import Database, parts
 from fractune_server.store.filters import RecordFilter
+from fractune_server.store.ledger import add_pieces
 from fractune_server.store.record_counts import RecordGroup, count_records, record_totals
 from fractune_server.store.rows import record_from_row, record_to_row
 from fractune_server.store.tables import records, workloads
@@ -112,9 +114,12 @@ class TuningLog:
 
     # ---- writing --------------------------------------------------------------------------------
 
-    def add(self, new: Sequence[TuningRecord]) -> int:
-        """Commit the records; those whose id is there already stay as they are. Returns how many were new."""
+    def add(self, new: Sequence[TuningRecord], done: Sequence[Piece] = ()) -> int:
+        """Commit the records, and to the ledger the pieces of work, in one transaction; those whose id is there already
+        stay as they are. Returns how many records were new.
+        """
         with self._database.write() as connection:
+            add_pieces(self._database, connection, done)
             return self._add(connection, new)
 
     def import_all(self, found: Iterable[tuple[str, str]], new: Sequence[TuningRecord]) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fractune_server.store.database import Database
 from fractune_server.store.jobs import JobStore
+from fractune_server.store.ledger import Ledger
 from fractune_server.store.log import TuningLog
 from fractune_server.store.models import ModelStore
 from fractune_server.store.roofs import RoofStore
@@ -14,7 +15,9 @@ from fractune_server.store.tokens import TokenStore
 
 
 class Store:
-    """The log, jobs, models, roofs, exhausted spaces and tokens. Raises StateUnusable without a usable database."""
+    """The log, jobs, models, roofs, exhausted spaces, tokens and the ledger. Raises StateUnusable without a usable
+    database.
+    """
 
     def __init__(self, url: str) -> None:
         self.database = Database(url)
@@ -24,6 +27,7 @@ class Store:
         self.roofs = RoofStore(self.database)
         self.spaces = SpaceStore(self.database)
         self.tokens = TokenStore(self.database)
+        self.ledger = Ledger(self.database)
 
     def check_writable(self) -> None:
         """Raises StateUnusable when nothing can be written now; writes nothing."""

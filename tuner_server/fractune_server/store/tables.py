@@ -188,6 +188,20 @@ tokens = Table(
     Column("open_jobs", BigInteger),
     Column("trials_a_day", BigInteger),
     Column("upload_bytes", BigInteger),
+    Column("max_priority", String(8), nullable=False),
+)
+
+pieces = Table(
+    "pieces",
+    metadata,
+    Column("work_id", String(128), primary_key=True),
+    Column("job", _ID, nullable=False),
+    Column("do", String(16), nullable=False),
+    Column("share", String(64), nullable=False),
+    Column("worked_s", Float, nullable=False),
+    Column("cpu_s", Float, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    Index("ix_pieces_job", "job", "do", "share"),
 )
 
 rounds = Table(

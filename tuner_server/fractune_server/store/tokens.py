@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import RowMapping, insert, select, update
 
 from fractune_core.errors import NotFound
+from fractune_core.priorities import Priority
 from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.store.database import Database
 from fractune_server.store.quotas import Usage, usage_of
@@ -30,6 +31,7 @@ class StoredToken:
     """None = never"""
     revoked_at: float | None
     quotas: Quotas
+    max_priority: Priority
 
     def end(self, now: float) -> str:
         """Why it is no longer good: `revoked`, `expired`, or empty while it is."""
@@ -47,7 +49,14 @@ class TokenStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, name: str, scope: Scope, expires_at: float | None, quotas: Quotas) -> TokenText:
+    def create(
+        self,
+        name: str,
+        scope: Scope,
+        expires_at: float | None,
+        quotas: Quotas,
+        max_priority: Priority = Priority.NORMAL,
+    ) -> TokenText:
         """A new token, which is nowhere but in the result."""
         made = TokenText.new()
         row = {
@@ -57,6 +66,7 @@ class TokenStore:
             "scope": scope.value,
             "created_at": time.time(),
             "expires_at": expires_at,
+            "max_priority": max_priority.value,
             **asdict(quotas),
         }
         with self._database.write() as connection:
@@ -102,4 +112,5 @@ def _from_row(row: RowMapping) -> StoredToken:
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
         quotas=Quotas(row["open_jobs"], row["trials_a_day"], row["upload_bytes"]),
+        max_priority=Priority(row["max_priority"]),
     )

@@ -33,6 +33,7 @@ from fractune_core.roofs import Roof
 from fractune_core.shares import GrantedShare
 from fractune_core.signed_messages import open_event
 from fractune_core.signing import Unsigned
+from fractune_core.spending import Piece
 from fractune_server.store.log import TuningLog
 from fractune_server.store.record_check import check_measured
 from fractune_server.transport.unreadable import set_aside
@@ -54,10 +55,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """One event, with its record when it is a `measured` one."""
+    """One event, with its record when it is a `measured` one, and what was spent when it is a `piece_done`."""
 
     event: Event
     record: TuningRecord | None = None
+    piece: Piece | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Recorder:
         self._recovering = True
 
     def poll(self, block_ms: int) -> ArrivalBatch:
-        """Wait up to `block_ms` (0 = not at all) for results, commit the records among them, and return all events.
+        """Wait up to `block_ms` (0 = not at all) for results, and commit the records and the ledger's entries among
+        them. Returns all events.
 
         Raises redis.RedisError, and StateUnusable when the log cannot be written.
         """
@@ -98,9 +101,10 @@ class Recorder:
         reply = self._read(streams, start, None if recovering else block_ms or None)
         batch = self._decode(reply)
         records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
-        if records:
+        pieces = [arrival.piece for arrival in batch.arrivals if arrival.piece is not None]
+        if records or pieces:
             began = time.time()
-            self._log.add(records)
+            self._log.add(records, pieces)
             _trace(batch.arrivals, began)
         # What was left unacknowledged is read until nothing of it remains; only then come new entries.
         self._recovering = recovering and any(batch.entries.values())
@@ -275,6 +279,9 @@ def _read(event: Event) -> Arrival:
         record = TuningRecord.from_json(event["record"])
         check_measured(record)
         return Arrival(event, record)
+    if event["event"] == "piece_done":
+        _check_amounts((event["worked_s"], event["cpu_s"], event["ended_at"]))
+        return Arrival(event, piece=Piece.from_event(event))
     if event["event"] == "roof_measured":
         check_shape(Roof, event["roof"])
         _check_amounts(event["roof"].values())

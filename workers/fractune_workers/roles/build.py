@@ -159,4 +159,5 @@ def _measure_work(work: BuildWork, share: str, args_info: list[Any], artifacts: 
         "args_info": args_info,
         "artifacts": artifacts,
         "reply": work["reply"],
+        "at_front": work.get("at_front", False),
     }

@@ -195,4 +195,5 @@ def _build_work(work: SearchWork, batch: list[Any], reply: str) -> BuildWork:
         "shares": work["shares"],
         "candidates": batch,
         "reply": reply,
+        "at_front": work.get("at_front", False),
     }

@@ -65,11 +65,11 @@ def test_a_job_is_submitted_with_the_options_of_the_command(
     client: fractune.Client, server: ScriptedServer, model: Path
 ) -> None:
     options: dict[str, Any] = {"trials": 9, "minutes": 1.5, "more": 3, "round_size": 4, "seed": 7, "target": "llvm"}
-    job = client.submit(model, SHARES, **options, only="conv", inputs={"x": (1, 3)}, priority=5)
+    job = client.submit(model, SHARES, **options, only="conv", inputs={"x": (1, 3)}, priority="high")
     assert job.name == "jobs/j1"
     (spec,) = server.specs
     assert (spec.trials, spec.minutes, spec.more, spec.round_size, spec.seed) == (9, 1.5, 3, 4, 7)
-    assert (spec.target, spec.only, spec.priority, list(spec.shares)) == ("llvm", "conv", 5, SHARES)
+    assert (spec.target, spec.only, spec.priority, list(spec.shares)) == ("llvm", "conv", 1, SHARES)
     assert {name: list(shape.dims) for name, shape in spec.inputs.items()} == {"x": [1, 3]}
     assert server.models[spec.model] == b"a model"
     client.submit(str(model), "cpu:1,cpu:2", rerank=2)

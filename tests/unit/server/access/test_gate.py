@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from fractune_core.errors import AccessRefused, ScopeMissing, TooManyAttempts
+from fractune_core.priorities import Priority
 from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.access.attempts import BURST
 from fractune_server.access.gate import Caller, Gate
@@ -36,7 +37,7 @@ def admit(gate: Gate, token: TokenText | str | None, needed: Scope = Scope.READ,
 
 def test_a_token_passes_with_its_scope_and_quotas(gate: Gate, store: Store) -> None:
     made = store.tokens.create("ci", Scope.SUBMIT, time.time() + 60, Quotas(open_jobs=3))
-    assert admit(gate, made, Scope.SUBMIT) == Caller(made.token_id, Scope.SUBMIT, Quotas(open_jobs=3))
+    assert admit(gate, made, Scope.SUBMIT) == Caller(made.token_id, Scope.SUBMIT, Quotas(open_jobs=3), Priority.NORMAL)
     with pytest.raises(ScopeMissing, match=rf"token {made.token_id} \(ci\) has the scope submit, .* needs operate"):
         admit(gate, made, Scope.OPERATE)
 

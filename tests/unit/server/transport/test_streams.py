@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.signed_messages import seal_event, seal_work, seal_worker
 from fractune_core.signing import sign_json
+from fractune_core.spending import Piece, Spending
 from fractune_core.worker_entries import put_entry
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
@@ -572,3 +574,30 @@ def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.R
     assert [queues.has(name) for name in ("tune-1", "tune-2", "work1")] == [False, True, True]
     queues.clear()
     assert queues.idle()
+
+
+# ---- the ledger ----
+
+
+def test_what_work_took_is_in_the_ledger_once_though_it_comes_again(connection: redis.Redis, store: Store) -> None:
+    piece = Piece("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0)
+    event: Any = {"event": "piece_done", **asdict(piece)}
+    for _ in range(2):
+        connection.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: seal_event(SECRET, event)})
+    for _ in range(2):  # a server that ends before it acknowledges, and its successor
+        recorder = Recorder(connection, store.log, SECRET)
+        pieces = [arrival.piece for _ in range(2) for arrival in recorder.poll(10).arrivals]
+        assert len(pieces) >= 2
+        assert set(pieces) == {piece}
+        assert store.ledger.spent(["job1"]) == {"job1": [Spending("measure", "cpu:1", 1, 2.0, 1.5)]}
+
+
+@pytest.mark.parametrize("wrong", [{"cpu_s": -1.0}, {"worked_s": float("nan")}, {"ended_at": "x"}, {"share": None}])
+def test_a_piece_that_cannot_be_read_is_set_aside(connection: redis.Redis, store: Store, wrong: dict[str, Any]) -> None:
+    whole = {"event": "piece_done", **asdict(Piece("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0))}
+    event: Any = {name: value for name, value in {**whole, **wrong}.items() if value is not None}
+    connection.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: seal_event(SECRET, event)})
+    recorder = Recorder(connection, store.log, SECRET)
+    assert [arrival for _ in range(2) for arrival in recorder.poll(10).arrivals] == []
+    assert connection.xlen(messages.UNREADABLE) == 1
+    assert store.ledger.spent(["job1"]) == {}

@@ -17,6 +17,7 @@ from fractune.launchers.admin import create_token, list_tokens, revoke_token
 from fractune.local.state import default_state_dir
 from fractune.reports.text import table_console
 from fractune_core.errors import StateUnusable
+from fractune_core.priorities import Priority
 from fractune_core.tokens import Quotas, Scope
 
 app = typer.Typer(help="Tokens: create, list, revoke.", rich_markup_mode=None)
@@ -40,6 +41,9 @@ def create(
     upload_bytes: Annotated[
         str | None, typer.Option("--upload-bytes", metavar="10GiB", help="Size at most of all its models together.")
     ] = None,
+    max_priority: Annotated[
+        Priority, typer.Option("--max-priority", help="The highest priority that its jobs may have.")
+    ] = Priority.NORMAL,
     state: _State = None,
     database: _Database = None,
     as_json: options.Json = False,
@@ -51,7 +55,7 @@ def create(
     # The file first: a token that nobody has must not be left in the database.
     descriptor = _new_file(out)
     try:
-        made = create_token(state or default_state_dir(), database, name, scope, lifetime_s, quotas)
+        made = create_token(state or default_state_dir(), database, name, scope, lifetime_s, quotas, max_priority)
         with os.fdopen(descriptor, "w") as file:
             file.write(made.text + "\n")
     except BaseException:
@@ -71,11 +75,15 @@ def list_(state: _State = None, database: _Database = None, as_json: options.Jso
         for each in found:
             print(json.dumps(each))
         return
-    table = Table("token", "name", "scope", "state", "expires (UTC)", "open jobs", "trials in 24 h", "uploaded bytes")
+    table = Table(
+        "token", "name", "scope", "state", "expires (UTC)", "priority", "open jobs", "trials in 24 h", "uploaded bytes"
+    )
     for each in found:
         end = each["expires_at"]
         expires = "never" if end is None else f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M}"
-        table.add_row(each["token"], each["name"], each["scope"], each["state"], expires, *_used(each))
+        table.add_row(
+            each["token"], each["name"], each["scope"], each["state"], expires, each["max_priority"], *_used(each)
+        )
     table_console().print(table)
 
 

@@ -37,11 +37,11 @@ def jobs(
         for job in found:
             print(json.dumps(job_json(job)))
         return
-    table = Table("job", "model", "shares", "state", "trials", "shared", "created (UTC)", "message")
+    table = Table("job", "model", "shares", "priority", "state", "trials", "shared", "created (UTC)", "message")
     for job in found:
         trials, shared = f"{job.candidates_had}/{job.trials_planned}", str(job.candidates_shared)
         created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
-        place = job.name, job.model_name, ", ".join(job.shares)
+        place = job.name, job.model_name, ", ".join(job.shares), job.priority
         table.add_row(*place, job.state.value, trials, shared, created, job.message)
     table_console().print(table)
 
@@ -113,6 +113,7 @@ def job_json(job: JobStatus) -> dict[str, Any]:
         "job": job.name,
         "model": job.model_name,
         "shares": list(job.shares),
+        "priority": job.priority,
         "state": job.state.value,
         "trials_planned": job.trials_planned,
         "candidates_done": job.candidates_done,

@@ -29,6 +29,7 @@ from fractune.reports.text import table_console
 from fractune_core.bundles import SUFFIX, Bundle
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
+from fractune_core.priorities import Priority
 
 GOAL_MISSED = 10
 """exit code: everything went well, and --until-beats was not reached"""
@@ -79,7 +80,9 @@ def tune(
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
     ] = None,
-    priority: Annotated[int, typer.Option("--priority", help="Higher goes first.")] = 0,
+    priority: Annotated[
+        Priority, typer.Option("--priority", help="How much it gets beside other jobs: each step four times as much.")
+    ] = Priority.NORMAL,
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the job's name and leave the job to a running server.")
     ] = False,
@@ -105,7 +108,7 @@ def tune(
         "scope": scope,
         "fresh": fresh,
         "inputs": options.parse_inputs(inputs),
-        "priority": priority,
+        "priority": priority.value,
     }
     if detach:
         _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})

@@ -1,0 +1,42 @@
+"""`fractune cost`: what jobs took of the fleet."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.api.costing import DEFAULT_LIMIT
+from fractune.api.costing import cost as costs_of
+from fractune.cli import options
+from fractune.cli.quantities import parse_lifetime_s
+
+
+def cost(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job (default: the newest).")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="30d", help="Only work that ended within so long: 12h, 30d.")
+    ] = None,
+    prices: Annotated[
+        Path | None, typer.Option("--prices", metavar="FILE.toml", help="Prices of an hour: adds what it is worth.")
+    ] = None,
+    by_token: Annotated[
+        bool, typer.Option("--by-token", help="A row for each token: for those of the scope admin.")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many jobs, newest first.")] = DEFAULT_LIMIT,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say what jobs took of the fleet: share-seconds, CPU seconds and, with prices, money."""
+    began = None if since is None else time.time() - parse_lifetime_s("--since", since)
+    found = costs_of(job, since=began, prices=prices, tokens=by_token, limit=limit, server=server, state=state)
+    table = found.by_token if by_token else found.table
+    if as_json:
+        for row in table.rows:
+            print(json.dumps(row))
+    else:
+        print(table)

@@ -1,0 +1,45 @@
+"""The ledger: what each piece of work took of the fleet, once, however often its results come."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import asdict
+
+from sqlalchemy import Connection, func, select
+
+from fractune_core.spending import Piece, Spending
+from fractune_server.store.database import Database
+from fractune_server.store.tables import pieces
+
+
+def add_pieces(database: Database, connection: Connection, new: Iterable[Piece]) -> None:
+    """Those whose work is there already stay as they are."""
+    database.insert_new(connection, pieces, [asdict(piece) for piece in new])
+
+
+class Ledger:
+    """Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def spent(self, jobs: Collection[str], since: float = 0.0) -> dict[str, list[Spending]]:
+        """What was spent for each of these jobs by pieces that ended at `since` (seconds since 1970) or later.
+
+        By job; those for which nothing was spent are absent.
+        """
+        key = pieces.c.job, pieces.c.do, pieces.c.share
+        sums = func.count(), func.sum(pieces.c.worked_s), func.sum(pieces.c.cpu_s)
+        chosen = select(*key, *sums).where(pieces.c.job.in_(jobs), pieces.c.ended_at >= since)
+        found = defaultdict[str, list[Spending]](list)
+        with self._database.read() as connection:
+            for job, *spending in connection.execute(chosen.group_by(*key).order_by(*key)):
+                found[job].append(Spending(*spending))
+        return dict(found)
+
+    def worked_s(self, job: str) -> dict[str, float]:
+        """Seconds that workers worked for the job, by what they did."""
+        query = select(pieces.c.do, func.sum(pieces.c.worked_s)).where(pieces.c.job == job).group_by(pieces.c.do)
+        with self._database.read() as connection:
+            return {do: float(secs) for do, secs in connection.execute(query.order_by(pieces.c.do))}
