@@ -72,7 +72,8 @@ def test_a_result_of_another_shape_does_not_end_the_server(tmp_path: Path) -> No
         server.client() as client,
     ):
         connection = fleet.workers["build-1"].redis
-        for event in (strange, {"event": "ingested"}, {"event": "compiled", "job": {}}):
+        events: tuple[Any, ...] = (strange, {"event": "ingested"}, {"event": "compiled", "job": {}})
+        for event in events:
             connection.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(SECRET, event)})
         wait_until(lambda: connection.xlen(UNREADABLE) == 3)
         job = client.finish(client.create(client.upload(model_bytes(("op", 1))), shares=["cpu:1"], trials=2).name)
