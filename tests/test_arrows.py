@@ -46,6 +46,7 @@ CORE = tuple(
         ".analysis",
         ".blobs",
         ".bundles",
+        ".clocks",
         ".convert",
         ".cuda",
         ".manifests",
@@ -75,11 +76,12 @@ ROOMS = {
     "fractune_core.messages": room("fractune_core"),
     "fractune_core.cuda": room(),
     "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
-    "fractune_core.marks": room("fractune_core.messages"),
+    "fractune_core.clocks": room("fractune_core", "fractune_core.messages"),
+    "fractune_core.marks": room("fractune_core.messages", "fractune_core.clocks"),
     "fractune_core.signed_messages": room("fractune_core", "fractune_core.messages"),
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
-    "fractune_core.worker_entries": room("fractune_core.messages"),
+    "fractune_core.worker_entries": room("fractune_core.messages", "fractune_core.clocks"),
     "fractune_core.analysis": room("fractune_core"),
     # The solver of integer programs is of the extra `plan`.
     "fractune_core.planning": room("fractune_core", "fractune_core.analysis", lazily=("highspy", "numpy")),
@@ -109,7 +111,7 @@ ROOMS = {
         "redis",
     ),
     # Who may call: services ask who does, main puts it before them.
-    "fractune_server.access": room(*CORE, "fractune_server.store", "grpc"),
+    "fractune_server.access": room(*CORE, "fractune_server.store", "grpc", "google.protobuf"),
     "fractune_server.services": room(
         *CORE,
         "fractune_server.counts",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from random import Random
 
 import pytest
@@ -46,6 +48,7 @@ def test_what_fails_is_counted_by_where_it_comes_from(monkeypatch: pytest.Monkey
     assert {kind.partition(" ")[0] for kind in outcome.by_kind} == {"KeyError", "RecursionError", "TooLong"}
     assert outcome.accepted > 0 < outcome.refused
     assert "words" in table([outcome])
+    assert json.loads(json.dumps(asdict(outcome)))["failures"] == outcome.failures
 
 
 def test_an_input_is_made_again_from_its_seed_and_number() -> None:

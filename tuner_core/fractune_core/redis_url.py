@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from fractune_core.errors import BadRequest, FractuneError, RedisGone
 
-_USER = re.compile(r"(?<=://)(?P<user>[^:/@]*)(?P<password>:.*)?@")
+_USER = re.compile(r"(?<=://)(?P<user>[^:/@]*)(?P<password>:.*)?@", re.DOTALL)
 _IN_QUERY = re.compile(r"(?<=[?&]password=)[^&]*")
 _HIDDEN = "***"
 

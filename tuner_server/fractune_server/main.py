@@ -11,7 +11,6 @@ from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import cast
 
 import grpc
 import redis
@@ -227,7 +226,7 @@ def _open(options: ServerOptions, folder: Path) -> ServerContext:
         connection.ping()
     except (redis.RedisError, ValueError) as error:
         raise no_redis(options.redis_url, error) from error
-    check_clock("this server", redis_time_s(cast("tuple[int, int]", connection.time())))
+    check_clock("this server", redis_time_s(connection.time()))
     return ServerContext(
         store=Store(options.database_url or sqlite_url(folder)),
         redis=connection,

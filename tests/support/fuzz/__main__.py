@@ -11,13 +11,14 @@ Usage: scripts/fuzz [--inputs N] [--seed S] [--target NAME] [--first I] [--out F
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.support.machine import facts, write_json
+from benchmarks.support.machine import facts
 from tests.support.fuzz import files, sealed, served, texts
 from tests.support.fuzz.target import Outcome, Target, fuzz
 
@@ -53,10 +54,8 @@ def main() -> int:
             sys.stderr.write(f"{target.name}: {example}\n")
     sys.stdout.write(f"{table(outcomes)}\n")
     if args.out is not None:
-        write_json(
-            args.out,
-            {"seed": args.seed, "first": args.first, "machine": facts(), "targets": list(map(asdict, outcomes))},
-        )
+        told = {"seed": args.seed, "first": args.first, "machine": facts(), "targets": list(map(asdict, outcomes))}
+        args.out.write_text(json.dumps(told) + "\n")
     return 1 if any(each.failures for each in outcomes) else 0
 
 

@@ -29,7 +29,7 @@ _TEXTS = (
     "%s",
     "x" * 5000,
 )
-_OTHERS = (None, True, False, [], {}, [[]], {"": None}, [None], {"a": [1, {"b": "c"}]})
+_OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"": None}, [None], {"a": [1, {"b": "c"}]})
 _ODD: tuple[Any, ...] = (*_WHOLES, *_REALS, *_TEXTS, *_OTHERS)
 _PIECES = (
     b"",
@@ -135,7 +135,7 @@ class Mutator:
     def _change(self, message: Message, texts: Sequence[str]) -> None:
         if not message.DESCRIPTOR.fields:
             return
-        field = self.random.choice(message.DESCRIPTOR.fields)
+        field: Any = self.random.choice(message.DESCRIPTOR.fields)
         inner = field.message_type
         if inner is not None and not inner.GetOptions().map_entry and self.random.random() < 0.8:
             held = getattr(message, field.name)
@@ -154,7 +154,7 @@ class Mutator:
             if self.random.random() > 0.35:
                 self._fill_one(message, field, texts, depth)
 
-    def _fill_one(self, message: Message, field: FieldDescriptor, texts: Sequence[str], depth: int) -> None:
+    def _fill_one(self, message: Message, field: Any, texts: Sequence[str], depth: int) -> None:
         """One field, which is empty."""
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             self._fill_map(getattr(message, field.name), field, texts, depth)
@@ -166,7 +166,7 @@ class Mutator:
         else:
             setattr(message, field.name, self._scalar(field, texts))
 
-    def _fill_inner(self, message: Message, field: FieldDescriptor, texts: Sequence[str], depth: int) -> None:
+    def _fill_inner(self, message: Message, field: Any, texts: Sequence[str], depth: int) -> None:
         if depth >= _DEEPEST:
             return
         if not field.is_repeated:
@@ -176,15 +176,16 @@ class Mutator:
         for _ in range(self.random.choice((0, 1, 1, 2, 5))):
             self._fill(getattr(message, field.name).add(), texts, depth + 1)
 
-    def _fill_map(self, held: Any, field: FieldDescriptor, texts: Sequence[str], depth: int) -> None:
-        key, value = field.message_type.fields
+    def _fill_map(self, held: Any, field: Any, texts: Sequence[str], depth: int) -> None:
+        entry: Any = field.message_type
+        key, value = entry.fields
         for _ in range(self.random.choice((0, 1, 2))):
             if value.message_type is not None:
                 self._fill(held[self._scalar(key, texts)], texts, depth + 1)
             else:
                 held[self._scalar(key, texts)] = self._scalar(value, texts)
 
-    def _scalar(self, field: FieldDescriptor, texts: Sequence[str]) -> Any:
+    def _scalar(self, field: Any, texts: Sequence[str]) -> Any:
         kind = field.cpp_type
         if kind in _LIMITS:
             least, most = _LIMITS[kind]

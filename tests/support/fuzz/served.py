@@ -214,7 +214,8 @@ def _methods() -> list[tuple[str, Callable[[], Message], bool]]:
     for file in (pb.DESCRIPTOR, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         for service in file.services_by_name.values():
             for method in service.methods:
-                kind = message_factory.GetMessageClass(method.input_type)
+                described: Any = method.input_type
+                kind = message_factory.GetMessageClass(described)
                 found.append((f"/{service.full_name}/{method.name}", kind, method.client_streaming))
     return [each for each in found if not each[0].endswith("Health/Watch")]
 

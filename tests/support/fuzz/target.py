@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -49,7 +48,7 @@ class Outcome:
     failures: int = 0
     secs: float = 0.0
     slowest_s: float = 0.0
-    by_kind: Counter[str] = field(default_factory=Counter)
+    by_kind: dict[str, int] = field(default_factory=dict)
     """failures by their error and place"""
     examples: list[dict[str, Any]] = field(default_factory=list)
     """the first of each kind: its number, with which it is made again, and how it failed"""
@@ -57,9 +56,9 @@ class Outcome:
     def fail(self, number: int, made: Any, error: BaseException) -> None:
         self.failures += 1
         kind = f"{type(error).__name__} at {_place(error)}"
-        if not self.by_kind[kind] and len(self.examples) < _KEPT:
+        if kind not in self.by_kind and len(self.examples) < _KEPT:
             self.examples.append({"number": number, "kind": kind, "error": str(error)[:300], "input": repr(made)[:600]})
-        self.by_kind[kind] += 1
+        self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
 
 
 def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> Outcome:

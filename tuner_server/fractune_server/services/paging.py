@@ -6,7 +6,6 @@ import base64
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from fractune_core.errors import BadRequest
 from fractune_core.json_shapes import check_shape, read_json
@@ -30,8 +29,9 @@ def read_token(token: str, length: int) -> list[float] | None:
     """None for the first page. Raises BadRequest for a token that no listing gave out."""
     if not token:
         return None
+    place: list[float] | None
     try:
-        place: Any = read_json(base64.urlsafe_b64decode(token))
+        place = read_json(base64.urlsafe_b64decode(token))
         check_shape(list[float], place)
     except ValueError:
         place = None

@@ -60,7 +60,7 @@ def test_what_is_no_event_is_not_read(event: Any) -> None:
 )
 def test_a_record_that_no_log_could_hold_or_tell_is_not_read(changes: dict[str, Any]) -> None:
     with pytest.raises(Unreadable):
-        read_event({**MEASURED, "record": {**RECORD, **changes}})  # type: ignore[typeddict-item]
+        read_event({**MEASURED, "record": {**RECORD, **changes}})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
