@@ -193,6 +193,7 @@ def spec_to_proto(spec: JobSpec) -> pb.JobSpec:
         exact=spec.exact,
         scope=spec.scope,
         fresh=spec.fresh,
+        webhook=spec.webhook,
     )
 
 
@@ -218,6 +219,7 @@ def spec_from_proto(message: pb.JobSpec, model_name: str) -> JobSpec:
         exact=message.exact,
         scope=message.scope,
         fresh=message.fresh,
+        webhook=message.webhook,
     )
 
 
