@@ -205,6 +205,7 @@ def spec_to_proto(spec: JobSpec) -> pb.JobSpec:
         exact=spec.exact,
         scope=spec.scope,
         fresh=spec.fresh,
+        webhook=spec.webhook,
     )
 
 
@@ -230,6 +231,7 @@ def spec_from_proto(message: pb.JobSpec, model_name: str) -> JobSpec:
         exact=message.exact,
         scope=message.scope,
         fresh=message.fresh,
+        webhook=message.webhook,
     )
 
 

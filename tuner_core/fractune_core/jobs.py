@@ -73,6 +73,8 @@ class JobSpec:
     all jobs are that name none"""
     fresh: bool = False
     """reads nothing that another job measured, and shares no search with one; what it measures others may read"""
+    webhook: str = ""
+    """address that the server calls when the job has ended; it is not kept with the job"""
 
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""

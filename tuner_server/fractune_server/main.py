@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -23,7 +23,7 @@ from redis.retry import Retry
 
 from fractune_core import tracing
 from fractune_core.clocks import check_clock, redis_time_s
-from fractune_core.errors import RedisGone
+from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.jobs import JobState
 from fractune_core.keepalive import SERVER_KEEPALIVE
 from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
@@ -32,6 +32,7 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.redis_url import no_redis
 from fractune_core.signed_messages import seal_greeting
 from fractune_core.tls_files import TlsFiles
+from fractune_core.webhooks import WebhookRules
 from fractune_server.access.gate import Gate
 from fractune_server.access.interceptor import AccessInterceptor
 from fractune_server.access.listening import bind, bind_local, metrics_tls, server_credentials
@@ -54,6 +55,7 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import MODEL_LIMIT_BYTES, ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.work_queues import WorkQueues
+from fractune_server.webhooks import WebhookSender, read_secret
 
 THREADS = 32
 _GRACE_S = 5.0
@@ -88,6 +90,10 @@ class ServerOptions:
     metrics: str | None = None
     """HOST:PORT for Prometheus and for probes of health, over HTTP; None = no such port. Where others can reach it,
     over HTTPS with `tls`, and then metrics need a token of the scope `read`."""
+    webhook_hosts: str = ""
+    """HOST[:PORT],...: addresses that jobs may name to be called at their end; empty = none"""
+    webhook_secret_file: Path | None = None
+    """signs these calls; none are made without it"""
     ready_file: Path | None = None
     """the bound address is written here when the server serves"""
 
@@ -100,15 +106,18 @@ def run_server(options: ServerOptions) -> None:
     """
     credentials = server_credentials(options.listen, options.tls, insecure=options.insecure)
     metrics_tls(options.metrics, options.tls, insecure=options.insecure)  # what is refused, before anything starts
+    webhook_rules = WebhookRules.parse(options.webhook_hosts)
+    webhook_secret = _webhook_secret(options)
     # An event would not do: setting one in a signal's handler waits for ever where the handler has interrupted the
     # beginning of the wait for it.
     ends: SimpleQueue[str] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda found, _: ends.put(signal.Signals(found).name))
     with tracing.traces("fractune-server"), StateFolder(options.state_dir) as folder:
-        context = _open(options, folder.path)
+        context = replace(_open(options, folder.path), webhook_rules=webhook_rules)
         try:
-            _serve(options, context, credentials, ends)
+            with _webhooks(context, webhook_secret):
+                _serve(options, context, credentials, ends)
         except redis.RedisError as error:
             raise RedisGone(f"Redis takes nothing ({error}); mend that, then start the server again") from error
         finally:
@@ -187,6 +196,29 @@ def _gate(options: ServerOptions, context: ServerContext) -> Gate | None:
     if options.tls is None:
         return None
     return Gate(context.store.tokens, token_needed=options.tls.client_ca is None)
+
+
+def _webhook_secret(options: ServerOptions) -> bytes:
+    """Empty when no webhooks are called. Raises BadRequest when hosts are named without a secret, or cannot be used."""
+    if not options.webhook_hosts:
+        return b""
+    if options.webhook_secret_file is None:
+        raise BadRequest("--webhook-hosts needs --webhook-secret-file: what is called there is signed")
+    return read_secret(options.webhook_secret_file)
+
+
+@contextlib.contextmanager
+def _webhooks(context: ServerContext, secret: bytes) -> Iterator[None]:
+    """Call them until the block ends, where there are hosts to call."""
+    if not secret:
+        yield
+        return
+    sender = WebhookSender(context, secret)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.stop()
 
 
 @contextlib.contextmanager

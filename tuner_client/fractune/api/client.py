@@ -100,6 +100,7 @@ class Client:
         fresh: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
         priority: str = "normal",
+        webhook: str = "",
     ) -> Job:
         """Send the model unless the server has it, and start a job; the options are those of `fractune.tune`.
 
@@ -118,6 +119,7 @@ class Client:
                 only=only,
                 seed=seed,
                 priority=priority,
+                webhook=webhook,
                 rerank=rerank,
                 exact=exact,
                 scope=scope,

@@ -50,6 +50,7 @@ def tune(
     fresh: bool = False,
     inputs: Shapes | None = None,
     priority: str = "normal",
+    webhook: str = "",
     out: PathText = ".",
     server: str | None = None,
     state: PathText | None = None,
@@ -73,8 +74,9 @@ def tune(
     Jobs that run at the same time search an operator once, and read what the log holds of it: those of one `scope`
     (default: the server's), and with `fresh` none but this one. `inputs` gives shapes to inputs that the model leaves
     open. `priority` is "low", "normal" or "high": beside others a job gets four times the measurements of one that is
-    one step lower, and none waits for ever. The bundle is `<model>.fractune` in the folder `out`. `progress`
-    shows a bar, nothing (False), or calls a function with each JobStatus.
+    one step lower, and none waits for ever. A server that allows it calls the address `webhook` when the job has ended.
+    The bundle is `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls a function
+    with each JobStatus.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
     """
@@ -91,6 +93,7 @@ def tune(
             only=only,
             seed=seed,
             priority=priority,
+            webhook=webhook,
             rerank=rerank,
             exact=exact,
             scope=scope,
@@ -102,6 +105,8 @@ def tune(
             raise BadRequest(f"{path.name} is a fused model, which no peer runs; leave until_beats out")
         if fresh and until_beats is not None:
             raise BadRequest("fresh: until_beats tunes in steps, of which each reads what those before it measured")
+        if webhook and until_beats is not None:
+            raise BadRequest("webhook: until_beats tunes in steps, of which each is a job; leave one of them out")
         where = named_server(folder(state), server)
         goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:

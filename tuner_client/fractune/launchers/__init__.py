@@ -31,6 +31,8 @@ class Listening:
     local_socket: Path | None
     metrics: str | None
     ready_file: Path | None
+    webhook_hosts: str = ""
+    webhook_secret_file: Path | None = None
 
 
 def run_server(

@@ -211,6 +211,10 @@ def next_round(
     if owed:
         plan = max(owed, key=lambda plan: plan.weight)
         return plan, min(round_of(plan.count, limits.round_size), low - plan.count)
+    # What operators lack that cannot start now, because others search them, stays for them.
+    left -= 0 if limits.more else sum(max(0, low - plan.count) for plan in plans if plan.open)
+    if left <= 0:
+        return None
     plan = max(free, key=lambda plan: (plan.score, plan.weight))
     return plan, int(min(round_of(plan.count, limits.round_size), left, high - plan.count))
 

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import grpc
 
@@ -44,18 +45,20 @@ class JobService(rpc.JobServiceServicer):
         spec.check()
         asker = caller()
         _check_priority(spec, asker)
+        if spec.webhook:
+            self._context.webhook_rules.check(spec.webhook)
         offers = live_workers(self._context.redis, self._context.secret).offer(spec.shares)
         first = next(iter(offers.values()))
         job = StoredJob(
             id=uuid.uuid4().hex[:12],
-            spec=spec,
+            spec=replace(spec, webhook=""),  # which may hold a secret, and is told to whoever reads jobs
             created_at=time.time(),
             device=first.device,
             granted={share: offer.granted for share, offer in offers.items()},
             asked_target=spec.target or first.target,
             token=asker.token_id,
         )
-        self._context.store.jobs.create(job, asker.quotas)
+        self._context.store.jobs.create(job, asker.quotas, spec.webhook)
         return job_to_proto(job)
 
     def GetJob(self, request: pb.GetJobRequest, context: grpc.ServicerContext) -> pb.Job:

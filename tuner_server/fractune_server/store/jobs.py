@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +19,7 @@ from fractune_server.store.database import Database
 from fractune_server.store.quotas import check_job
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
-from fractune_server.store.tables import job_operators, jobs, rounds
+from fractune_server.store.tables import job_operators, jobs, rounds, webhooks
 
 _ENDED = [state.value for state in JobState if not state.open]
 
@@ -29,12 +30,18 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, job: StoredJob, quotas: Quotas | None = None) -> None:
-        """Raises QuotaExceeded when `quotas`, of the job's token, leave no room for it."""
+    def create(self, job: StoredJob, quotas: Quotas | None = None, webhook: str = "") -> None:
+        """`webhook` is an address to call when it has ended. Raises QuotaExceeded when `quotas`, of the job's token,
+        leave no room for it.
+        """
         with self._database.write() as connection:
             if quotas is not None:
                 check_job(connection, job.token, quotas, job.spec)
             connection.execute(insert(jobs).values(_to_row(job)))
+            if webhook:
+                connection.execute(
+                    insert(webhooks).values(id=uuid.uuid4().hex, job=job.id, url=webhook, attempts=0, next_at=0.0)
+                )
 
     def get(self, job: str) -> StoredJob:
         """Raises NotFound."""

@@ -12,11 +12,13 @@ from fractune_server.store.models import ModelStore
 from fractune_server.store.roofs import RoofStore
 from fractune_server.store.spaces import SpaceStore
 from fractune_server.store.tokens import TokenStore
+from fractune_server.store.webhooks import WebhookStore
 
 
 class Store:
-    """The log, jobs, models, roofs, exhausted spaces, tokens and the ledger. Raises StateUnusable without a usable
-    database.
+    """The log, jobs, models, roofs, exhausted spaces, tokens, the ledger and webhooks.
+
+    Raises StateUnusable without a usable database.
     """
 
     def __init__(self, url: str) -> None:
@@ -28,6 +30,7 @@ class Store:
         self.spaces = SpaceStore(self.database)
         self.tokens = TokenStore(self.database)
         self.ledger = Ledger(self.database)
+        self.webhooks = WebhookStore(self.database)
 
     def check_writable(self) -> None:
         """Raises StateUnusable when nothing can be written now; writes nothing."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
+from fractune_core.webhooks import WebhookRules
 from fractune_server.counts.instruments import Instruments
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
@@ -47,6 +48,7 @@ class ServerContext:
     secret: bytes
     """the fleet's: bundles that travel through Redis are signed with it"""
     upload_limit_bytes: int = MODEL_LIMIT_BYTES
+    webhook_rules: WebhookRules = field(default_factory=WebhookRules)
     notifier: JobNotifier = field(default_factory=JobNotifier)
     model_ingests: ModelIngests = field(default_factory=ModelIngests)
     instruments: Instruments = field(default_factory=Instruments)

@@ -107,6 +107,19 @@ def test_first_every_operator_to_its_minimum_the_heavy_ones_first() -> None:
     assert next_round(plans, limits, 0) is None
 
 
+def test_what_operators_lack_that_others_search_now_stays_for_them() -> None:
+    plans = [plan("a", 2, trials=4), plan("b", 1, trials=4), plan("busy", 1)]
+    plans[2].busy = True
+    limits, made = Budget(24, 0, 64), 8
+    while (found := next_round(plans, limits, made)) is not None:
+        chosen, count = found
+        chosen.complete += count
+        made += count
+    assert made == 24 - 4
+    plans[2].busy = False
+    assert next_round(plans, limits, made) == (plans[2], 4)
+
+
 def test_rounds_begin_small_and_grow_up_to_the_size_of_a_round() -> None:
     only = plan("only")
     sizes = []

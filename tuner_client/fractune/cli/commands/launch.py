@@ -67,6 +67,12 @@ def server(
     ] = "2GiB",
     resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
     metrics: options.Metrics = None,
+    webhook_hosts: Annotated[
+        str, typer.Option("--webhook-hosts", metavar="HOST,...", help="Hosts that jobs may have called at their end.")
+    ] = "",
+    webhook_secret_file: Annotated[
+        Path | None, typer.Option("--webhook-secret-file", help="With --webhook-hosts: signs what is told there.")
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
     ] = None,
@@ -76,7 +82,16 @@ def server(
     """Run the server alone."""
     set_up_logs(log_level, log_format)
     run_server(
-        Listening(listen, insecure, options.tls_files(tls_cert, tls_key, client_ca), local_socket, metrics, ready_file),
+        Listening(
+            listen,
+            insecure,
+            options.tls_files(tls_cert, tls_key, client_ca),
+            local_socket,
+            metrics,
+            ready_file,
+            webhook_hosts,
+            webhook_secret_file,
+        ),
         redis_address(redis, redis_password_file),
         state or default_state_dir(),
         fleet_secret(secret_file),

@@ -83,6 +83,9 @@ def tune(
     priority: Annotated[
         Priority, typer.Option("--priority", help="How much it gets beside other jobs: each step four times as much.")
     ] = Priority.NORMAL,
+    webhook: Annotated[
+        str, typer.Option("--webhook", metavar="URL", help="Have the server call this when the job has ended.")
+    ] = "",
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the job's name and leave the job to a running server.")
     ] = False,
@@ -109,6 +112,7 @@ def tune(
         "fresh": fresh,
         "inputs": options.parse_inputs(inputs),
         "priority": priority.value,
+        "webhook": webhook,
     }
     if detach:
         _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})

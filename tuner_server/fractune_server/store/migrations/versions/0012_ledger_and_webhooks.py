@@ -1,4 +1,4 @@
-"""What each piece of work took of the fleet. Of work from before, nothing is known."""
+"""What each piece of work took of the fleet (of earlier work nothing is known), and whom to tell of a job's end."""
 
 from __future__ import annotations
 
@@ -23,8 +23,17 @@ def upgrade() -> None:
         sa.Column("ended_at", sa.Float, nullable=False),
     )
     op.create_index("ix_pieces_job", "pieces", ["job", "do", "share"])
+    op.create_table(
+        "webhooks",
+        sa.Column("id", sa.String(64), primary_key=True),
+        sa.Column("job", sa.String(64), nullable=False),
+        sa.Column("url", sa.Text, nullable=False),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("next_at", sa.Float, nullable=False),
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("webhooks")
     op.drop_index("ix_pieces_job", "pieces")
     op.drop_table("pieces")

@@ -1,0 +1,49 @@
+"""Whom to tell that a job has ended. A row is there from the job's creation until it was told, or given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import delete, select, update
+
+from fractune_core.jobs import JobState
+from fractune_server.store.database import Database
+from fractune_server.store.tables import jobs, webhooks
+
+_ENDED = [state.value for state in JobState if not state.open]
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """A call to make."""
+
+    id: str
+    job: str
+    url: str
+    attempts: int
+    """that were made"""
+
+
+class WebhookStore:
+    """Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def due(self, now: float, most: int) -> list[Webhook]:
+        """Of jobs that have ended, those that have waited longest first."""
+        query = select(webhooks.c.id, webhooks.c.job, webhooks.c.url, webhooks.c.attempts)
+        query = query.join(jobs, jobs.c.id == webhooks.c.job)
+        query = query.where(jobs.c.state.in_(_ENDED), webhooks.c.next_at <= now).order_by(webhooks.c.next_at)
+        with self._database.read() as connection:
+            return [Webhook(*row) for row in connection.execute(query.limit(most))]
+
+    def put_off(self, webhook: Webhook, next_at: float) -> None:
+        """One more attempt was made; the next one is not before `next_at`, seconds since 1970."""
+        values = {"attempts": webhook.attempts + 1, "next_at": next_at}
+        with self._database.write() as connection:
+            connection.execute(update(webhooks).where(webhooks.c.id == webhook.id).values(values))
+
+    def drop(self, webhook: Webhook) -> None:
+        with self._database.write() as connection:
+            connection.execute(delete(webhooks).where(webhooks.c.id == webhook.id))
