@@ -6,9 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.support.processes.postgres_process import Postgres
 
 # The tests start hundreds of Python processes: what they import is compiled once and not in each of them.
 sys.dont_write_bytecode = False
@@ -34,3 +38,12 @@ def affinity() -> Iterator[set[int]]:
     before = os.sched_getaffinity(0)
     yield before
     os.sched_setaffinity(0, before)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One for all tests of a process that ask for it."""
+    from tests.support.processes.postgres_process import running_postgres
+
+    with running_postgres() as server:
+        yield server

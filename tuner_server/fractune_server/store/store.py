@@ -9,6 +9,7 @@ from fractune_server.store.jobs import JobStore
 from fractune_server.store.log import TuningLog
 from fractune_server.store.models import ModelStore
 from fractune_server.store.roofs import RoofStore
+from fractune_server.store.server_lock import ServerLock
 from fractune_server.store.spaces import SpaceStore
 from fractune_server.store.tokens import TokenStore
 
@@ -16,8 +17,9 @@ from fractune_server.store.tokens import TokenStore
 class Store:
     """The log, jobs, models, roofs, exhausted spaces and tokens. Raises StateUnusable without a usable database."""
 
-    def __init__(self, url: str) -> None:
-        self.database = Database(url)
+    def __init__(self, url: str, lock: ServerLock | None = None) -> None:
+        """`lock`: as for Database."""
+        self.database = Database(url, lock=lock)
         self.log = TuningLog(self.database)
         self.jobs = JobStore(self.database)
         self.models = ModelStore(self.database)
@@ -28,6 +30,10 @@ class Store:
     def check_writable(self) -> None:
         """Raises StateUnusable when nothing can be written now; writes nothing."""
         self.database.check_writable()
+
+    def check_lock(self) -> None:
+        """Raises StateUnusable when another server may be at work on this database."""
+        self.database.check_lock()
 
     def close(self) -> None:
         self.database.close()

@@ -1,0 +1,28 @@
+"""Addresses of services: with their password where one connects, without it wherever they are shown."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+from fractune_core.errors import BadRequest
+
+_USER = re.compile(r"(?<=://)(?P<user>[^:/@]*)(?P<password>:.*)?@")
+_IN_QUERY = re.compile(r"(?<=[?&]password=)[^&]*")
+_HIDDEN = "***"
+
+
+def with_password(url: str, password: str) -> str:
+    """The address that also says the password. Raises BadRequest for one that has another already."""
+    user = _USER.search(url)
+    if (user and user["password"]) or _IN_QUERY.search(url):
+        raise BadRequest(f"{without_password(url)} has a password, and so has the password file; give one of them")
+    scheme, _, rest = url.partition("://")
+    name, place = (user["user"], url[user.end() :]) if user else ("", rest)
+    return f"{scheme}://{name}:{quote(password, safe='')}@{place}"
+
+
+def without_password(url: str) -> str:
+    """For messages: whoever reads them may know the address and the user, and not the password."""
+    shown = _USER.sub(lambda found: f"{found['user']}{':' + _HIDDEN if found['password'] else ''}@", url, count=1)
+    return _IN_QUERY.sub(_HIDDEN, shown)
