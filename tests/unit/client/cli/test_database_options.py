@@ -16,11 +16,16 @@ URL = "postgresql://fractune@db:5432/tuning"
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The addresses of databases that the commands went to."""
     found: list[Any] = []
+
+    def list_tokens(_state: Path, database_url: str | None) -> list[Any]:
+        found.append(database_url)
+        return []
+
     monkeypatch.setenv("FRACTUNE_SECRET", "secret")
     monkeypatch.setattr(
         "fractune.cli.commands.launch.run_server", lambda *_, database_url, **__: found.append(database_url)
     )
-    monkeypatch.setattr("fractune.cli.commands.admin_token.list_tokens", lambda _, url: found.append(url) or [])
+    monkeypatch.setattr("fractune.cli.commands.admin_token.list_tokens", list_tokens)
     return found
 
 
