@@ -42,14 +42,18 @@ _POSTGRESQL_SETTINGS = """
 """
 
 _ADVICE = {
-    ("full", "disk I/O", "No space left"): "free some space on that disk, then start again; nothing committed is lost",
-    ("locked",): "another program writes to it: end that one, then start again; nothing committed is lost",
-    ("readonly", "unable to open"): "make the folder writable, or name another one",
+    (
+        "disk is full",
+        "disk I/O",
+        "No space left",
+    ): "free some space on that disk, then start again; nothing committed is lost",
+    ("is locked",): "another program writes to it: end that one, then start again; nothing committed is lost",
+    ("readonly database", "unable to open"): "make the folder writable, or name another one",
     ("read-only transaction",): "name a PostgreSQL that takes writes, or have this one take them again",
     ("permission denied",): "make the user in the address the owner of the database",
     ("authentication failed", "no password supplied"): "check the user in the address and --database-password-file",
     ("FATAL: database",): "create it, or name another one",
-    ("connection failed", "connection timeout", "resolve host"): "start it, or check the address",
+    ("connection failed", "connection is bad", "connection timeout", "resolve host"): "start it, or check the address",
 }
 """by what is in the database's message"""
 
