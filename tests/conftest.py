@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Whoever runs the tests may use a server of their own.
-for _name in ("FRACTUNE_SERVER", "FRACTUNE_STATE", "FRACTUNE_REDIS"):
+# Whoever runs the tests may use a server of their own, or a PostgreSQL.
+_OWN = ("FRACTUNE_SERVER", "FRACTUNE_STATE", "FRACTUNE_REDIS", "PGHOST", "PGPASSWORD", "PGPASSFILE", "PGOPTIONS")
+for _name in _OWN:
     os.environ.pop(_name, None)
 
 # These machines are shared: how long an example takes says nothing about the code. Each run draws other examples, so
