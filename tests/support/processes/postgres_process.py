@@ -67,7 +67,14 @@ class Postgres:
 
     def start(self) -> None:
         settings = [f"--{name}={value}" for name, value in _SETTINGS.items()]
-        command = [self._programs / "postgres", "-D", self._folder / "data", "-k", self._folder, *settings]
+        command: list[str | Path] = [
+            self._programs / "postgres",
+            "-D",
+            self._folder / "data",
+            "-k",
+            self._folder,
+            *settings,
+        ]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stderr=log, **self._as_user)
         wait_until(self._answers)
@@ -80,7 +87,7 @@ class Postgres:
     def url(self, database: str, user: str = USER) -> str:
         return f"postgresql://{user}@/{database}?host={self._folder}"
 
-    def execute(self, statement: sql.Composable) -> list[Any]:
+    def execute(self, statement: sql.SQL | sql.Composed) -> list[Any]:
         """Outside of any transaction, and of the tests' databases."""
         with psycopg.connect(host=str(self._folder), user=USER, dbname="postgres", autocommit=True) as connection:
             cursor = connection.execute(statement)
