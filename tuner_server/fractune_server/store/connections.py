@@ -42,20 +42,23 @@ _POSTGRESQL_SETTINGS = """
 """
 
 _ADVICE = {
-    (
+    "free some space on that disk, then start again; nothing committed is lost": (
         "disk is full",
         "disk I/O",
         "No space left",
-    ): "free some space on that disk, then start again; nothing committed is lost",
-    ("is locked",): "another program writes to it: end that one, then start again; nothing committed is lost",
-    ("readonly database", "unable to open"): "make the folder writable, or name another one",
-    ("read-only transaction",): "name a PostgreSQL that takes writes, or have this one take them again",
-    ("permission denied",): "make the user in the address the owner of the database",
-    ("authentication failed", "no password supplied"): "check the user in the address and --database-password-file",
-    ("FATAL: database",): "create it, or name another one",
-    ("connection failed", "connection is bad", "connection timeout", "resolve host"): "start it, or check the address",
+    ),
+    "another program writes to it: end that one, then start again; nothing committed is lost": ("is locked",),
+    "make the folder writable, or name another one": ("readonly database", "unable to open"),
+    "name a PostgreSQL that takes writes, or have this one take them again": ("read-only transaction",),
+    "make the user in the address the owner of the database": ("permission denied",),
+    "check the user in the address and --database-password-file": ("authentication failed", "no password supplied"),
+    "create it, or name another one": ("FATAL: database",),
+    "start it, or check the address": (
+        *("connection failed", "connection is bad", "connection timeout", "resolve host"),
+        *("closed the connection", "terminating connection"),
+    ),
 }
-"""by what is in the database's message"""
+"""what to do, by what the database's message contains"""
 
 
 def make_engine(url: str) -> Engine:
@@ -98,7 +101,7 @@ def one_line(error: DBAPIError) -> str:
 
 
 def _advice(said: str) -> str:
-    fitting = (advice for parts, advice in _ADVICE.items() if any(part in said for part in parts))
+    fitting = (advice for advice, parts in _ADVICE.items() if any(part in said for part in parts))
     return next(fitting, "nothing committed is lost; see the message of the database")
 
 

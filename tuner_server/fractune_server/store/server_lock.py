@@ -32,6 +32,7 @@ class ServerLock:
     def __init__(self, url: str) -> None:
         self.where = shown(url)
         self._url = url
+        self._is_held = False
         self._engine = make_engine(url)
         with errors_in_one_line(url):
             self._connection = self._engine.connect()
@@ -39,7 +40,8 @@ class ServerLock:
     def take(self) -> bool:
         """False while another server holds the lock."""
         with errors_in_one_line(self._url), self.begin() as connection:
-            return bool(connection.scalar(select(func.pg_try_advisory_lock(_KEY))))
+            self._is_held = bool(connection.scalar(select(func.pg_try_advisory_lock(_KEY))))
+        return self._is_held
 
     def check(self) -> None:
         """Raises StateUnusable when the lock is lost."""
@@ -55,7 +57,7 @@ class ServerLock:
             with self._connection.begin():
                 yield self._connection
         except DBAPIError as error:
-            if not error.connection_invalidated:
+            if not (error.connection_invalidated and self._is_held):
                 raise
             raise StateUnusable(f"database {self.where}: {one_line(error)}; {_LOST}") from error
 

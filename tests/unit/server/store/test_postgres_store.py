@@ -131,6 +131,14 @@ class TestServerLock:
             assert store.log.count(EVERYTHING) == 1, "it may still read"
             store.close()
 
+    def test_a_server_that_waits_says_what_it_has_lost(self, postgres: Postgres, database: str) -> None:
+        with ServerLock(postgres.url(database)) as first, ServerLock(postgres.url(database)) as second:
+            assert first.take()
+            assert not second.take()
+            assert postgres.end_sessions(database) == 2
+            with pytest.raises(StateUnusable, match=r"terminating connection .*; start it, or check the address"):
+                second.take()
+
     def test_a_transaction_that_was_open_when_the_lock_was_lost_is_not_committed(
         self, postgres: Postgres, database: str
     ) -> None:
