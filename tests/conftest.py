@@ -6,16 +6,21 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.support.processes.postgres_process import Postgres
 
 # The tests start hundreds of Python processes: what they import is compiled once and not in each of them.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Whoever runs the tests may use a server of their own.
-for _name in ("FRACTUNE_SERVER", "FRACTUNE_STATE", "FRACTUNE_REDIS"):
+# Whoever runs the tests may use a server of their own, or a PostgreSQL.
+_OWN = ("FRACTUNE_SERVER", "FRACTUNE_STATE", "FRACTUNE_REDIS", "PGHOST", "PGPASSWORD", "PGPASSFILE", "PGOPTIONS")
+for _name in _OWN:
     os.environ.pop(_name, None)
 
 # These machines are shared: how long an example takes says nothing about the code. Each run draws other examples, so
@@ -34,3 +39,12 @@ def affinity() -> Iterator[set[int]]:
     before = os.sched_getaffinity(0)
     yield before
     os.sched_setaffinity(0, before)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """One for all tests of a process that ask for it."""
+    from tests.support.processes.postgres_process import running_postgres
+
+    with running_postgres() as server:
+        yield server

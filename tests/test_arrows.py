@@ -136,7 +136,7 @@ ROOMS = {
     "fractune_server.scheduler": room(*CORE),
     "fractune_server.transport": room(*CORE, "fractune_server.counts", "fractune_server.store", "redis", "rq"),
     "fractune_server.counts": room(*CORE, "prometheus_client"),
-    "fractune_server.store": room(*CORE, "sqlalchemy", "alembic"),
+    "fractune_server.store": room(*CORE, "sqlalchemy", "alembic", lazily=("psycopg",)),
     # ---- workers: main wires; the roles stand on sessions and locks; TVM is in children alone
     "fractune_workers": room(
         *CORE,

@@ -15,9 +15,9 @@ from tests.support.paths import REPOSITORY
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 LOCKED_EXTRAS = {
-    "runtime": ("local",),
-    "gpu": ("local", "cuda"),
-    "dev": ("local", "run", "cuda", "plot", "plan", "sign", "trace"),
+    "runtime": ("local", "postgres"),
+    "gpu": ("local", "postgres", "cuda"),
+    "dev": ("local", "postgres", "run", "cuda", "plot", "plan", "sign", "trace"),
 }
 """by the lock's name; `dev` has the group `dev` as well"""
 LOCKS = {name: (REPOSITORY / "locks" / f"{name}.lock").read_text(encoding="utf-8") for name in LOCKED_EXTRAS}

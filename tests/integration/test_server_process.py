@@ -30,7 +30,7 @@ def redis_url() -> Iterator[str]:
         yield url
 
 
-def refused(redis_url: str, state: Path, **options: object) -> tuple[int, str]:
+def refused(redis_url: str, state: Path, **options: Any) -> tuple[int, str]:
     """Exit code and the line on standard error of a server that does not come up."""
     server = ServerProcess(redis_url, state, **options)
     assert server.address == ""

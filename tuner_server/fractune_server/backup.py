@@ -53,7 +53,8 @@ def back_up(state: Path, file: Path) -> BackupSummary:
     database = state / _DATABASE
     if not database.is_file():
         raise StateUnusable(
-            f"{state} has no {_DATABASE}: name the server's folder by --state; a PostgreSQL is backed up by pg_dump"
+            f"{state} has no {_DATABASE}: name the server's folder by --state; a server with a PostgreSQL is backed up "
+            "by pg_dump, and then a copy of blobs and bundles in its folder"
         )
     file = file.absolute()
     try:

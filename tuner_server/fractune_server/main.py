@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import grpc
 import redis
@@ -50,7 +50,9 @@ from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
 from fractune_server.services.plans import PlanService
 from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.connections import is_postgresql
 from fractune_server.store.folder import StateFolder
+from fractune_server.store.server_lock import ServerLock
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import MODEL_LIMIT_BYTES, ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
@@ -59,6 +61,10 @@ from fractune_server.webhooks import WebhookSender, read_secret
 
 THREADS = 32
 _GRACE_S = 5.0
+_LOOK_EVERY_S = 0.5
+"""at the lock of a PostgreSQL where another server is"""
+_LAST_TURN_S = 1.0
+"""a server that has lost its lock notices before this is over: its engine looks at every turn"""
 _INTERRUPTED = "interrupted: its stack ended; run the same command to go on"
 
 _log = logging.getLogger(__name__)
@@ -72,11 +78,12 @@ class ServerOptions:
     """HOST:PORT (port 0 = any free one) or unix:PATH"""
     redis_url: str
     state_dir: Path
-    """models, bundles and, unless `database_url` says otherwise, the database; locked while the server runs"""
+    """models, bundles and, unless `database_url` says otherwise, the database; locked while the server runs, but for a
+    server with a PostgreSQL, whose lock is there"""
     secret: bytes
     """the fleet's: bundles are signed with it"""
     database_url: str | None = None
-    """SQLAlchemy's URL of another database than SQLite in the state folder"""
+    """SQLAlchemy's URL of another database than SQLite in the state folder; one server a PostgreSQL, others wait"""
     insecure: bool = False
     """allow an address that other machines can reach, though calls carry neither encryption nor credentials"""
     tls: TlsFiles | None = None
@@ -113,8 +120,15 @@ def run_server(options: ServerOptions) -> None:
     ends: SimpleQueue[str] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda found, _: ends.put(signal.Signals(found).name))
-    with tracing.traces("fractune-server"), StateFolder(options.state_dir) as folder:
-        context = replace(_open(options, folder.path), webhook_rules=webhook_rules)
+    with tracing.traces("fractune-server"), contextlib.ExitStack() as held:
+        lock = None
+        if options.database_url is None or not is_postgresql(options.database_url):
+            held.enter_context(StateFolder(options.state_dir))
+        else:
+            lock = held.enter_context(ServerLock(options.database_url))
+            if not lock.take() and not _wait_for(lock, ends):
+                return
+        context = replace(_open(options, lock), webhook_rules=webhook_rules)
         try:
             with _webhooks(context, webhook_secret):
                 _serve(options, context, credentials, ends)
@@ -242,6 +256,24 @@ def _seen_from_outside(
         endpoint.stop()
 
 
+def _wait_for(lock: ServerLock, ends: SimpleQueue[str]) -> bool:
+    """Take a lock that another server has, as soon as it is free; False when this one is told to end before that."""
+    _log.info("another server works on database %s; waiting to go on in its place", lock.where)
+    while not lock.take():
+        if _told_to_end(ends, _LOOK_EVERY_S):
+            return False
+    _log.info("the other server has gone; going on in its place")
+    return not _told_to_end(ends, _LAST_TURN_S)
+
+
+def _told_to_end(ends: SimpleQueue[str], within_s: float) -> bool:
+    try:
+        _log.info("ends after %s", ends.get(timeout=within_s))
+    except Empty:
+        return False
+    return True
+
+
 def announce(address: str, ready_file: Path) -> None:
     """Write `address` so that a process that waits for the file never reads half of it."""
     draft = ready_file.with_name(f".{ready_file.name}.draft")
@@ -249,7 +281,7 @@ def announce(address: str, ready_file: Path) -> None:
     draft.replace(ready_file)
 
 
-def _open(options: ServerOptions, folder: Path) -> ServerContext:
+def _open(options: ServerOptions, lock: ServerLock | None) -> ServerContext:
     # For about two seconds, so that calls outlive a Redis that is started again at once; the engine has the patience
     # for one that stays away longer.
     retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=10)
@@ -260,9 +292,9 @@ def _open(options: ServerOptions, folder: Path) -> ServerContext:
         raise no_redis(options.redis_url, error) from error
     check_clock("this server", redis_time_s(connection.time()))
     return ServerContext(
-        store=Store(options.database_url or sqlite_url(folder)),
+        store=Store(options.database_url or sqlite_url(options.state_dir), lock),
         redis=connection,
-        files=BlobStore(folder),
+        files=BlobStore(options.state_dir),
         secret=options.secret,
         upload_limit_bytes=options.upload_limit_bytes,
     )

@@ -99,10 +99,11 @@ def model_bytes(*operators: tuple[str, int], space: int = 1_000_000) -> bytes:
 
 
 class ServerProcess:
-    def __init__(self, redis_url: str, state: Path, **options: Any) -> None:
+    def __init__(self, redis_url: str, state: Path, *, waits: bool = False, **options: Any) -> None:
+        """Serves when it is made, or has ended; with `waits` it has just been started."""
         base = next(parent for parent in state.parents if parent.is_dir())
         folder = Path(tempfile.mkdtemp(prefix="server-", dir=base))
-        ready = folder / "ready"
+        self.ready = ready = folder / "ready"
         whole = {"listen": "127.0.0.1:0", "redis_url": redis_url, "state_dir": str(state), "ready_file": str(ready)}
         self.stderr = folder / "stderr"
         with self.stderr.open("wb") as stderr:
@@ -110,14 +111,22 @@ class ServerProcess:
                 [sys.executable, "-m", "tests.support.processes.server_process", json.dumps(whole | options)],
                 stderr=stderr,
             )
+        if not waits:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
         try:
-            wait_until(lambda: ready.exists() or self.process.poll() is not None)
+            wait_until(lambda: self.ready.exists() or self.process.poll() is not None)
         except TimeoutError:
             self.kill()
             raise
-        self.address = ready.read_text() if ready.exists() else ""
         if not self.address:
             self.process.wait()
+
+    @property
+    def address(self) -> str:
+        """Empty when it does not serve yet."""
+        return self.ready.read_text() if self.ready.exists() else ""
 
     def client(self) -> Client:
         return Client(self.address)

@@ -6,7 +6,8 @@ import pytest
 import redis
 
 from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.redis_url import no_redis, with_password, without_password
+from fractune_core.redis_url import no_redis
+from fractune_core.url_passwords import with_password, without_password
 
 SECRETS = ["plain", "with spaces", "a:b@c/d?e#f&g=%20", "ü"]
 

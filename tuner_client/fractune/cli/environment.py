@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from fractune_core.errors import BadRequest
-from fractune_core.redis_url import with_password
+from fractune_core.url_passwords import with_password
 
 SECRET = "FRACTUNE_SECRET"  # noqa: S105  - the variable's name
 DEBUG = "FRACTUNE_DEBUG"
@@ -32,11 +32,22 @@ def fleet_secret(secret_file: Path | None) -> bytes:
 
 def redis_address(url: str, password_file: Path | None) -> str:
     """The address of Redis with the password from the file, which so is in no list of processes. Raises BadRequest."""
-    if password_file is None:
+    return _with_password("--redis-password-file", url, password_file)
+
+
+def database_address(url: str | None, password_file: Path | None) -> str | None:
+    """As `redis_address`, of the database; None for SQLite in the state folder."""
+    if url is None and password_file is not None:
+        raise BadRequest(f"--database-password-file {password_file}: name the database by --database too")
+    return None if url is None else _with_password("--database-password-file", url, password_file)
+
+
+def _with_password(option: str, url: str, file: Path | None) -> str:
+    if file is None:
         return url
-    password = _read("--redis-password-file", password_file).strip()
+    password = _read(option, file).strip()
     if not password:
-        raise BadRequest(f"--redis-password-file {password_file} is empty; write the password of Redis's user into it")
+        raise BadRequest(f"{option} {file} is empty; write the password of the user in the address into it")
     return with_password(url, password)
 
 

@@ -18,6 +18,14 @@ State = Annotated[
     Path | None,
     typer.Option("--state", help="Folder of the one-machine stack (else FRACTUNE_STATE, else the user data folder)."),
 ]
+Database = Annotated[
+    str | None,
+    typer.Option("--database", metavar="URL", help="postgresql://USER@HOST:PORT/NAME (default: SQLite in the state)."),
+]
+DatabasePasswordFile = Annotated[
+    Path | None,
+    typer.Option("--database-password-file", help="File with the password of the user that --database names."),
+]
 Server = Annotated[
     str | None,
     typer.Option(

@@ -47,6 +47,7 @@ def run_server(
 ) -> None:
     """Serve until stopped. Raises BadRequest for an address or TLS files, StateUnusable for the folder, RedisGone."""
     require("server", "rq", "sqlalchemy", "prometheus_client")
+    require_driver(database_url)
     from fractune_server.main import ServerOptions, run_server
 
     run_server(
@@ -184,6 +185,12 @@ def look_for_cuda() -> Any:
     from fractune_workers.inventory import cuda
 
     return cuda.look_for_cuda()
+
+
+def require_driver(database_url: str | None) -> None:
+    """Raises FractuneError when the database needs a driver that is not installed."""
+    if database_url is not None and database_url.startswith("postgresql"):
+        require("postgres", "psycopg")
 
 
 def require(extra: str, *modules: str) -> None:

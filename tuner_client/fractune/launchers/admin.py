@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fractune.launchers import require
+from fractune.launchers import require, require_driver
 from fractune_core.priorities import Priority
 from fractune_core.tokens import Quotas, Scope, TokenText
 
@@ -20,7 +20,7 @@ def create_token(
     max_priority: Priority = Priority.NORMAL,
 ) -> TokenText:
     """A new token; `lifetime_s` None = for ever. Raises StateUnusable for a database that cannot be used."""
-    _require_server()
+    _require_server(database_url)
     from fractune_server import admin
 
     return admin.create_token(state_dir, database_url, name, scope, lifetime_s, quotas, max_priority)
@@ -28,7 +28,7 @@ def create_token(
 
 def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:
     """Oldest first, as plain JSON values. Raises StateUnusable."""
-    _require_server()
+    _require_server(database_url)
     from fractune_server import admin
 
     return admin.list_tokens(state_dir, database_url)
@@ -36,11 +36,12 @@ def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any
 
 def revoke_token(state_dir: Path, database_url: str | None, token_id: str) -> bool:
     """False when it was revoked before. Raises NotFound, StateUnusable."""
-    _require_server()
+    _require_server(database_url)
     from fractune_server import admin
 
     return admin.revoke_token(state_dir, database_url, token_id)
 
 
-def _require_server() -> None:
+def _require_server(database_url: str | None) -> None:
     require("server", "sqlalchemy")
+    require_driver(database_url)

@@ -121,6 +121,7 @@ class Engine:
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
     def _turn(self) -> None:
+        self._context.store.check_lock()  # before it takes results out of Redis: it could not commit them
         # A new job has waited for a turn already.
         batch = self._recorder.poll(0 if self._jobs.update() else POLL_MS)
         for arrival in batch.arrivals:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Row, Table, create_engine, delete, event, false, inspect, text
+from sqlalchemy import Column, Connection, Engine, Row, Table, delete, false, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from fractune_core.errors import StateUnusable
-from fractune_core.file_systems import network_file_system
+from fractune_server.store.connections import errors_in_one_line, is_postgresql, make_engine, shown
+from fractune_server.store.server_lock import ServerLock
 from fractune_server.store.tables import roofs
 
 SCHEMA = "0012"
@@ -23,43 +21,42 @@ SCHEMA = "0012"
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
 
-_PRAGMAS = (
-    "journal_mode=WAL",  # readers do not wait for the writer
-    "synchronous=FULL",  # a record is acknowledged after the commit, so the commit must outlive a power cut
-    "busy_timeout=10000",
-)
-
 
 class Database:
     """Any thread may call; writes take turns.
 
-    Raises StateUnusable for a database that is read-only, full, damaged, or locked for longer than `busy_timeout`, and
-    for SQLite on a network file system.
+    Raises StateUnusable for a database that is read-only, full, damaged, out of reach, or locked for longer than
+    `busy_timeout`, and for SQLite on a network file system; BadRequest for the URL of another database, and for a value
+    that the database does not take.
     """
 
-    def __init__(self, url: str, *, may_migrate: bool = True) -> None:
-        """With `may_migrate` the tables are made or brought up to date; else the database must be of this version."""
-        self.url = url
+    def __init__(self, url: str, *, may_migrate: bool = True, lock: ServerLock | None = None) -> None:
+        """With `may_migrate` the tables are made or brought up to date; else the database must be of this version.
+
+        With `lock` all that is written goes through its connection, and nothing any more when it is lost.
+        """
+        self._url = url
+        self._lock = lock
         self._writer = threading.Lock()
-        self._engine = create_engine(url)
-        if self._engine.dialect.name == "sqlite":
-            _check_place(self._engine.url.database or "")
-            event.listen(self._engine, "connect", _set_pragmas)
-        if may_migrate:
-            with self._errors_in_one_line(), self._engine.begin() as connection:
-                _migrate(connection)
-        else:
-            self._check_revision()
+        self._engine = make_engine(url)
+        try:
+            if may_migrate:
+                with self.write() as connection:
+                    _migrate(connection)
+            else:
+                self._check_revision()
+        except BaseException:
+            self.close()
+            raise
 
     def _check_revision(self) -> None:
-        where = self._engine.url.database
+        where = shown(self._url)
         # SQLite would make the file.
-        if self._engine.dialect.name == "sqlite" and not Path(str(where)).exists():
+        if not is_postgresql(self._url) and not Path(where).exists():
             raise StateUnusable(f"no database at {where}; start the server there once, or name another by --state")
         with self.read() as connection:
             found = _revision(connection)
         if found != SCHEMA:
-            self.close()
             raise StateUnusable(
                 f"database {where} has schema {found or 'none'}, and this version needs {SCHEMA}; "
                 "start the server of this version first, or use the fractune that the server is of"
@@ -72,12 +69,12 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that is committed at the end, or rolled back whole."""
-        with self._writer, self._errors_in_one_line(), self._engine.begin() as connection:
+        with self._writer, errors_in_one_line(self._url), self._begin() as connection:
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        with self._errors_in_one_line(), self._engine.connect() as connection:
+        with errors_in_one_line(self._url), self._engine.connect() as connection:
             yield connection
 
     def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
@@ -104,49 +101,23 @@ class Database:
         with self.write() as connection:
             connection.execute(delete(roofs).where(false()))  # takes the lock that a write needs, and deletes nothing
 
+    def check_lock(self) -> None:
+        """Raises StateUnusable when another server may be at work: the lock of this one is lost."""
+        if self._lock is not None:
+            with self._writer:
+                self._lock.check()
+
     def close(self) -> None:
         self._engine.dispose()
 
-    @contextmanager
-    def _errors_in_one_line(self) -> Iterator[None]:
-        try:
-            yield
-        except DBAPIError as error:
-            where = self._engine.url.database or self._engine.url.render_as_string(hide_password=True)
-            raise StateUnusable(f"database {where}: {error.orig}; {_advice(str(error.orig))}") from error
-
-
-def _check_place(file: str) -> None:
-    """SQLite's write-ahead log is shared memory, which no network file system has (https://sqlite.org/wal.html)."""
-    kind = network_file_system(Path(file).parent) if file not in ("", ":memory:") else None
-    if kind is not None:
-        raise StateUnusable(
-            f"database {file}: it would lie on a network file system ({kind}), where SQLite loses data; "
-            "pass --state with a folder on a disk of this machine, or --database with the URL of a PostgreSQL"
-        )
+    def _begin(self) -> AbstractContextManager[Connection]:
+        return self._engine.begin() if self._lock is None else self._lock.begin()
 
 
 def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
     """`items` in pieces that fit into one statement."""
     for start in range(0, len(items), _PART):
         yield items[start : start + _PART]
-
-
-def _advice(message: str) -> str:
-    if "full" in message or "disk I/O" in message:
-        return "free some space on that disk, then start again; nothing committed is lost"
-    if "locked" in message:
-        return "another program writes to it: end that one, then start again; nothing committed is lost"
-    if "readonly" in message or "unable to open" in message:
-        return "make the folder writable, or name another one"
-    return "nothing committed is lost; see the message of the database"
-
-
-def _set_pragmas(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
-    cursor = connection.cursor()
-    for pragma in _PRAGMAS:
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
 
 
 def _migrate(connection: Connection) -> None:

@@ -15,7 +15,7 @@ class RecordFilter:
     """Empty fields let everything pass, but for the scope."""
 
     model: str = ""
-    """SHA-256 of a model, or part of a model's file name"""
+    """SHA-256 of a model, or part of a model's file name; like all parts of names, in small letters or capitals"""
     operator: str = ""
     """part of an operator's name, or a workload hash"""
     share: str = ""
@@ -31,12 +31,12 @@ class RecordFilter:
         if self.model:
             found.append(columns.workload_hash.in_(self._workloads_of_model()))
         if self.operator:
-            named = columns.operator.contains(self.operator, autoescape=True)
+            named = columns.operator.icontains(self.operator, autoescape=True)
             found.append(or_(columns.workload_hash == self.operator, named))
         if self.share:
             found.append(columns.share == self.share)
         if self.device:
-            found.append(columns.device_key.contains(self.device, autoescape=True))
+            found.append(columns.device_key.icontains(self.device, autoescape=True))
         if self.kind is not None:
             found.append(columns.kind == self.kind.value)
         if self.job:
@@ -44,6 +44,6 @@ class RecordFilter:
         return found
 
     def _workloads_of_model(self) -> ColumnElement[str]:
-        named = jobs.c.model_name.contains(self.model, autoescape=True)
+        named = jobs.c.model_name.icontains(self.model, autoescape=True)
         chosen = select(jobs.c.id).where(or_(jobs.c.model == self.model, named))
         return select(job_operators.c.workload_hash).where(job_operators.c.job.in_(chosen)).scalar_subquery()

@@ -268,8 +268,11 @@ class TuningLog:
             )
             .order_by(records.c.median_s)
         )
-        with self._database.read() as connection:
-            for row in connection.execution_options(yield_per=_PAGE).execute(query).mappings():
+        with (
+            self._database.read() as connection,
+            connection.execution_options(yield_per=_PAGE).execute(query) as found,
+        ):
+            for row in found.mappings():
                 best.setdefault(row["candidate_id"], record_from_row(row))
                 if len(best) >= limit:
                     break

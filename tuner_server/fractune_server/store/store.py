@@ -10,6 +10,7 @@ from fractune_server.store.ledger import Ledger
 from fractune_server.store.log import TuningLog
 from fractune_server.store.models import ModelStore
 from fractune_server.store.roofs import RoofStore
+from fractune_server.store.server_lock import ServerLock
 from fractune_server.store.spaces import SpaceStore
 from fractune_server.store.tokens import TokenStore
 from fractune_server.store.webhooks import WebhookStore
@@ -21,8 +22,9 @@ class Store:
     Raises StateUnusable without a usable database.
     """
 
-    def __init__(self, url: str) -> None:
-        self.database = Database(url)
+    def __init__(self, url: str, lock: ServerLock | None = None) -> None:
+        """`lock`: as for Database."""
+        self.database = Database(url, lock=lock)
         self.log = TuningLog(self.database)
         self.jobs = JobStore(self.database)
         self.models = ModelStore(self.database)
@@ -35,6 +37,10 @@ class Store:
     def check_writable(self) -> None:
         """Raises StateUnusable when nothing can be written now; writes nothing."""
         self.database.check_writable()
+
+    def check_lock(self) -> None:
+        """Raises StateUnusable when another server may be at work on this database."""
+        self.database.check_lock()
 
     def close(self) -> None:
         self.database.close()

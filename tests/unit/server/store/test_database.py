@@ -10,7 +10,7 @@ import pytest
 
 from fractune_core import file_systems
 from fractune_core.errors import StateUnusable
-from fractune_server.store import database
+from fractune_server.store import connections
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation
@@ -19,7 +19,7 @@ from tests.support.samples import validation
 def test_a_database_that_another_program_locks_is_said_in_one_line_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_PRAGMAS", (*database._PRAGMAS, "busy_timeout=50"))
+    monkeypatch.setattr(connections, "_PRAGMAS", (*connections._PRAGMAS, "busy_timeout=50"))
     store = Store(sqlite_url(tmp_path))
     store.log.add([validation("a", 1, 1.0)])
     with contextlib.closing(sqlite3.connect(tmp_path / "fractune.db", isolation_level=None)) as other:

@@ -19,7 +19,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import event, text
+from sqlalchemy import Connection, event, text
 
 from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
 from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, text_of
@@ -117,6 +117,10 @@ def any_record(draw: random.Random) -> TuningRecord:
 class StoreContract:
     @pytest.fixture
     def make(self) -> Callable[[], Store]:
+        raise NotImplementedError
+
+    def plan(self, connection: Connection, query: str) -> str:
+        """How the database would find the rows."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -232,9 +236,10 @@ class StoreContract:
         ]
         with store.database.read() as connection:
             for query in queries:
-                plan = " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {query}")))
-                assert "INDEX" in plan, query
-                assert "TEMP B-TREE" not in plan, query
+                plan = self.plan(connection, query).lower()
+                assert "index" in plan, query
+                assert "temp b-tree" not in plan, query
+                assert "sort" not in plan, query
 
     @pytest.mark.parametrize("fastest_first", [True, False])
     def test_pages_bring_everything_once(self, store: Store, fastest_first: bool) -> None:  # noqa: FBT001
@@ -259,13 +264,13 @@ class StoreContract:
             return store.log.count(chosen)
 
         assert count(RecordFilter(kind=Kind.VALIDATION)) == 1
-        assert count(RecordFilter(operator="dense")) == 1
+        assert count(RecordFilter(operator="dense")) == count(RecordFilter(operator="DENSE")) == 1
         assert count(RecordFilter(operator="f" * 16)) == 2
         assert count(RecordFilter(operator="den%3")) == 0
         assert count(RecordFilter(share="cpu:2")) == 1
-        assert count(RecordFilter(device="rocket")) == 2
+        assert count(RecordFilter(device="rocket")) == count(RecordFilter(device="Rocket")) == 2
         assert count(RecordFilter(job="j2")) == 1
-        assert count(RecordFilter(model="a" * 64)) == count(RecordFilter(model="net")) == 2
+        assert count(RecordFilter(model="a" * 64)) == count(RecordFilter(model="Net")) == 2
         assert count(RecordFilter(model="other")) == 0
 
     def test_prune_keeps_the_fastest_and_what_is_published(self, store: Store) -> None:
@@ -588,18 +593,11 @@ class StoreContract:
         store.check_writable()
         assert store.roofs.of("device")
 
-
-class TestSqliteStore(StoreContract):
-    @pytest.fixture
-    def make(self, tmp_path: Path) -> Callable[[], Store]:
-        return lambda: Store(sqlite_url(tmp_path))
+    # ---- migrations ----
 
     def test_the_migrations_make_the_tables(self, store: Store) -> None:
         with store.database.read() as connection:
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-
-    def test_the_newest_migration_is_the_one_that_the_store_looks_for(self) -> None:
-        assert ScriptDirectory.from_config(_migrations()).get_heads() == [database.SCHEMA]
 
     def test_a_log_of_the_first_schema_is_brought_up_to_date(self, make: Callable[[], Store]) -> None:
         old = make()
@@ -620,6 +618,18 @@ class TestSqliteStore(StoreContract):
         assert store.roofs.of(DEVICE.key) == {}
         assert store.log.totals() == rows_by_group(store) == {("cpu:1", "validation", "ok"): 2}
         store.close()
+
+
+class TestSqliteStore(StoreContract):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: Store(sqlite_url(tmp_path))
+
+    def plan(self, connection: Connection, query: str) -> str:
+        return " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {query}")))
+
+    def test_the_newest_migration_is_the_one_that_the_store_looks_for(self) -> None:
+        assert ScriptDirectory.from_config(_migrations()).get_heads() == [database.SCHEMA]
 
     def test_another_process_neither_makes_nor_changes_a_database(self, tmp_path: Path) -> None:
         with pytest.raises(StateUnusable, match=r"no database at .*fractune\.db; start the server there once"):

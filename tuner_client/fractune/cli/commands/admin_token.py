@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from fractune.cli import options
+from fractune.cli.environment import database_address
 from fractune.cli.quantities import parse_bytes, parse_lifetime_s
 from fractune.launchers.admin import create_token, list_tokens, revoke_token
 from fractune.local.state import default_state_dir
@@ -23,7 +24,6 @@ from fractune_core.tokens import Quotas, Scope
 app = typer.Typer(help="Tokens: create, list, revoke.", rich_markup_mode=None)
 
 _State = Annotated[Path | None, typer.Option("--state", help="The server's state folder (default: user data folder).")]
-_Database = Annotated[str | None, typer.Option("--database", metavar="URL", help="As for `fractune server`.")]
 
 
 @app.command()
@@ -45,17 +45,19 @@ def create(
         Priority, typer.Option("--max-priority", help="The highest priority that its jobs may have.")
     ] = Priority.NORMAL,
     state: _State = None,
-    database: _Database = None,
+    database: options.Database = None,
+    database_password_file: options.DatabasePasswordFile = None,
     as_json: options.Json = False,
 ) -> None:
     """Make a token, and write it to a file: it is kept nowhere else, and cannot be shown again."""
     lifetime_s = None if expires is None else parse_lifetime_s("--expires", expires)
     uploads = None if upload_bytes is None else parse_bytes("--upload-bytes", upload_bytes)
     quotas = Quotas(open_jobs, trials_a_day, uploads)
+    address = database_address(database, database_password_file)
     # The file first: a token that nobody has must not be left in the database.
     descriptor = _new_file(out)
     try:
-        made = create_token(state or default_state_dir(), database, name, scope, lifetime_s, quotas, max_priority)
+        made = create_token(state or default_state_dir(), address, name, scope, lifetime_s, quotas, max_priority)
         with os.fdopen(descriptor, "w") as file:
             file.write(made.text + "\n")
     except BaseException:
@@ -68,9 +70,15 @@ def create(
 
 
 @app.command("list")
-def list_(state: _State = None, database: _Database = None, as_json: options.Json = False) -> None:
+def list_(
+    state: _State = None,
+    database: options.Database = None,
+    database_password_file: options.DatabasePasswordFile = None,
+    as_json: options.Json = False,
+) -> None:
     """List tokens, oldest first, with what they have used of their quotas."""
-    found = list_tokens(state or default_state_dir(), database)
+    address = database_address(database, database_password_file)
+    found = list_tokens(state or default_state_dir(), address)
     if as_json:
         for each in found:
             print(json.dumps(each))
@@ -91,11 +99,13 @@ def list_(state: _State = None, database: _Database = None, as_json: options.Jso
 def revoke(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id: 12 hex digits.")],
     state: _State = None,
-    database: _Database = None,
+    database: options.Database = None,
+    database_password_file: options.DatabasePasswordFile = None,
     as_json: options.Json = False,
 ) -> None:
     """Revoke a token: its next call is refused. Its jobs go on."""
-    changed = revoke_token(state or default_state_dir(), database, token)
+    address = database_address(database, database_password_file)
+    changed = revoke_token(state or default_state_dir(), address, token)
     if as_json:
         print(json.dumps({"token": token, "revoked": True, "changed": changed}))
     else:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import logs, options
-from fractune.cli.environment import fleet_secret, redis_address
+from fractune.cli.environment import database_address, fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.cli.quantities import parse_bytes
 from fractune.launchers import Listening, Measuring, run_server, run_worker
@@ -48,10 +48,8 @@ def server(
     redis: Redis,
     listen: options.Listen = options.DEFAULT_LISTEN,
     state: options.State = None,
-    database: Annotated[
-        str | None,
-        typer.Option("--database", metavar="URL", help="SQLAlchemy URL (default: SQLite in the state)."),
-    ] = None,
+    database: options.Database = None,
+    database_password_file: options.DatabasePasswordFile = None,
     redis_password_file: PasswordFile = None,
     secret_file: SecretFile = None,
     insecure: options.Insecure = False,
@@ -95,7 +93,7 @@ def server(
         redis_address(redis, redis_password_file),
         state or default_state_dir(),
         fleet_secret(secret_file),
-        database_url=database,
+        database_url=database_address(database, database_password_file),
         upload_limit_bytes=parse_bytes("--upload-limit", upload_limit),
         resume=resume,
     )

@@ -1,0 +1,61 @@
+"""`--database` and its password file, of `fractune server` and `fractune admin token`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractune.cli import main
+
+URL = "postgresql://fractune@db:5432/tuning"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The addresses of databases that the commands went to."""
+    found: list[Any] = []
+
+    def list_tokens(_state: Path, database_url: str | None) -> list[Any]:
+        found.append(database_url)
+        return []
+
+    monkeypatch.setenv("FRACTUNE_SECRET", "secret")
+    monkeypatch.setattr(
+        "fractune.cli.commands.launch.run_server", lambda *_, database_url, **__: found.append(database_url)
+    )
+    monkeypatch.setattr("fractune.cli.commands.admin_token.list_tokens", list_tokens)
+    return found
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "password"
+    file.write_text("a:b@c\n")
+    return file
+
+
+COMMANDS = [["server", "--redis", "redis://host:1/0"], ["admin", "token", "list"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_password_comes_from_a_file(command: list[str], file: Path, opened: list[Any]) -> None:
+    assert main([*command, "--database", URL, "--database-password-file", str(file)]) == 0
+    assert main([*command, "--database", URL]) == 0
+    assert main(command) == 0
+    assert opened == [URL.replace("fractune@", "fractune:a%3Ab%40c@"), URL, None]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_password_of_no_database_and_a_second_one_are_refused(
+    command: list[str], file: Path, opened: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--database-password-file", str(file)]) == 2
+    twice = ["--database", URL.replace("fractune@", "fractune:first@"), "--database-password-file", str(file)]
+    assert main([*command, *twice]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("name the database by --database too")
+    assert "postgresql://fractune:***@db:5432/tuning has a password, and so has the password file" in said[1]
+    assert "first" not in said[1]
+    assert opened == []

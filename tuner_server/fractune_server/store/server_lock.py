@@ -1,0 +1,74 @@
+"""One server a PostgreSQL: the right to write there, which ends with one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import DBAPIError
+
+from fractune_core.errors import StateUnusable
+from fractune_server.store.connections import errors_in_one_line, make_engine, one_line, shown
+
+_KEY = int.from_bytes(b"frac", "big")
+"""of the advisory lock, which belongs to one database of a PostgreSQL"""
+_LOST = (
+    "the connection that made this server the only one is lost, so it writes nothing any more; "
+    "start it again: it goes on, or waits for the one that has taken over"
+)
+
+
+class ServerLock:
+    """Holds a connection while it is open; one thread at a time. Raises StateUnusable, and BadRequest for the URL.
+
+    PostgreSQL gives an advisory lock back when its session ends, after the session's last transaction. What is written
+    through the connection that has taken the lock is therefore written by its holder, however late a server notices
+    that it holds it no longer.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.where = shown(url)
+        self._url = url
+        self._is_held = False
+        self._engine = make_engine(url)
+        with errors_in_one_line(url):
+            self._connection = self._engine.connect()
+
+    def take(self) -> bool:
+        """False while another server holds the lock."""
+        with errors_in_one_line(self._url), self.begin() as connection:
+            self._is_held = bool(connection.scalar(select(func.pg_try_advisory_lock(_KEY))))
+        return self._is_held
+
+    def check(self) -> None:
+        """Raises StateUnusable when the lock is lost."""
+        with errors_in_one_line(self._url), self.begin() as connection:
+            connection.execute(select(1))
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A transaction of the lock's connection, as of an engine. Raises StateUnusable when the lock is lost."""
+        if self._connection.invalidated:  # SQLAlchemy would connect again, without the lock
+            raise StateUnusable(f"database {self.where}: {_LOST}")
+        try:
+            with self._connection.begin():
+                yield self._connection
+        except DBAPIError as error:
+            if not (error.connection_invalidated and self._is_held):
+                raise
+            raise StateUnusable(f"database {self.where}: {one_line(error)}; {_LOST}") from error
+
+    def close(self) -> None:
+        self._connection.close()
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
