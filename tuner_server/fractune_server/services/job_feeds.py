@@ -26,6 +26,11 @@ class JobFeed:
         self._newest: pb.Job | None = None
         self._error: Exception | None = None
 
+    @property
+    def revision(self) -> int | None:
+        """None before anything was put in."""
+        return None if self._newest is None else self._newest.revision
+
     def put(self, message: pb.Job) -> None:
         with self._changed:
             self._newest = message
@@ -88,7 +93,6 @@ class JobFeeds:
                     del self._watchers[job], self._feeds[job]
 
     def _look_on(self) -> None:
-        seen: dict[str, int] = {}
         pause = threading.Event()
         while True:
             with self._lock:
@@ -97,9 +101,8 @@ class JobFeeds:
                     self._looks = False
                     return
             changes = self._notifier.count
-            seen = {job: revision for job, revision in seen.items() if job in feeds}
             try:
-                self._look(feeds, seen)
+                self._look(feeds)
             except Exception as error:  # noqa: BLE001  whatever it is, those who wait must be told
                 _log.exception("jobs cannot be watched")
                 for feed in feeds.values():
@@ -107,10 +110,8 @@ class JobFeeds:
             pause.wait(LEAST_GAP_S)
             self._notifier.wait(changes, _LOOK_EVERY_S)
 
-    def _look(self, feeds: Mapping[str, JobFeed], seen: dict[str, int]) -> None:
-        """Send on what is newer than what was `seen`, by job, and note it there."""
+    def _look(self, feeds: Mapping[str, JobFeed]) -> None:
+        """Give each feed, by job, what is newer than what it has."""
         for job, revision in self._revisions(feeds).items():
-            if revision != seen.get(job):
-                message = self._view(job)
-                seen[job] = message.revision
-                feeds[job].put(message)
+            if revision != feeds[job].revision:
+                feeds[job].put(self._view(job))
