@@ -80,6 +80,23 @@ def rows_written(store: Store, table: str) -> Iterator[list[int]]:
         event.remove(store.database.engine, "before_cursor_execute", note)
 
 
+@contextmanager
+def counts_from(store: Store) -> Iterator[list[int]]:
+    """After which record each count within the block began to look."""
+    found: list[int] = []
+
+    def note(_c: Any, _r: Any, statement: str, parameters: Any, _x: Any, _many: bool) -> None:  # noqa: FBT001
+        if "count(*)" in statement and "seq >" in statement:
+            values = list(parameters.values()) if isinstance(parameters, dict) else list(parameters)
+            found.append(next(value for value in values if isinstance(value, int)))
+
+    event.listen(store.database.engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(store.database.engine, "before_cursor_execute", note)
+
+
 def rows_by_group(store: Store) -> dict[tuple[str, str, str], int]:
     """How many rows the log has now, by share, kind and status."""
     query = text("SELECT share, kind, status, count(*) FROM records GROUP BY share, kind, status")
@@ -423,6 +440,18 @@ class StoreContract:
             store.jobs.save(loaded, {7: operators[7]})
         assert written == [1]
         assert store.jobs.operators("j") == operators
+
+    def test_records_that_were_counted_are_not_read_again(self, store: Store) -> None:
+        store.log.add([trial(f"t{place}", 1, 1.0) for place in range(5)])
+        chosen = RecordFilter(kind=Kind.TRIAL)
+        assert store.log.count(chosen) == 5
+        store.log.add([trial("new", 1, 1.0), validation("v", 1, 1.0)])
+        with counts_from(store) as looked_at:
+            assert store.log.count(chosen) == 6
+            assert store.log.count(RecordFilter(kind=Kind.TRIAL, share="cpu:2")) == 0
+        assert looked_at == [5, 0]
+        assert store.log.prune(RecordFilter(kind=Kind.TRIAL), 2, dry_run=False) == (4, 2)
+        assert store.log.count(chosen) == 2
 
     # ---- tokens and their quotas ----
 
