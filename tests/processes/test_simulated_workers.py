@@ -55,8 +55,12 @@ class Child:
     def preemptible_by(self, _hold: Any) -> Iterator[None]:
         yield
 
+    def __init__(self) -> None:
+        self._open = False
+
     def call(self, method: str, _timeout_s: float, **_payload: Any) -> Any:
-        return {"knows": False, "propose": ITEMS}.get(method)
+        knows, self._open = self._open, self._open or method == "open"
+        return {"knows": knows, "propose": ITEMS}.get(method)
 
 
 class Process:
