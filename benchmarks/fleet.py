@@ -38,9 +38,11 @@ CRASHES, DRAINS = 2000, 1000
 """pieces of work for each"""
 BUILDERS = 3
 """for each GPU"""
-_OPERATORS_A_GPU, _OPERATORS = 3, 120
+_OPERATORS_A_GPU, _OPERATORS = 2, 120
 """operators for each tuner instance, and at most in one job"""
 _TRIALS = 1_000_000
+_HURRY = 6.0
+"""times that work is faster at the start"""
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 _CANCEL_S = 60.0
 
@@ -48,7 +50,7 @@ _CANCEL_S = 60.0
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--gpus", help="numbers of simulated GPUs, one run for each")
-    parser.add_argument("--seconds", type=float, help="of each run, after as many for the start")
+    parser.add_argument("--seconds", type=float, help="of each run, after half as many again for the start")
     args = parser.parse_args()
     sizes = [int(size) for size in (args.gpus or ("2" if args.quick else "10,30,100,1000")).split(",")]
     secs, speed = args.seconds or (3.0 if args.quick else 30.0), 10.0 if args.quick else 1.0
@@ -81,7 +83,7 @@ def verdict(rows: dict[int, dict[str, Any]]) -> str:
 
 
 async def run(gpus: int, secs: float, speed: float) -> dict[str, Any]:
-    """Figures of one size: the mean over `secs` seconds, after as many for the start."""
+    """Figures of one size: the mean over `secs` seconds, after half as many again for the start."""
     life = FleetLife(gpus, CRASHES, DRAINS, speed)
     with (
         running_redis(*_DURABLE) as url,
@@ -95,10 +97,14 @@ async def run(gpus: int, secs: float, speed: float) -> dict[str, Any]:
         fleet.start(tune=gpus, build=BUILDERS * gpus, measure=gpus)
         try:
             jobs = await asyncio.to_thread(_create_jobs, client, gpus)
+            life.speed = speed * _HURRY  # rounds grow with what was measured before: at first they are small
             await asyncio.sleep(secs)
+            life.speed = speed
+            await asyncio.sleep(secs / 2)
             before, done_before = await asyncio.to_thread(watch.read), life.done.copy()
             await asyncio.sleep(secs)
             after = await asyncio.to_thread(watch.read)
+            fleet.check()
             done = life.done - done_before
             await asyncio.to_thread(_check, client, jobs)
         finally:

@@ -76,7 +76,7 @@ def main() -> None:
         found["watchers"] = watchers(20 if args.quick else WATCHERS)
         print("watchers: " + ", ".join(f"{name} {value}" for name, value in found["watchers"].items()))
     if "page" in parts:
-        records = args.records or (5_000 if args.quick else 1_000_000)
+        records = args.records or (20_000 if args.quick else 1_000_000)
         found["page"] = page(records, 3.0 if args.quick else 60.0)
         print(f"{'page, ms':<28}{'p50':>8}{'p99':>8}")
         for name, row in found["page"]["pages"].items():

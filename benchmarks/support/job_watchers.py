@@ -73,6 +73,6 @@ async def _refusal(stub: rpc.JobServiceStub, job: str) -> grpc.aio.AioRpcError |
 async def _end(call: grpc.aio.UnaryStreamCall[pb.WatchJobRequest, pb.Job]) -> bool:
     """Whether the watch was told the job's end."""
     last = pb.Job()
-    async for message in call:
+    while isinstance(message := await call.read(), pb.Job):
         last = message
     return last.HasField("end_time")

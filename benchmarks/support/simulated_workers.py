@@ -17,11 +17,13 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from redis import asyncio as aioredis
 from redis.exceptions import ResponseError
+from rq.utils import utcformat
 
 from benchmarks.queue_cost import TRACE
 from fractune_core import messages
@@ -155,7 +157,10 @@ class SimulatedWorker:
     async def _one(self) -> None:
         """Wait for a piece of work, and do it."""
         job = await self._take()
-        work, queued_at = await self._read(job)
+        found = await self._read(job)
+        if found is None:
+            return
+        work, queued_at = found
         execution = await self._note_begun(job)
         self.counts.begin(work["do"], time.time() - queued_at)
         began = time.perf_counter()
@@ -176,11 +181,14 @@ class SimulatedWorker:
             if taken is not None:
                 return str(taken.decode())
 
-    async def _read(self, job: str) -> tuple[Any, float]:
+    async def _read(self, job: str) -> tuple[Any, float] | None:
+        """The work, and when it was queued; None when it was taken back meanwhile."""
         async with self.redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(f"rq:job:{job}")
             self._heartbeat(pipe, _TTL_S)
             fields, *_ = await pipe.execute()
+        if b"data" not in fields:
+            return None
         message = json.loads(zlib.decompress(fields[b"data"]))[2][0]
         return open_dated_work(SECRET, self._queue, job, message)
 
@@ -200,15 +208,16 @@ class SimulatedWorker:
             pipe.hset(self._key, "current_job", job)
             pipe.hset(self._key, "current_job_working_time", "0")
             self._heartbeat(pipe, _WORK_TTL_S)
-            pipe.hset(f"rq:job:{job}", "last_heartbeat", str(now))
-            started = {"last_heartbeat": now, "status": "started", "started_at": now, "worker_name": self.name}
+            pipe.hset(f"rq:job:{job}", "last_heartbeat", _text(now))
+            at = {"last_heartbeat": _text(now), "started_at": _text(now)}
+            started = {**at, "status": "started", "worker_name": self.name}
             pipe.hset(f"rq:job:{job}", mapping=started)
             pipe.lrem(f"rq:queue:{self._queue}:intermediate", 1, job)
             await pipe.execute()
         return execution
 
     async def _note_ended(self, job: str, execution: str, took_s: float) -> None:
-        await self.redis.hset(f"rq:job:{job}", "last_heartbeat", str(time.time()))
+        await self.redis.hset(f"rq:job:{job}", "last_heartbeat", _text(time.time()))
         async with self.redis.pipeline(transaction=True) as pipe:
             pipe.hincrby(self._key, "successful_job_count", 1)
             pipe.hincrbyfloat(self._key, "total_working_time", took_s)
@@ -228,7 +237,7 @@ class SimulatedWorker:
             await pipe.execute()
 
     def _heartbeat(self, pipe: Any, ttl_s: int) -> None:
-        pipe.hset(self._key, "last_heartbeat", str(time.time()))
+        pipe.hset(self._key, "last_heartbeat", _text(time.time()))
         pipe.expire(self._key, ttl_s)
 
     # ---- roles ----------------------------------------------------------------------------------
@@ -365,15 +374,24 @@ class SimulatedFleet:
         self._tasks = [asyncio.create_task(self._succession(role)) for role in wanted]
         self._tasks.append(asyncio.create_task(self._renew()))
 
-    async def stop(self) -> None:
-        """Raises what a worker ended by, if one did so for itself."""
+    def check(self) -> None:
+        """Raises what a worker has ended by, if one has."""
         for task in self._tasks:
-            task.cancel()
-        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+            if task.done():
+                task.result()
+
+    async def stop(self) -> None:
+        """As `check`, when all have ended."""
+        pending = set(self._tasks)
+        while pending:  # the client library may take the first request for a timeout of its own, and go on
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=1.0)
         for worker in list(self._alive.values()):
             await worker.redis.aclose()
-        for error in ended:
-            if isinstance(error, Exception):
+        for task in self._tasks:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
                 raise error
 
     async def _succession(self, role: str) -> None:
@@ -420,7 +438,7 @@ async def _put_entries(redis: Any, workers: Sequence[SimulatedWorker]) -> None:
 
 def _enqueue(pipe: Any, queue: str, work: Any) -> None:
     """As RQ's `enqueue_many` does within a transaction."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime())
+    now = _text(time.time())
     data = json.dumps([messages.HANDLER, None, [seal_work(SECRET, queue, work)], {}]).encode()
     job = f"rq:job:{work['work_id']}"
     about = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work["do"]}
@@ -428,6 +446,11 @@ def _enqueue(pipe: Any, queue: str, work: Any) -> None:
     pipe.hset(job, "status", "queued")
     pipe.hset(job, mapping={**about, "data": zlib.compress(data), "timeout": 180})
     pipe.rpush(f"rq:queue:{queue}", work["work_id"])
+
+
+def _text(at: float) -> str:
+    """A time of day as RQ writes it."""
+    return utcformat(datetime.fromtimestamp(at, UTC))
 
 
 def _flat(found: Any) -> Any:
