@@ -1,7 +1,7 @@
 """How many GPUs one server feeds, and what a record costs it: the real server, Redis and store, simulated workers.
 
 The workers are coroutines of this process (benchmarks.support.simulated_workers), a measurer for each GPU, and with it
-a tuner instance and three builders, which is what keeps it busy. They send to Redis what real ones send, and sleep as
+two tuner instances and three builders, which keep it busy. They send to Redis what real ones send, and sleep as
 long as the work took in a real log. One piece of work in 2,000 ends its worker as `kill -9` does, and after one in
 1,000 a worker is drained; each has a successor. Redis keeps its file as that of the one-machine stack does. All of them
 share this machine, so that the simulation takes a part of it too, which is told.
@@ -36,15 +36,15 @@ FED = 0.8
 """of what its measurers could do: with less the server does not keep a fleet busy"""
 CRASHES, DRAINS = 2000, 1000
 """pieces of work for each"""
-BUILDERS = 3
+TUNERS, BUILDERS = 2, 3
 """for each GPU"""
-_OPERATORS_A_GPU, _OPERATORS = 2, 120
-"""operators for each tuner instance, and at most in one job"""
+_OPERATORS_A_GPU, _OPERATORS = 4, 120
+"""operators for each GPU, and at most in one job"""
 _TRIALS = 1_000_000
 _HURRY = 6.0
 """times that work is faster at the start"""
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-_CANCEL_S = 60.0
+_START_S = _CANCEL_S = 60.0
 
 
 def main() -> None:
@@ -65,9 +65,11 @@ def main() -> None:
         figures += [f"{row[name]:.3f}" for name in ("lag_p50_s", "lag_p99_s", "turn_p99_s")]
         figures += [f"{cpu[name]:.2f}" for name in ("server", "redis", "simulation")] + [f"{row['requeued']:.0f}"]
         print(f"{size:>6}" + "".join(f"{figure:>12}" for figure in figures), flush=True)
-    rates = {"crashes": CRASHES, "drains": DRAINS, "builders": BUILDERS, "seconds": secs, "speed": speed}
+    rates = {"crashes": CRASHES, "drains": DRAINS, "tuners": TUNERS, "builders": BUILDERS}
     aims = {"records_per_s": AIM_RECORDS_PER_S, "lag_s": AIM_LAG_S}
-    write_result("fleet", args, {"simulated": True, "rates": rates, "runs": rows, "aims": aims})
+    write_result(
+        "fleet", args, {"simulated": True, "rates": rates, "seconds": secs, "speed": speed, "runs": rows, "aims": aims}
+    )
     print(verdict(rows))
 
 
@@ -94,7 +96,7 @@ async def run(gpus: int, secs: float, speed: float) -> dict[str, Any]:
     ):
         compiler = fleet_simulated.SimulatedWorker(url, "compile", "compile-simulated").start()
         fleet, watch = SimulatedFleet(url, life), Watch(server, connection)
-        fleet.start(tune=gpus, build=BUILDERS * gpus, measure=gpus)
+        fleet.start(tune=TUNERS * gpus, build=BUILDERS * gpus, measure=gpus)
         try:
             jobs = await asyncio.to_thread(_create_jobs, client, gpus)
             life.speed = speed * _HURRY  # rounds grow with what was measured before: at first they are small
@@ -147,15 +149,16 @@ def _create_jobs(client: Client, gpus: int) -> list[str]:
         count = min(_OPERATORS, wanted - first)
         model = client.upload(model_bytes(*((f"simulated_{first + number}", 1) for number in range(count))))
         names.append(_create(client, model))
+    for name in names:
+        client.wait(name, lambda job: job.state == pb.JOB_STATE_TUNING, _START_S)
     return names
 
 
 def _create(client: Client, model: str) -> str:
     """As soon as the measurers are there."""
-    for _ in range(50):
-        if client.fleet.ListShares(pb.ListSharesRequest()).shares:
-            break
-        time.sleep(0.1)
+    deadline = time.monotonic() + _START_S
+    while not client.fleet.ListShares(pb.ListSharesRequest()).shares and time.monotonic() < deadline:
+        time.sleep(0.2)
     return client.create(model, trials=_TRIALS, shares=[SHARE]).name
 
 

@@ -44,6 +44,8 @@ ARTIFACT = b"\0" * 16_384
 _TTL_S, _WORK_TTL_S = 480, 24 * 3600 + 60
 """of RQ's entry of a worker, and of what it notes of a piece of work"""
 _BLPOP_S = 405
+_CONNECT_S, _CONNECTING = 60.0, 20
+"""seconds that a connection may take, and how many workers make one at once"""
 _SIGNATURE_BYTES = 32
 """before what is signed: fractune_core.signing"""
 SECS = json.loads(Path(__file__).with_name("service_times.json").read_text(encoding="utf-8"))["secs"]
@@ -82,7 +84,9 @@ class SimulatedWorker:
         self.name, self.role, self.life = name, role, life
         self.counts = WorkCounts()
         self.started_at = time.time()
-        self.redis = aioredis.Redis.from_url(url, socket_timeout=None, single_connection_client=True)
+        self.redis = aioredis.Redis.from_url(
+            url, socket_timeout=None, socket_connect_timeout=_CONNECT_S, single_connection_client=True
+        )
         self._key = f"rq:worker:{name}"
         self._queue = {
             "tune": messages.tune_queue(name),
@@ -278,7 +282,13 @@ class SimulatedWorker:
     async def _search(self, work: Any) -> None:
         await self._join_stream()
         while True:
-            answer: Any = await self.redis.xreadgroup(messages.TUNER, self.name, {self._stream: ">"}, count=1000)
+            try:
+                answer: Any = await self.redis.xreadgroup(messages.TUNER, self.name, {self._stream: ">"}, count=1000)
+            except ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                await self._join_stream()  # it was taken for dead, and its stream removed
+                continue
             found = answer if not isinstance(answer, dict) else list(answer.items())
             entries = [entry for _, held in found or () for entry in _flat(held)]
             if not entries:
@@ -367,6 +377,7 @@ class SimulatedFleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._alive: dict[str, SimulatedWorker] = {}
         self._number = 0
+        self._entrance = asyncio.Semaphore(_CONNECTING)
 
     def start(self, **roles: int) -> None:
         """So many workers of each role."""
@@ -398,6 +409,8 @@ class SimulatedFleet:
         while True:
             self._number += 1
             worker = SimulatedWorker(self._url, role, f"{role}-simulated-{self._number}", self.life)
+            async with self._entrance:
+                await worker.redis.initialize()
             self._alive[worker.name] = worker
             try:
                 await worker.serve()
