@@ -11,7 +11,7 @@ import sys
 
 BENCHMARKS = (
     *("plan", "queue_cost", "load", "overhead", "match", "rerank", "fused", "pairs", "concurrent_jobs"),
-    *("warm_start", "k_shares", "memory", "share_matrix", "vs_stock", "vs_onnxruntime"),
+    *("service_load", "fleet", "warm_start", "k_shares", "memory", "share_matrix", "vs_stock", "vs_onnxruntime"),
 )
 """modules of this package; the longest come last"""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import redis
@@ -53,6 +55,11 @@ def _fill(connection: redis.Redis, records: int) -> None:
             for index in range(start, min(start + _PART, records)):
                 pipe.xadd(stream, {EVENT_FIELD: seal_event(SECRET, _event(index))})
             pipe.execute()
+
+
+def measured_events() -> Iterator[Measured]:
+    """Without an end, each of another candidate."""
+    return map(_event, count())
 
 
 def _event(index: int) -> Measured:

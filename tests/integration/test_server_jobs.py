@@ -15,6 +15,7 @@ import pytest
 
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import candidate_id
+from fractune_server.services.jobs import MAX_WATCHERS
 from tests.support.processes.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
@@ -342,7 +343,7 @@ def test_watchers_beyond_the_places_are_refused_and_the_others_go_on(client: Cli
     fleet.workers["compile-1"].hold.set()
     try:
         name = client.create(client.upload(fresh()), trials=4).name
-        calls = [client.jobs.WatchJob(pb.WatchJobRequest(name=name)) for _ in range(24)]
+        calls = [client.jobs.WatchJob(pb.WatchJobRequest(name=name)) for _ in range(MAX_WATCHERS)]
         for call in calls:
             next(call)
         with pytest.raises(grpc.RpcError) as caught:
@@ -354,7 +355,7 @@ def test_watchers_beyond_the_places_are_refused_and_the_others_go_on(client: Cli
     finally:
         fleet.workers["compile-1"].hold.clear()
     ends = [list(call)[-1].state for call in calls[1:]]
-    assert ends == [pb.JOB_STATE_DONE] * 23
+    assert ends == [pb.JOB_STATE_DONE] * (MAX_WATCHERS - 1)
 
 
 def _can_watch(client: Client, name: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from fractune_core.errors import NotFound
-from fractune_core.messages import BLOB_TTL_S, blob_key
+from fractune_core.messages import BLOB_TTL_S, RELEASED_BLOB_TTL_S, blob_key
 from fractune_core.signing import open_signed, sign
 
 CHUNK_BYTES = 4 << 20
@@ -23,6 +23,7 @@ class BlobRedis(Protocol):
     def llen(self, name: str) -> Any: ...
     def exists(self, *names: str) -> Any: ...
     def delete(self, *names: str) -> Any: ...
+    def expire(self, name: str, time: int) -> Any: ...
 
 
 def put_blob(redis: BlobRedis, name: str, payload: bytes | Iterable[bytes]) -> None:
@@ -74,6 +75,19 @@ def get_blob(redis: BlobRedis, name: str) -> bytes:
 
 def has_blob(redis: BlobRedis, name: str) -> bool:
     return bool(redis.exists(blob_key(name)))
+
+
+def renew_blob(redis: BlobRedis, name: str) -> bool:
+    """Whether it is there; then it lives as long as one that is new."""
+    return bool(redis.expire(blob_key(name), BLOB_TTL_S))
+
+
+def release_blobs(redis: BlobRedis, names: Iterable[str]) -> None:
+    """No work that is to come needs them: they go when what is in hand has had the time to read them."""
+    with redis.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.expire(blob_key(name), RELEASED_BLOB_TTL_S)
+        pipe.execute()
 
 
 def drop_blobs(redis: BlobRedis, names: Iterable[str]) -> None:

@@ -37,6 +37,9 @@ HANDLER = "fractune_workers.entry.handle"
 """what RQ's jobs name, with one Work, sealed, as the argument; a worker calls nothing else, whatever a job names"""
 
 BLOB_TTL_S = 24 * 3600
+"""of a blob that work may need; each time that work is given out for which it is there already, it begins anew"""
+RELEASED_BLOB_TTL_S = 60
+"""of a blob that no open job needs any more"""
 WORK_MAX_AGE_S = BLOB_TTL_S
 """older work is refused: the files that it needs are gone by then"""
 CLOCK_TOLERANCE_S = 3600

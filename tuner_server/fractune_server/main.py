@@ -45,7 +45,7 @@ from fractune_server.services.bundles import BundleService
 from fractune_server.services.call_counts import CallCounter
 from fractune_server.services.errors import ErrorInterceptor
 from fractune_server.services.fleet import FleetService
-from fractune_server.services.jobs import JobService
+from fractune_server.services.jobs import MAX_WATCHERS, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
 from fractune_server.services.plans import PlanService
@@ -60,6 +60,7 @@ from fractune_server.transport.work_queues import WorkQueues
 from fractune_server.webhooks import WebhookSender, read_secret
 
 THREADS = 32
+"""for calls that end by themselves, beside those that watch"""
 _GRACE_S = 5.0
 _LOOK_EVERY_S = 0.5
 """at the lock of a PostgreSQL where another server is"""
@@ -144,11 +145,11 @@ def make_server(
 ) -> grpc.Server:
     """All services on a server that listens nowhere yet; `gate` as for AccessInterceptor."""
     server = grpc.server(
-        futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc"),
+        futures.ThreadPoolExecutor(THREADS + MAX_WATCHERS, thread_name_prefix="grpc"),
         interceptors=[CallCounter(context.instruments), ErrorInterceptor(), AccessInterceptor(gate)],
         # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20), *SERVER_KEEPALIVE],
-        maximum_concurrent_rpcs=THREADS,
+        maximum_concurrent_rpcs=THREADS + MAX_WATCHERS,
     )
     rpc.add_ModelServiceServicer_to_server(ModelService(context), server)
     rpc.add_JobServiceServicer_to_server(JobService(context, stopping), server)

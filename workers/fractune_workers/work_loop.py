@@ -13,6 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from rq import Queue, SimpleWorker
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
+from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker_registration import clean_worker_registry
@@ -84,6 +85,18 @@ class WorkLoop(SimpleWorker):
     def execute_job(self, job: Job, queue: Queue) -> None:
         job.origin = queue.name  # whatever the job says
         super().execute_job(job, queue)
+
+    def handle_job_success(self, job: Job, queue: Queue, started_job_registry: StartedJobRegistry) -> None:  # noqa: ARG002
+        """As RQ's own, for jobs that keep no result and that no other job waits for: one transaction. RQ's looks first
+        for what ours do not have, in nine round trips, and holds a second connection meanwhile.
+        """
+        took = job.ended_at - job.started_at  # type: ignore[operator]  # RQ has set both
+        with self.connection.pipeline() as pipe:
+            self.increment_successful_job_count(pipeline=pipe)
+            self.increment_total_working_time(took, pipe)
+            self.cleanup_execution(job, pipeline=pipe)
+            pipe.delete(job.key, job.execution_registry.key)
+            pipe.execute()
 
     def handle_warm_shutdown_request(self) -> None:
         """SIGTERM or SIGINT, the first one: RQ's loop ends after the work in hand."""

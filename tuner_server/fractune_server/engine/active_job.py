@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from fractune_core.analysis.roofline import attainable_s
 from fractune_core.jobs import JobState
-from fractune_core.messages import RoundWork, TargetOperator
+from fractune_core.messages import RoundWork, TargetOperator, bundle_blob, model_blob, workload_blob
 from fractune_core.priorities import Priority
 from fractune_core.records import Kind, TuningRecord, candidate_id
 from fractune_server.engine.trial_counts import TrialCounts
@@ -57,6 +57,8 @@ class ActiveJob:
     saved_state: JobState | None = None
     _search_ends_s: float | None = None
     """monotonic seconds, so that a clock that is set cuts no search short and prolongs none"""
+    _saved_operators: dict[int, StoredOperator] = field(default_factory=dict)
+    """as the store has them, by place"""
     _log_keys: dict[str, LogKey] = field(default_factory=dict)
     """made once each: decisions look at those of all operators"""
 
@@ -94,6 +96,13 @@ class ActiveJob:
     def claimant(self) -> Claimant:
         weight = Priority.of(self.stored.spec.priority).weight
         return Claimant(self.id, self.stored.token, weight, self.stored.created_at)
+
+    @property
+    def blobs(self) -> set[str]:
+        """Names of those that work for the job may need."""
+        named = {workload_blob(operator.workload_hash) for operator in self.operators}
+        bundle = {bundle_blob(self.stored.bundle)} if self.stored.bundle else set()
+        return {model_blob(self.stored.spec.model)} | named | bundle
 
     @property
     def time_is_up(self) -> bool:
@@ -239,6 +248,21 @@ class ActiveJob:
             plans = list(self.plans.values())
             progress.planned += sum(plan.in_flight for plan in plans)
             progress.planned += 0 if self.time_is_up else self.budget.remaining(plans, self.gained)
+
+    def changed_operators(self) -> dict[int, StoredOperator]:
+        """Those that the store has otherwise, or not yet, by place."""
+        return {
+            place: operator
+            for place, operator in enumerate(self.operators)
+            if operator != self._saved_operators.get(place)
+        }
+
+    def note_saved(self, operators: Mapping[int, StoredOperator]) -> None:
+        """The store has these now."""
+        self._saved_operators |= {
+            place: replace(each, best_s=dict(each.best_s), untuned_s=dict(each.untuned_s))
+            for place, each in operators.items()
+        }
 
     def _copy_plan(self, operator: StoredOperator, plan: OperatorPlan) -> None:
         operator.trials = plan.complete

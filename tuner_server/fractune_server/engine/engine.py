@@ -18,7 +18,7 @@ from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_core.marks import drop_old_marks
-from fractune_core.messages import WORK_KINDS, Event, Work, WorkFailed, tuner_stream
+from fractune_core.messages import WORK_KINDS, Event, Work, WorkFailed, bundle_blob, model_blob, tuner_stream
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers
@@ -202,6 +202,9 @@ class Engine:
             key = self._context.model_ingests.take(event["job"])
             if key is not None:
                 self._ingest.save(key, event)
+                self._jobs.release([model_blob(key.model)])
+        elif event["event"] == "compiled":
+            self._jobs.release([bundle_blob(event["bundle"])])
         elif event["event"] == "work_failed":
             self._context.model_ingests.fail(event)
 

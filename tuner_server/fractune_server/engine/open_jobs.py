@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 
 from fractune_core import tracing
+from fractune_core.blobs import release_blobs
 from fractune_core.errors import FractuneError, StateUnusable
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
+from fractune_core.messages import busy_key, model_blob
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
 from fractune_server.transport.context import ServerContext
@@ -68,9 +71,21 @@ class OpenJobs:
             if job.dirty and (now - job.saved_at >= SAVE_EVERY_S or job.stored.state is not job.saved_state):
                 self._save(job, now)
 
+    def release(self, blobs: Iterable[str]) -> None:
+        """Let those of the blobs go that no open job needs, and no call that waits for a model's operators."""
+        awaited = map(model_blob, self._context.model_ingests.models())
+        release_blobs(self._context.redis, set(blobs).difference(awaited, *(job.blobs for job in self.all())))
+
+    def _drop(self, job: ActiveJob) -> None:
+        """It has ended: what Redis holds for it alone goes."""
+        self._rounds.leave(self._jobs.pop(job.id))
+        self.release(job.blobs)
+        self._context.redis.delete(busy_key(job.id))  # what it said is saved with the job
+
     def _load(self, name: str) -> ActiveJob:
         store = self._context.store
         job = ActiveJob(store.jobs.get(name), store.jobs.operators(name))
+        job.note_saved(dict(enumerate(job.operators)))
         if job.operators:
             job.load_plans(store)
         return job
@@ -78,7 +93,9 @@ class OpenJobs:
     def _save(self, job: ActiveJob, now: float) -> None:
         job.count_progress()
         job.stored.progress.busy_s = self._context.store.ledger.worked_s(job.id)
-        kept = self._context.store.jobs.save(job.stored, job.operators)
+        changed = job.changed_operators()
+        kept = self._context.store.jobs.save(job.stored, changed)
+        job.note_saved(changed)
         job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
         if not kept or not job.stored.state.open:
             self._drop(job)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fractune_core import __version__, bundles
 from fractune_core.analysis.match import Match
-from fractune_core.blobs import get_signed_blob, has_blob, put_signed_blob
+from fractune_core.blobs import get_signed_blob, put_signed_blob, renew_blob
 from fractune_core.implementations import DIRECT
 from fractune_core.jobs import JobState
 from fractune_core.messages import (
@@ -69,8 +69,9 @@ class PublishPhase:
     def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
         """Keep the bundle, its signature checked. Raises Unsigned or NotFound."""
         bundle = event["bundle"]
-        payload = get_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle))
-        self._context.files.add_bundle(bundle, payload)
+        if not self._context.files.has_bundle(bundle):  # else another job had the same made, and its blob may be gone
+            payload = get_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle))
+            self._context.files.add_bundle(bundle, payload)
         self._take_bundle(job, bundle)
 
     def time(self, job: ActiveJob) -> None:
@@ -114,7 +115,7 @@ class PublishPhase:
 
     def _send_bundle(self, bundle: str) -> None:
         """Put the bundle where the measuring workers find it, signed."""
-        if not has_blob(self._context.redis, bundle_blob(bundle)):
+        if not renew_blob(self._context.redis, bundle_blob(bundle)):
             payload = b"".join(self._context.files.bundle(bundle))
             put_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle), payload)
 

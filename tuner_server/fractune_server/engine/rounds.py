@@ -7,6 +7,7 @@ it goes on as long as one of them is there.
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -30,6 +31,8 @@ class Rounds:
         self._queues = queues
         self._turns = turns
         self._live: dict[str, LiveRound] = {}
+        self._trials_of: defaultdict[str, dict[str, LiveRound]] = defaultdict(dict)
+        """trials by the tuner instance that searches, or by the operator's workload hash: their rounds by id"""
         self._lost: dict[LogKey, set[str]] = {}
         """candidates of rounds that nobody waited for any more before they were measured anywhere"""
 
@@ -41,6 +44,10 @@ class Rounds:
 
     def trials(self) -> list[LiveRound]:
         return [live for live in self._live.values() if live.is_trial]
+
+    def trials_of(self, name: str) -> list[LiveRound]:
+        """Those of one tuner instance, by its name, or of one operator, by its workload hash."""
+        return list(self._trials_of[name].values()) if name in self._trials_of else []
 
     def validations(self) -> list[LiveRound]:
         return [live for live in self._live.values() if not live.is_trial]
@@ -57,7 +64,7 @@ class Rounds:
             if stored.candidates is not None:
                 live.propose(stored.candidates)
                 live.drop_known(store.log)
-            self._live[live.id] = live
+            self._add(live)
 
     def start(self, live: LiveRound, queue: str, works: Sequence[SearchWork | BuildWork]) -> None:
         """For the subscribers of the round; the job that asked for it is charged."""
@@ -71,7 +78,7 @@ class Rounds:
             work["at_front"] = at_front
             self._queues.enqueue(queue, work, at_front=at_front)
         self._context.store.jobs.save_round(live.stored)
-        self._live[live.id] = live
+        self._add(live)
         self._mark_dirty(live)
 
     def goes_first(self, job: ActiveJob) -> bool:
@@ -103,7 +110,7 @@ class Rounds:
 
     def end(self, live: LiveRound) -> None:
         """End a round, whatever it lacks; what its search gained is learned."""
-        del self._live[live.id]
+        self._remove(live)
         self._drop_artifacts(live, live.stored.candidates or [])
         self._context.store.jobs.drop_round(live.id)
         self._mark_dirty(live)
@@ -138,6 +145,20 @@ class Rounds:
         """End a round that was not proposed, and take its search back."""
         self._queues.withdraw(live.id)
         self.end(live)
+
+    def _add(self, live: LiveRound) -> None:
+        self._live[live.id] = live
+        if live.is_trial:
+            for name in (live.stored.instance, live.stored.workload_hash):
+                self._trials_of[name][live.id] = live
+
+    def _remove(self, live: LiveRound) -> None:
+        del self._live[live.id]
+        if live.is_trial:
+            for name in (live.stored.instance, live.stored.workload_hash):
+                del self._trials_of[name][live.id]
+                if not self._trials_of[name]:
+                    del self._trials_of[name]
 
     def _finish(self, live: LiveRound) -> None:
         """All has come in: go on where a job that came late needs the same, else end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -157,14 +156,21 @@ class TunePhase:
         """Note in every plan what is under way for its operator, whoever asked for it."""
         for job in jobs:
             for plan in job.plans.values():
-                plan.busy, plan.in_flight = False, 0
-        for live in self._rounds.trials():
-            for job in jobs:
-                found = job.plans.get(live.stored.workload_hash)
-                if found is None or search_key(job.log_key(found.workload_hash)) != search_key(live.key):
-                    continue
-                found.busy = found.busy or live.is_due(self._awaited(job))
-                found.in_flight += live.in_flight(found) if job.id in live.subscribers else 0
+                self._count_for(job, plan)
+
+    def _count_for(self, job: ActiveJob, plan: OperatorPlan) -> None:
+        plan.busy, plan.in_flight = False, 0
+        for live in self._rounds.trials_of(plan.workload_hash):
+            if search_key(job.log_key(plan.workload_hash)) == search_key(live.key):
+                plan.busy = plan.busy or live.is_due(self._awaited(job))
+                plan.in_flight += live.in_flight(plan) if job.id in live.subscribers else 0
+
+    def _count_of(self, workload_hash: str, jobs: Collection[ActiveJob]) -> None:
+        """As `_count_in_flight`, after what has changed for one operator."""
+        for job in jobs:
+            plan = job.plans.get(workload_hash)
+            if plan is not None:
+                self._count_for(job, plan)
 
     def _awaited(self, job: ActiveJob) -> set[str]:
         """Shares whose measurements are worth waiting for: the job's own, and those that a live worker holds."""
@@ -181,7 +187,7 @@ class TunePhase:
         for live in self._rounds.trials():
             if job.id not in live.subscribers and self._would_take(job, live.key):
                 live.subscribers[job.id] = job
-                self._count_in_flight(jobs)
+                self._count_of(live.key.workload_hash, jobs)
 
     def _would_take(self, job: ActiveJob, key: LogKey) -> bool:
         """Whether the job can use further candidates of this operator, and somebody measures at its shares."""
@@ -200,18 +206,15 @@ class TunePhase:
         """Start one round for the job, whose turn it is; False when none can start now."""
         if job.stored.state is not JobState.TUNING or job.time_is_up:
             return False
-        held = defaultdict[str, list[LiveRound]](list)
-        for live in self._rounds.trials():
-            held[live.stored.instance].append(live)
         awaited = self._awaited(job)
         for instance in self._instances.values():
-            if not self._has_room(held[instance.name], job, awaited):
+            if not self._has_room(instance, job, awaited):
                 continue
             allowed = partial(self._may_search, job, instance)
             found = next_round(list(job.plans.values()), self._limits(job, jobs), job.gained, allowed)
             if found is not None:
                 self._start(job, jobs, instance, *found)
-                self._count_in_flight(jobs)
+                self._count_of(found[0].workload_hash, jobs)
                 return True
         return False
 
@@ -228,10 +231,11 @@ class TunePhase:
             return False
         return job.budget.remaining(list(job.plans.values()), job.gained) > 0
 
-    def _has_room(self, held: Collection[LiveRound], job: ActiveJob, awaited: Collection[str]) -> bool:
-        """Whether an instance that holds these rounds may search for the job. One search at a time, as late as the
-        builders allow: it then knows more. What is under way only for jobs that were given more keeps nobody waiting.
+    def _has_room(self, instance: Instance, job: ActiveJob, awaited: Collection[str]) -> bool:
+        """Whether the instance may search for the job. One search at a time, as late as the builders allow: it then
+        knows more. What is under way only for jobs that were given more keeps nobody waiting.
         """
+        held = self._rounds.trials_of(instance.name)
         counted = sum(live.under_way(awaited) for live in held if not self._may_pass(job, live))
         return all(live.proposed for live in held) and counted <= self._enough
 

@@ -20,6 +20,7 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.priorities import Priority
 from fractune_core.tokens import Scope
 from fractune_server.access.gate import Caller, caller
+from fractune_server.services.job_feeds import JobFeeds
 from fractune_server.services.job_view import job_to_proto
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.stored_job import StoredJob
@@ -27,10 +28,9 @@ from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.outgoing import mark_cancelled
 
-MAX_WATCHERS = 24
-"""each holds a thread; the rest of the threads stay free for calls that end at once"""
-_LOOK_EVERY_S = 1.0
-_LEAST_GAP_S = 0.2
+MAX_WATCHERS = 1000
+"""each holds a thread, which does nothing while its job does not change; others stay free for calls that end at once"""
+_LOOK_UP_EVERY_S = 1.0
 
 
 class JobService(rpc.JobServiceServicer):
@@ -38,6 +38,7 @@ class JobService(rpc.JobServiceServicer):
         self._context = context
         self._stopping = stopping
         self._watching = threading.BoundedSemaphore(MAX_WATCHERS)
+        self._feeds = JobFeeds(context.notifier, context.store.jobs.revisions, self._view)
 
     def CreateJob(self, request: pb.CreateJobRequest, context: grpc.ServicerContext) -> pb.Job:
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
@@ -81,18 +82,15 @@ class JobService(rpc.JobServiceServicer):
 
     def WatchJob(self, request: pb.WatchJobRequest, context: grpc.ServicerContext) -> Iterator[pb.Job]:
         job = Collection.JOBS.parse(request.name)
-        with self._place():
-            seen = -1  # an unknown job has revision 0: it is looked up, which raises NotFound
+        with self._place(), self._feeds.of(job) as feed:
+            message: pb.Job | None = self._view(job)
             while context.is_active() and not self._stopping.is_set():
-                changes = self._context.notifier.count
-                if self._context.store.jobs.revision(job) != seen:
-                    message = self._view(job)
-                    seen = message.revision
+                if message is not None:
                     yield message
                     if message.HasField("end_time"):
                         return
-                    self._stopping.wait(_LEAST_GAP_S)
-                self._context.notifier.wait(changes, _LOOK_EVERY_S)
+                    seen = message.revision
+                message = feed.after(seen, _LOOK_UP_EVERY_S)
         raise ServerUnreachable("the server is stopping; watch the job again when it is back")
 
     def ListCosts(self, request: pb.ListCostsRequest, context: grpc.ServicerContext) -> pb.ListCostsResponse:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
@@ -15,7 +16,7 @@ from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.tokens import Quotas
-from fractune_server.store.database import Database
+from fractune_server.store.database import Database, parts
 from fractune_server.store.quotas import check_job
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
@@ -51,10 +52,14 @@ class JobStore:
             raise NotFound(f"no job '{job}'; `fractune jobs` lists them")
         return _from_row(row)
 
-    def revision(self, job: str) -> int:
-        """The job's revision; 0 when there is no such job."""
+    def revisions(self, names: Iterable[str]) -> dict[str, int]:
+        """How often each of the jobs was saved, by id; those that are not there are absent."""
+        found: dict[str, int] = {}
         with self._database.read() as connection:
-            return connection.scalar(select(jobs.c.revision).where(jobs.c.id == job)) or 0
+            for part in parts(list(names)):
+                rows = connection.execute(select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(part)))
+                found.update((name, revision) for name, revision in rows)
+        return found
 
     def page(self, size: int, before: int | None, *, open_only: bool) -> tuple[list[StoredJob], int | None]:
         """One page of jobs, newest first, and where the next one begins (None = no more)."""
@@ -95,8 +100,8 @@ class JobStore:
         own: dict[str, Any] = {"job": newest.id, "timed_at": newest.ended_at}
         return {share: {**own, **timing} for share, timing in newest.timings.items()}
 
-    def save(self, job: StoredJob, operators: Sequence[StoredOperator] | None = None) -> bool:
-        """Write the job, one revision on, and its operators when given.
+    def save(self, job: StoredJob, operators: Mapping[int, StoredOperator] = MappingProxyType({})) -> bool:
+        """Write the job, one revision on, and those of its operators that are given, by their place in the model.
 
         False, and nothing written, when the job has ended in the store meanwhile: an end is final.
         """
@@ -105,11 +110,18 @@ class JobStore:
             changed = connection.execute(
                 update(jobs).where(jobs.c.id == job.id, jobs.c.state.not_in(_ENDED)).values(row)
             ).rowcount
-            if changed and operators is not None:
-                _replace_operators(connection, job.id, operators)
+            if changed and operators:
+                self._save_operators(connection, job.id, operators)
         if changed:
             job.revision += 1
         return bool(changed)
+
+    def _save_operators(self, connection: Connection, job: str, operators: Mapping[int, StoredOperator]) -> None:
+        insert_ = self._database.insert(job_operators)
+        values = {column.name: insert_.excluded[column.name] for column in job_operators.c if not column.primary_key}
+        rows = [{"job": job, "position": place, **asdict(operator)} for place, operator in operators.items()]
+        keys = [column.name for column in job_operators.primary_key]
+        connection.execute(insert_.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
     def end(self, job: str, state: JobState, error: str, message: str) -> bool:
         """End an open job from outside the engine. False when it had ended already."""
@@ -152,13 +164,6 @@ class JobStore:
 
 def _keys(granted: Mapping[str, GrantedShare]) -> dict[str, str]:
     return {share: each.key for share, each in granted.items()}
-
-
-def _replace_operators(connection: Connection, job: str, operators: Sequence[StoredOperator]) -> None:
-    connection.execute(delete(job_operators).where(job_operators.c.job == job))
-    rows = [{"job": job, "position": index, **asdict(op)} for index, op in enumerate(operators)]
-    if rows:
-        connection.execute(insert(job_operators), rows)
 
 
 def _round_from_row(row: RowMapping) -> Round:

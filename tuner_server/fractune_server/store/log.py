@@ -25,6 +25,7 @@ from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic
 from fractune_core.spending import Piece
+from fractune_server.store.count_cache import CountCache
 from fractune_server.store.database import Database, parts
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.ledger import add_pieces
@@ -111,6 +112,7 @@ class TuningLog:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._validated = ValidatedCache(database)
+        self._counts = CountCache()
 
     # ---- writing --------------------------------------------------------------------------------
 
@@ -167,7 +169,8 @@ class TuningLog:
             count = connection.scalar(select(func.count()).select_from(doomed.subquery())) or 0
             if not dry_run:
                 self._delete(connection, records.c.seq.in_(doomed), validations=chosen.kind is Kind.VALIDATION)
-            return count, total - count
+        self._counts.forget()
+        return count, total - count
 
     def _add(self, connection: Connection, new: Sequence[TuningRecord]) -> int:
         columns = [records.c[name] for name in RecordGroup._fields]
@@ -357,7 +360,7 @@ class TuningLog:
 
     def count(self, chosen: RecordFilter) -> int:
         with self._database.read() as connection:
-            return _count(connection, chosen.clauses())
+            return self._counts.count(connection, chosen)
 
     def all(self, chosen: RecordFilter) -> Iterator[TuningRecord]:
         """All records that pass, oldest first; holds no transaction between pages."""

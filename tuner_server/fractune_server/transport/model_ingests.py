@@ -21,6 +21,11 @@ class ModelIngests:
         with self._lock:
             self._keys[job] = key
 
+    def models(self) -> set[str]:
+        """SHA-256 of the models whose operators a call waits for."""
+        with self._lock:
+            return {key.model for key in self._keys.values()}
+
     def take(self, job: str) -> IngestKey | None:
         with self._lock:
             return self._keys.pop(job, None)

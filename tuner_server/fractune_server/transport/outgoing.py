@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from fractune_core.blobs import has_blob, put_blob, put_signed_blob
+from fractune_core.blobs import has_blob, put_blob, put_signed_blob, renew_blob
 from fractune_core.marks import CANCELLED, mark
 from fractune_core.messages import COMPILE_QUEUE, IngestWork, model_blob, workload_blob
 from fractune_server.store.models import IngestKey
@@ -34,14 +34,14 @@ def request_ingest(
 def send_model(context: ServerContext, sha256: str) -> None:
     """Put the model file where workers find it."""
     name = model_blob(sha256)
-    if not has_blob(context.redis, name):
+    if not renew_blob(context.redis, name):
         put_blob(context.redis, name, context.files.model(sha256))
 
 
 def send_workload(context: ServerContext, workload_hash: str) -> None:
     """Put a workload where workers find it."""
     name = workload_blob(workload_hash)
-    if not has_blob(context.redis, name):
+    if not renew_blob(context.redis, name):
         put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -61,6 +62,39 @@ def job(name: str, **changes: Any) -> StoredJob:
     spec = JobSpec(model="a" * 64, model_name="net.onnx", shares=("cpu:2", "cpu:1"))
     made = StoredJob(name, spec, 1.0, DEVICE, {"cpu:2": granted(2), "cpu:1": granted(1)}, "llvm")
     return replace(made, **changes)
+
+
+@contextmanager
+def rows_written(store: Store, table: str) -> Iterator[list[int]]:
+    """How many rows each statement that wrote to the table within the block was given."""
+    found: list[int] = []
+
+    def note(_c: Any, _r: Any, statement: str, parameters: Any, _x: Any, executemany: bool) -> None:  # noqa: FBT001
+        if table in statement and not statement.startswith("SELECT"):
+            found.append(len(parameters) if executemany else 1)
+
+    event.listen(store.database.engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(store.database.engine, "before_cursor_execute", note)
+
+
+@contextmanager
+def counts_from(store: Store) -> Iterator[list[int]]:
+    """After which record each count within the block began to look."""
+    found: list[int] = []
+
+    def note(_c: Any, _r: Any, statement: str, parameters: Any, _x: Any, _many: bool) -> None:  # noqa: FBT001
+        if "count(*)" in statement and "seq >" in statement:
+            values = list(parameters.values()) if isinstance(parameters, dict) else list(parameters)
+            found.append(next(value for value in values if isinstance(value, int)))
+
+    event.listen(store.database.engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        event.remove(store.database.engine, "before_cursor_execute", note)
 
 
 def rows_by_group(store: Store) -> dict[tuple[str, str, str], int]:
@@ -258,7 +292,7 @@ class StoreContract:
     def test_filters(self, store: Store) -> None:
         store.log.add([validation("a", 1, 1.0), trial("b", 2, 1.0, operator="dense_3", job="j2")])
         store.jobs.create(job("j"))
-        store.jobs.save(store.jobs.get("j"), [StoredOperator("f" * 16, "conv2d", 1, selected=True)])
+        store.jobs.save(store.jobs.get("j"), {0: StoredOperator("f" * 16, "conv2d", 1, selected=True)})
 
         def count(chosen: RecordFilter) -> int:
             return store.log.count(chosen)
@@ -394,12 +428,35 @@ class StoreContract:
         store.jobs.create(job("j"))
         loaded = store.jobs.get("j")
         operators = [StoredOperator("w", "conv", 2, selected=True, best_s={"cpu:1": 1.0})]
-        assert store.jobs.save(loaded, operators)
-        assert store.jobs.revision("j") == loaded.revision == 2
+        assert store.jobs.save(loaded, dict(enumerate(operators)))
+        assert loaded.revision == 2
+        assert store.jobs.revisions(["j", "none"]) == {"j": 2}
         assert store.jobs.operators("j") == operators
-        assert store.jobs.revision("none") == 0
         with pytest.raises(NotFound, match="no job 'none'"):
             store.jobs.get("none")
+
+    def test_a_save_writes_the_operators_that_it_is_given_and_leaves_the_others(self, store: Store) -> None:
+        store.jobs.create(job("j"))
+        loaded = store.jobs.get("j")
+        operators = [StoredOperator(f"w{place}", "conv", 2, selected=True) for place in range(50)]
+        store.jobs.save(loaded, dict(enumerate(operators)))
+        operators[7] = replace(operators[7], trials=3, best_s={"cpu:1": 1.0})
+        with rows_written(store, "job_operators") as written:
+            store.jobs.save(loaded, {7: operators[7]})
+        assert written == [1]
+        assert store.jobs.operators("j") == operators
+
+    def test_records_that_were_counted_are_not_read_again(self, store: Store) -> None:
+        store.log.add([trial(f"t{place}", 1, 1.0) for place in range(5)])
+        chosen = RecordFilter(kind=Kind.TRIAL)
+        assert store.log.count(chosen) == 5
+        store.log.add([trial("new", 1, 1.0), validation("v", 1, 1.0)])
+        with counts_from(store) as looked_at:
+            assert store.log.count(chosen) == 6
+            assert store.log.count(RecordFilter(kind=Kind.TRIAL, share="cpu:2")) == 0
+        assert looked_at == [5, 0]
+        assert store.log.prune(RecordFilter(kind=Kind.TRIAL), 2, dry_run=False) == (4, 2)
+        assert store.log.count(chosen) == 2
 
     # ---- tokens and their quotas ----
 

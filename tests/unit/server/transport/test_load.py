@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from fractune_core import messages
 from fractune_core.signed_messages import seal_worker
 from fractune_core.worker_entries import put_entry
 from fractune_server.transport.live_workers import live_workers
+from fractune_server.transport.recorder import Recorder
 from fractune_server.transport.requeue import Requeuer
+from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.work_loop import WorkLoop
 from tests.support.processes.redis_process import commands_of
@@ -107,6 +110,23 @@ def test_a_sweep_gives_all_work_of_dead_workers_again(connection: redis.Redis) -
     Requeuer(connection, WorkQueues(connection, SECRET), lambda _: None).sweep(live_workers(connection, SECRET))
     waiting = Queue(messages.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer).get_job_ids()
     assert sorted(waiting) == sorted(f"work{number}" for number in range(40) if number % WORKERS < 5)
+
+
+def test_streams_are_trimmed_in_three_round_trips_however_many(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{number}" for number in range(50)]
+    connection.sadd(messages.STREAMS, *map(messages.tuner_stream, names))
+    recorder: Any = Recorder(connection, SimpleNamespace(add=lambda _: None), SECRET)  # type: ignore[arg-type]
+    recorder.poll(0)
+    for name in names:
+        connection.xadd(messages.tuner_stream(name), {"": ""})
+    recorder.acknowledge(recorder.poll(0))
+    recorder.acknowledge(recorder.poll(0))
+    for name in names:
+        connection.xreadgroup(messages.TUNER, name, {messages.tuner_stream(name): ">"})
+    assert round_trips(monkeypatch, lambda: trim(connection, recorder, names, ())) == 3
+    assert connection.xlen(messages.tuner_stream("t7")) == 1, "the tuner instance has not acknowledged it"
 
 
 def test_queues_are_dropped_without_a_script(connection: redis.Redis) -> None:

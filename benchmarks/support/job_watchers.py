@@ -1,0 +1,78 @@
+"""Many watchers of one job: how many the server takes, what the next one is told, and when they all know the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import grpc
+
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+
+_CHANNELS = 20
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    watchers: int
+    """that the server took"""
+    refused: str
+    """what the next one was told; empty when none was refused"""
+    first_s: float
+    """until the last of them had its first message"""
+    end_s: float
+    """from the call that cancels the job until the last of them had been told"""
+    told: int
+    """those that were told the end"""
+    server_bytes: int
+    """that the server's memory had grown by"""
+
+
+def watch_together(address: str, job: str, most: int) -> Crowd:
+    """`most` watchers at once, or as many as there may be, and one more; then the job is cancelled."""
+    return asyncio.run(_watch(address, job, most))
+
+
+async def _watch(address: str, job: str, most: int) -> Crowd:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(_CHANNELS)]
+    stubs = [rpc.JobServiceStub(channel) for channel in channels]
+    began = time.perf_counter()
+    calls = [stubs[number % _CHANNELS].WatchJob(pb.WatchJobRequest(name=job)) for number in range(most)]
+    firsts = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
+    first_s = time.perf_counter() - began
+    taken = [call for call, first in zip(calls, firsts, strict=True) if isinstance(first, pb.Job)]
+    refused = next((first for first in firsts if isinstance(first, grpc.aio.AioRpcError)), None)
+    if refused is None:
+        refused = await _refusal(stubs[0], job)
+    ends = [asyncio.create_task(_end(call)) for call in taken]
+    cancelled = time.perf_counter()
+    await stubs[0].CancelJob(pb.CancelJobRequest(name=job), timeout=_TIMEOUT_S)
+    told = await asyncio.wait_for(asyncio.gather(*ends), _TIMEOUT_S)
+    end_s = time.perf_counter() - cancelled
+    for channel in channels:
+        await channel.close()
+    said = "" if refused is None else f"{refused.code().name}: {refused.details()}"
+    return Crowd(len(taken), said, first_s, end_s, sum(told), 0)
+
+
+async def _refusal(stub: rpc.JobServiceStub, job: str) -> grpc.aio.AioRpcError | None:
+    """How one more is refused; None when it is not."""
+    call = stub.WatchJob(pb.WatchJobRequest(name=job))
+    try:
+        await call.read()
+    except grpc.aio.AioRpcError as error:
+        return error
+    call.cancel()
+    return None
+
+
+async def _end(call: grpc.aio.UnaryStreamCall[pb.WatchJobRequest, pb.Job]) -> bool:
+    """Whether the watch was told the job's end."""
+    last = pb.Job()
+    while isinstance(message := await call.read(), pb.Job):
+        last = message
+    return last.HasField("end_time")

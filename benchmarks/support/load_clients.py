@@ -1,0 +1,173 @@
+"""Clients of a server under load, as coroutines of one process: each with a connection of its own.
+
+A client submits a job, watches it to its end, and asks about this and that meanwhile: the job, the list of jobs, the
+log, the fleet. Of every call it notes how long it took, and of every watch whether it was told what others were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+
+_ASK_EVERY_S = 2.0
+_PAUSE_S = 20.0
+"""between two jobs of a client, on average"""
+_CALL_TIMEOUT_S = 60.0
+_PAGE = 100
+
+
+@dataclass
+class Told:
+    """What the clients of a run saw."""
+
+    call_s: dict[str, list[float]] = field(default_factory=dict)
+    """seconds of each call that was answered, by method"""
+    behind_s: list[float] = field(default_factory=list)
+    """from the answer to GetJob that told of a revision until the watch had told of it, too; 0 where it had before"""
+    failed: Counter[str] = field(default_factory=Counter)
+    """calls that ended with an error, by method and status"""
+    jobs: int = 0
+    """watched to their end"""
+    messages: int = 0
+    """on all watches"""
+    lost: list[str] = field(default_factory=list)
+    """what a watch was not told, or was told in a wrong order"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the clients are to do."""
+
+    address: str
+    models: list[str]
+    share: str
+    clients: int
+    secs: float
+    """so long they begin new jobs; those that are open then are watched to their end"""
+    more: int
+    """candidates of each job"""
+    pause_s: float = _PAUSE_S
+
+
+def run_clients(asked: Asked) -> Told:
+    """In a process of its own."""
+    return asyncio.run(_run(asked))
+
+
+async def _run(asked: Asked) -> Told:
+    told, ends_at = Told(), time.monotonic() + asked.secs
+    await asyncio.gather(*(_Client(asked, number, told, ends_at).live() for number in range(asked.clients)))
+    return told
+
+
+class WatchCheck:
+    """Whether one watch is told everything: revisions only grow, states only go on, and what GetJob tells comes."""
+
+    def __init__(self) -> None:
+        self._revision, self._state = 0, 0
+        self._wanted: dict[int, float] = {}
+        """revisions that GetJob told of before the watch did, and when"""
+        self.behind_s: list[float] = []
+        self.lost: list[str] = []
+        self.ended = False
+
+    def watch_told(self, job: pb.Job, now: float) -> None:
+        if job.revision <= self._revision or job.state < self._state or self.ended:
+            self.lost.append(f"{job.name}: revision {job.revision} after {self._revision}")
+        self._revision, self._state = job.revision, job.state
+        self.ended = job.HasField("end_time")
+        for revision in [revision for revision in self._wanted if revision <= job.revision]:
+            self.behind_s.append(now - self._wanted.pop(revision))
+
+    def call_told(self, job: pb.Job, now: float) -> None:
+        if job.revision <= self._revision:
+            self.behind_s.append(0.0)
+        else:
+            self._wanted.setdefault(job.revision, now)
+
+    def finish(self, last: pb.Job) -> list[str]:
+        """What is missing, once the watch is over; `last` is the job as GetJob tells it then."""
+        if not self.ended or last.revision != self._revision:
+            self.lost.append(f"{last.name}: the watch ended with revision {self._revision} of {last.revision}")
+        self.lost += [f"{last.name}: revision {revision} never came" for revision in self._wanted]
+        return self.lost
+
+
+class _Client:
+    def __init__(self, asked: Asked, number: int, told: Told, ends_at: float) -> None:
+        self._asked, self._told, self._ends_at = asked, told, ends_at
+        self._scope = f"client-{number}"
+        self._model = asked.models[number % len(asked.models)]
+        self._chance = random.Random(number)
+
+    async def live(self) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(self._asked.address, options=options) as channel:
+            self._jobs = rpc.JobServiceStub(channel)
+            self._log = rpc.LogServiceStub(channel)
+            self._fleet = rpc.FleetServiceStub(channel)
+            await asyncio.sleep(self._chance.uniform(0.0, min(self._asked.pause_s, self._asked.secs / 2)))
+            while time.monotonic() < self._ends_at:
+                await self._one_job()
+                await asyncio.sleep(self._chance.uniform(0.5, 1.5) * self._asked.pause_s)
+
+    async def _one_job(self) -> None:
+        spec = pb.JobSpec(model=self._model, shares=[self._asked.share], more=self._asked.more, scope=self._scope)
+        created = await self._timed("CreateJob", self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
+        if created is None:
+            return
+        check, over = WatchCheck(), asyncio.Event()
+        asking = asyncio.create_task(self._ask(created.name, check, over))
+        try:
+            async for job in self._jobs.WatchJob(pb.WatchJobRequest(name=created.name)):
+                check.watch_told(job, time.monotonic())
+                self._told.messages += 1
+        except grpc.aio.AioRpcError as error:
+            self._told.failed[f"WatchJob {error.code().name}"] += 1
+        over.set()
+        await asking
+        last = await self._timed("GetJob", self._jobs.GetJob, pb.GetJobRequest(name=created.name))
+        if last is not None:
+            self._told.lost += check.finish(last)
+            if last.state != pb.JOB_STATE_DONE:
+                self._told.failed[f"job {pb.JobState.Name(last.state)} {last.message}"] += 1
+        self._told.behind_s += check.behind_s
+        self._told.jobs += 1
+
+    async def _ask(self, job: str, check: WatchCheck, over: asyncio.Event) -> None:
+        """One question after the other, until the watch is over."""
+        others: list[tuple[str, Callable[..., Awaitable[Any]], Any]] = [
+            ("ListJobs", self._jobs.ListJobs, pb.ListJobsRequest(page_size=20)),
+            ("ListRecords", self._log.ListRecords, pb.ListRecordsRequest(page_size=_PAGE)),
+            ("ListShares", self._fleet.ListShares, pb.ListSharesRequest()),
+        ]
+        while not over.is_set():
+            found = await self._timed("GetJob", self._jobs.GetJob, pb.GetJobRequest(name=job))
+            if found is not None:
+                check.call_told(found, time.monotonic())
+            await self._timed(*self._chance.choice(others))
+            try:
+                await asyncio.wait_for(over.wait(), self._chance.uniform(0.5, 1.5) * _ASK_EVERY_S)
+            except TimeoutError:
+                continue
+
+    async def _timed(self, method: str, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
+        """The answer; None for an error, which is counted."""
+        began = time.perf_counter()
+        try:
+            answer = await call(request, timeout=_CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            self._told.failed[f"{method} {error.code().name}"] += 1
+            return None
+        self._told.call_s.setdefault(method, []).append(time.perf_counter() - began)
+        return answer

@@ -1,0 +1,473 @@
+"""Simulated workers as coroutines: hundreds of them in one process, each with the very commands of a real one.
+
+What a real worker sends to Redis for a piece of work, RQ's bookkeeping included, they send too, so that Redis and the
+server have the same to do; a test compares what Redis counts. Three things differ: commands whose answers a worker does
+not look at travel together, the entries of all workers are renewed over a few connections, and nothing is searched,
+built or measured: they sleep as long as the work took in a real log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from redis import asyncio as aioredis
+from redis.exceptions import ResponseError
+from rq.utils import utcformat
+
+from benchmarks.queue_cost import TRACE
+from fractune_core import messages
+from fractune_core.blobs import add_signed_blob
+from fractune_core.marks import CANCELLED, DONE, mark
+from fractune_core.messages import WORKER_TTL_S, cancelled_by
+from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.records import candidate_id
+from fractune_core.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
+from fractune_workers.roles.tune import BATCH
+from fractune_workers.work_counts import WorkCounts
+from tests.support.processes.fleet_simulated import DEVICE, TARGET, VERSIONS, granted, made_up_record
+from tests.support.secret import SECRET
+
+SHARE = "cpu:1"
+ARTIFACT = b"\0" * 16_384
+"""as many bytes as the object file of an operator usually has"""
+_TTL_S, _WORK_TTL_S = 480, 24 * 3600 + 60
+"""of RQ's entry of a worker, and of what it notes of a piece of work"""
+_BLPOP_S = 405
+_CONNECT_S, _CONNECTING = 60.0, 20
+"""seconds that a connection may take, and how many workers make one at once"""
+_SIGNATURE_BYTES = 32
+"""before what is signed: fractune_core.signing"""
+SECS = json.loads(Path(__file__).with_name("service_times.json").read_text(encoding="utf-8"))["secs"]
+
+
+@dataclass
+class FleetLife:
+    """How the workers of a simulated fleet live and die, and what they did."""
+
+    seed: int = 1
+    crashes: float = 0.0
+    """of so many pieces of work one ends its worker, as `kill -9` does"""
+    drains: float = 0.0
+    """after so many its worker is told to stop, and another takes its place"""
+    speed: float = 1.0
+    """service times are divided by it"""
+    done: Counter[str] = field(default_factory=Counter)
+    """pieces of work by what they are, and `crash` and `drain`"""
+    chance: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+
+    def service_s(self, kind: str) -> float:
+        return float(self.chance.choice(SECS[kind])) / self.speed
+
+
+class Crash(Exception):
+    """The worker is gone from one moment to the next."""
+
+
+class SimulatedWorker:
+    """One worker of one role: `tune`, `build` or `measure`."""
+
+    def __init__(self, url: str, role: str, name: str, life: FleetLife) -> None:
+        self.name, self.role, self.life = name, role, life
+        self.counts = WorkCounts()
+        self.started_at = time.time()
+        self.redis = aioredis.Redis.from_url(
+            url, socket_timeout=None, socket_connect_timeout=_CONNECT_S, single_connection_client=True
+        )
+        self._key = f"rq:worker:{name}"
+        self._queue = {
+            "tune": messages.tune_queue(name),
+            "build": messages.BUILD_QUEUE,
+            "measure": messages.measure_queue(DEVICE.key, SHARE),
+        }[role]
+        self._stream = messages.tuner_stream(name)
+        self._known: set[str] = set()
+        """workloads that its child has"""
+        self._proposed: Counter[str] = Counter()
+        self._do = {
+            "search": self._search,
+            "build": self._build,
+            "measure": self._measure,
+            "time_model": self._time_model,
+        }
+
+    def entry(self) -> str:
+        """What it says of itself every second, sealed."""
+        measuring = self.role == "measure"
+        info: messages.WorkerInfo = {
+            "protocol": messages.PROTOCOL,
+            "name": self.name,
+            "role": self.role,
+            "host": "simulated",
+            "pid": 1,
+            "started_at": self.started_at,
+            "cores": [0],
+            "device": DEVICE.to_json() if measuring else {},
+            "granted": granted(SHARE).to_json() if measuring else {},
+            "share": SHARE if measuring else "",
+            "target": TARGET if measuring else "",
+            "versions": VERSIONS,
+        }
+        self.counts.describe(info)
+        return seal_worker(SECRET, info)
+
+    async def serve(self, most: int | None = None) -> None:
+        """Do pieces of work, `most` of them, until it is drained. Raises Crash where it is to die in the middle."""
+        await self._begin()
+        done = 0
+        while most is None or done < most:
+            await self._one()
+            done += 1
+            if self.life.drains and self.life.chance.random() < 1 / self.life.drains:
+                self.life.done["drain"] += 1
+                break
+        await self._end()
+
+    # ---- RQ's bookkeeping -----------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        if self.role == "tune":
+            await self._join_stream()
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.exists(self._key)
+            pipe.delete(self._key)
+            pipe.hset(self._key, mapping={"birth": time.time(), "queues": self._queue, "hostname": "simulated"})
+            pipe.sadd("rq:workers", self._key)
+            pipe.sadd(f"rq:workers:{self._queue}", self._key)
+            pipe.expire(self._key, _TTL_S)
+            await pipe.execute()
+
+    async def _end(self) -> None:
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.srem("rq:workers", self._key)
+            pipe.srem(f"rq:workers:{self._queue}", self._key)
+            pipe.hset(self._key, "death", str(time.time()))
+            pipe.expire(self._key, 60)
+            await pipe.execute()
+
+    async def _one(self) -> None:
+        """Wait for a piece of work, and do it."""
+        job = await self._take()
+        found = await self._read(job)
+        if found is None:
+            return
+        work, queued_at = found
+        execution = await self._note_begun(job)
+        self.counts.begin(work["do"], time.time() - queued_at)
+        began = time.perf_counter()
+        await self._do[work["do"]](work)
+        self.counts.end(work["do"], time.perf_counter() - began, 0.0)
+        self.life.done[work["do"]] += 1
+        await self._note_ended(job, execution, time.perf_counter() - began)
+
+    async def _take(self) -> str:
+        async with self.redis.pipeline(transaction=False) as pipe:
+            pipe.hset(self._key, "state", "idle")
+            self._heartbeat(pipe, _TTL_S)
+            await pipe.execute()
+        while True:
+            taken: Any = await self.redis.blmove(
+                f"rq:queue:{self._queue}", f"rq:queue:{self._queue}:intermediate", _BLPOP_S, "LEFT", "RIGHT"
+            )
+            if taken is not None:
+                return str(taken.decode())
+
+    async def _read(self, job: str) -> tuple[Any, float] | None:
+        """The work, and when it was queued; None when it was taken back meanwhile."""
+        async with self.redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(f"rq:job:{job}")
+            self._heartbeat(pipe, _TTL_S)
+            fields, *_ = await pipe.execute()
+        if b"data" not in fields:
+            return None
+        message = json.loads(zlib.decompress(fields[b"data"]))[2][0]
+        return open_dated_work(SECRET, self._queue, job, message)
+
+    async def _note_begun(self, job: str) -> str:
+        execution, now = uuid.uuid4().hex, time.time()
+        key = f"rq:execution:{job}:{execution}"
+        async with self.redis.pipeline(transaction=True) as pipe:
+            about = {"id": execution, "created_at": now, "last_heartbeat": now, "worker_name": self.name}
+            pipe.hset(key, mapping=about)
+            pipe.expire(key, _WORK_TTL_S)
+            pipe.zadd(f"rq:executions:{job}", {execution: now + _WORK_TTL_S})
+            pipe.expire(f"rq:executions:{job}", _WORK_TTL_S + 60)
+            pipe.zadd(f"rq:wip:{self._queue}", {f"{job}:{execution}": now + _WORK_TTL_S})
+            pipe.hset(self._key, "state", "busy")
+            await pipe.execute()
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.hset(self._key, "current_job", job)
+            pipe.hset(self._key, "current_job_working_time", "0")
+            self._heartbeat(pipe, _WORK_TTL_S)
+            pipe.hset(f"rq:job:{job}", "last_heartbeat", _text(now))
+            at = {"last_heartbeat": _text(now), "started_at": _text(now)}
+            started = {**at, "status": "started", "worker_name": self.name}
+            pipe.hset(f"rq:job:{job}", mapping=started)
+            pipe.lrem(f"rq:queue:{self._queue}:intermediate", 1, job)
+            await pipe.execute()
+        return execution
+
+    async def _note_ended(self, job: str, execution: str, took_s: float) -> None:
+        await self.redis.hset(f"rq:job:{job}", "last_heartbeat", _text(time.time()))
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.hincrby(self._key, "successful_job_count", 1)
+            pipe.hincrbyfloat(self._key, "total_working_time", took_s)
+            pipe.hdel(self._key, "current_job")
+            pipe.delete(f"rq:execution:{job}:{execution}")
+            pipe.zrem(f"rq:wip:{self._queue}", f"{job}:{execution}")
+            pipe.zrem(f"rq:executions:{job}", execution)
+            pipe.delete(f"rq:job:{job}", f"rq:executions:{job}")
+            await pipe.execute()
+        async with self.redis.pipeline(transaction=False) as pipe:
+            pipe.hset(self._key, "state", "idle")
+            self._heartbeat(pipe, _TTL_S)
+            await pipe.execute()
+        async with self.redis.pipeline(transaction=True) as pipe:
+            self._heartbeat(pipe, _TTL_S)
+            pipe.exists("rq:suspended")
+            await pipe.execute()
+
+    def _heartbeat(self, pipe: Any, ttl_s: int) -> None:
+        pipe.hset(self._key, "last_heartbeat", _text(time.time()))
+        pipe.expire(self._key, ttl_s)
+
+    # ---- roles ----------------------------------------------------------------------------------
+
+    async def _is_moot(self, work: Any) -> bool:
+        if await self.redis.zscore(DONE, work["work_id"]) is not None:
+            return True
+        return await self.redis.zscore(CANCELLED, cancelled_by(work)) is not None
+
+    async def _serve_for(self, kind: str) -> None:
+        """Sleep as long as it takes. Raises Crash where this is to be its last."""
+        secs = self.life.service_s(kind)
+        if self.life.crashes and self.life.chance.random() < 1 / self.life.crashes:
+            await asyncio.sleep(secs * self.life.chance.random())
+            raise Crash
+        await asyncio.sleep(secs)
+
+    async def _read_blob(self, name: str) -> bytes:
+        """As fractune_core.blobs reads one of one chunk, without a look at its signature."""
+        key = messages.blob_key(name)
+        found: Any = await self.redis.lrange(key, 0, 0) if await self.redis.llen(key) else [b""]
+        return bytes(found[0])
+
+    async def _learn(self, workload_hash: str) -> None:
+        if workload_hash not in self._known:
+            self._known.add(workload_hash)
+            await self._read_blob(messages.workload_blob(workload_hash))
+
+    async def _join_stream(self) -> None:
+        for group in (messages.RECORDER, messages.TUNER):
+            try:
+                await self.redis.xgroup_create(self._stream, group, id="0", mkstream=True)
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+        await self.redis.sadd(messages.STREAMS, self._stream)
+
+    async def _search(self, work: Any) -> None:
+        await self._join_stream()
+        while True:
+            try:
+                answer: Any = await self.redis.xreadgroup(messages.TUNER, self.name, {self._stream: ">"}, count=1000)
+            except ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                await self._join_stream()  # it was taken for dead, and its stream removed
+                continue
+            found = answer if not isinstance(answer, dict) else list(answer.items())
+            entries = [entry for _, held in found or () for entry in _flat(held)]
+            if not entries:
+                break
+            await self.redis.xack(self._stream, messages.TUNER, *(entry for entry, _ in entries))
+        if await self._is_moot(work):
+            return
+        name = work["operator"]["workload_hash"]
+        await self._learn(name)
+        await self._serve_for("search")
+        items = []
+        for _ in range(work["count"]):
+            self._proposed[name] += 1
+            trace = f'["{self.name} {self._proposed[name]}{TRACE}"]'
+            items.append({"candidate": candidate_id(name, work["operator"]["target_key"], trace), "trace": trace})
+        proposed: Any = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
+        proposed |= {"candidates": [item["candidate"] for item in items], "exhausted": False}
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.xadd(self._stream, {messages.EVENT_FIELD: seal_event(SECRET, proposed)})
+            same = ("round_id", "job", "scope", "operator", "device_key", "shares")
+            for start in range(0, len(items), BATCH):
+                build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": self._stream}
+                build |= {name: work[name] for name in same} | {"candidates": items[start : start + BATCH]}
+                _enqueue(pipe, messages.BUILD_QUEUE, build)
+            await self._deliver(pipe, work)
+
+    async def _build(self, work: Any) -> None:
+        if await self._is_moot(work):
+            return
+        await self._learn(work["operator"]["workload_hash"])
+        await self._serve_for("build")
+        built: dict[str, Any] = {"build_secs": 0.25, "status": "ok", "cause": "", "versions": {}}
+        artifacts = [{"candidate": item["candidate"], "trace": item["trace"], **built} for item in work["candidates"]]
+        async with self.redis.pipeline(transaction=True) as pipe:
+            for item in artifacts:
+                blob = messages.artifact_blob(work["round_id"], item["candidate"])
+                add_signed_blob(pipe, SECRET, blob, ARTIFACT)
+            for share in work["shares"]:
+                measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
+                same = ("round_id", "job", "scope", "kind", "operator", "reply")
+                measure |= {name: work[name] for name in same} | {"artifacts": artifacts}
+                _enqueue(pipe, messages.measure_queue(work["device_key"], share), measure)
+            await self._deliver(pipe, work)
+
+    async def _measure(self, work: Any) -> None:
+        if await self._is_moot(work):
+            return
+        for item in work["artifacts"]:
+            await self._read_blob(messages.artifact_blob(work["round_id"], item["candidate"]))
+        await self._serve_for("measure")
+        async with self.redis.pipeline(transaction=True) as pipe:
+            for item in work["artifacts"]:
+                record = made_up_record(work, item["candidate"], item["trace"], worker=self.name)
+                event: Any = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
+                event["record"] = record.to_json()
+                pipe.xadd(work["reply"], {messages.EVENT_FIELD: seal_event(SECRET, event)})
+            await self._deliver(pipe, work)
+
+    async def _time_model(self, work: Any) -> None:
+        if await self._is_moot(work):
+            return
+        bundle = await self._read_blob(messages.bundle_blob(work["bundle"]))
+        await self._serve_for("measure")
+        variants = [variant["name"] for variant in json.loads(bundle[_SIGNATURE_BYTES:])["variants"]]
+        event: Any = {"event": "model_timed", "job": work["job"], "share": work["share"]}
+        event |= {"granted": granted(SHARE).to_json(), "max_error": dict.fromkeys(variants, 0.0)}
+        event["run_secs"] = {name: [2.0] * 3 if name == UNTUNED_VARIANT else [1.0] * 3 for name in variants}
+        async with self.redis.pipeline(transaction=True) as pipe:
+            pipe.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: seal_event(SECRET, event)})
+            await self._deliver(pipe, work)
+
+    async def _deliver(self, pipe: Any, work: Any) -> None:
+        key = messages.busy_key(work["job"])
+        pipe.hincrbyfloat(key, work["do"], 0.1)
+        pipe.expire(key, messages.BLOB_TTL_S)
+        mark(pipe, DONE, work["work_id"])
+        await pipe.execute()
+
+
+class SimulatedFleet:
+    """Workers as tasks of this event loop: who crashes or is drained has a successor under another name."""
+
+    def __init__(self, url: str, life: FleetLife) -> None:
+        self.life = life
+        self._url = url
+        self._tasks: list[asyncio.Task[None]] = []
+        self._alive: dict[str, SimulatedWorker] = {}
+        self._number = 0
+        self._entrance = asyncio.Semaphore(_CONNECTING)
+
+    def start(self, **roles: int) -> None:
+        """So many workers of each role."""
+        wanted = [role for role, count in roles.items() for _ in range(count)]
+        self._tasks = [asyncio.create_task(self._succession(role)) for role in wanted]
+        self._tasks.append(asyncio.create_task(self._renew()))
+
+    def check(self) -> None:
+        """Raises what a worker has ended by, if one has."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def stop(self) -> None:
+        """As `check`, when all have ended."""
+        pending = set(self._tasks)
+        while pending:  # the client library may take the first request for a timeout of its own, and go on
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=1.0)
+        for worker in list(self._alive.values()):
+            await worker.redis.aclose()
+        for task in self._tasks:
+            error = None if task.cancelled() else task.exception()
+            if error is not None:
+                raise error
+
+    async def _succession(self, role: str) -> None:
+        while True:
+            self._number += 1
+            worker = SimulatedWorker(self._url, role, f"{role}-simulated-{self._number}", self.life)
+            async with self._entrance:
+                await worker.redis.initialize()
+            self._alive[worker.name] = worker
+            try:
+                await worker.serve()
+                await self._drop(worker)
+            except Crash:
+                self.life.done["crash"] += 1
+            del self._alive[worker.name]
+            await worker.redis.aclose()
+
+    async def _drop(self, worker: SimulatedWorker) -> None:
+        async with worker.redis.pipeline(transaction=False) as pipe:
+            pipe.delete(messages.worker_key(worker.name))
+            pipe.srem(messages.WORKERS, worker.name)
+            await pipe.execute()
+
+    async def _renew(self) -> None:
+        """Each worker's entry once a second, spread over the second."""
+        redis = aioredis.Redis.from_url(self._url, single_connection_client=True)
+        try:
+            parts = 20
+            while True:
+                for part in range(parts):
+                    began = time.monotonic()
+                    await _put_entries(redis, list(self._alive.values())[part::parts])
+                    await asyncio.sleep(max(0.0, 1 / parts - (time.monotonic() - began)))
+        finally:
+            await redis.aclose()
+
+
+async def _put_entries(redis: Any, workers: Sequence[SimulatedWorker]) -> None:
+    async with redis.pipeline(transaction=False) as pipe:
+        for worker in workers:
+            pipe.sadd(messages.WORKERS, worker.name)
+            pipe.set(messages.worker_key(worker.name), worker.entry(), ex=WORKER_TTL_S)
+        if workers:
+            await pipe.execute()
+
+
+def _enqueue(pipe: Any, queue: str, work: Any) -> None:
+    """As RQ's `enqueue_many` does within a transaction."""
+    now = _text(time.time())
+    data = json.dumps([messages.HANDLER, None, [seal_work(SECRET, queue, work)], {}]).encode()
+    job = f"rq:job:{work['work_id']}"
+    about = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work["do"]}
+    pipe.sadd("rq:queues", f"rq:queue:{queue}")
+    pipe.hset(job, "status", "queued")
+    pipe.hset(job, mapping={**about, "data": zlib.compress(data), "timeout": 180})
+    pipe.rpush(f"rq:queue:{queue}", work["work_id"])
+
+
+def _text(at: float) -> str:
+    """A time of day as RQ writes it."""
+    return utcformat(datetime.fromtimestamp(at, UTC))
+
+
+def _flat(found: Any) -> Any:
+    """Entries as (id, fields); the client library nests them once more under RESP3."""
+    if found and isinstance(found[0], list) and found[0] and isinstance(found[0][0], (list, tuple)):
+        return found[0]
+    return found

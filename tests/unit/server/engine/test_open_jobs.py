@@ -1,0 +1,156 @@
+"""What the store and Redis hold for open jobs, and what is left when they have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fractune_core.blobs import has_blob, put_blob
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.messages import (
+    BLOB_TTL_S,
+    RELEASED_BLOB_TTL_S,
+    blob_key,
+    bundle_blob,
+    busy_key,
+    model_blob,
+    workload_blob,
+)
+from fractune_server.engine.open_jobs import OpenJobs
+from fractune_server.engine.publish import PublishPhase
+from fractune_server.engine.rounds import Rounds
+from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.models import IngestKey
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.outgoing import send_model
+from fractune_server.transport.work_queues import WorkQueues
+from tests.support.processes.redis_process import running_redis
+from tests.support.samples import DEVICE, granted
+from tests.support.secret import SECRET
+
+MODEL, OTHER = "a" * 64, "b" * 64
+OPERATORS = 50
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
+
+
+@pytest.fixture
+def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        store = Store(sqlite_url(tmp_path))
+        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET)
+        store.close()
+
+
+@pytest.fixture
+def jobs(context: ServerContext) -> OpenJobs:
+    return OpenJobs(context, Rounds(context, WorkQueues(context.redis, SECRET)))
+
+
+def create(context: ServerContext, name: str, model: str = MODEL, *operators: str, bundle: str = "") -> None:
+    """A stored job of these operators, which waits for its bundle's times where it has a bundle."""
+    spec = JobSpec(model=model, model_name="net.onnx", shares=("cpu:1",), trials=8)
+    state = JobState.TIMING if bundle else JobState.TUNING
+    stored = StoredJob(name, spec, time.time(), DEVICE, {"cpu:1": granted(1)}, "llvm", state, bundle=bundle)
+    context.store.jobs.create(stored)
+    made = [StoredOperator(each, each, 1, selected=True) for each in operators]
+    context.store.jobs.save(stored, dict(enumerate(made)))
+
+
+def put_blobs(context: ServerContext, *names: str) -> None:
+    for name in names:
+        put_blob(context.redis, name, b"code")
+
+
+def lifetimes(context: ServerContext, *names: str) -> list[int]:
+    """Seconds that Redis will keep each of the blobs, rounded up to one of the two lifetimes."""
+    left: list[Any] = [context.redis.ttl(blob_key(name)) for name in names]
+    return [next(whole for whole in (RELEASED_BLOB_TTL_S, BLOB_TTL_S) if 0 < secs <= whole) for secs in left]
+
+
+def test_of_a_jobs_operators_only_those_that_changed_are_written(
+    context: ServerContext, jobs: OpenJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(context, "j", MODEL, *(f"w{place}" for place in range(OPERATORS)))
+    jobs.update()
+    written: list[list[int]] = []
+    save = context.store.jobs.save
+
+    def noted(job: StoredJob, operators: Any) -> bool:
+        written.append(sorted(operators))
+        return save(job, operators)
+
+    monkeypatch.setattr(context.store.jobs, "save", noted)
+    job = jobs.all()[0]
+    for changed in ([], [7], [], [7, 9]):
+        for place in changed:
+            job.operators[place].trials += 1
+            job.operators[place].best_s["cpu:1"] = 1.0 / job.operators[place].trials
+        job.dirty, job.saved_at = True, 0.0
+        jobs.save()
+        assert context.store.jobs.operators("j") == job.operators
+    assert written == [[], [7], [], [7, 9]]
+
+
+@pytest.mark.parametrize("how", ["ends", "is cancelled"])
+def test_what_redis_holds_for_a_job_alone_goes_when_it_ends(context: ServerContext, jobs: OpenJobs, how: str) -> None:
+    create(context, "j", MODEL, "w1", "w2", bundle="b1")
+    create(context, "other", OTHER, "w2")
+    jobs.update()
+    own = [model_blob(MODEL), workload_blob("w1"), bundle_blob("b1")]
+    others = [model_blob(OTHER), workload_blob("w2")]
+    put_blobs(context, *own, *others)
+    context.redis.hset(busy_key("j"), "measure", 1.0)
+    if how == "ends":
+        ended = next(job for job in jobs.all() if job.id == "j")
+        ended.end(JobState.DONE)
+        jobs.save()
+    else:
+        context.store.jobs.end("j", JobState.CANCELLED, "", "")
+        jobs.update()
+    assert lifetimes(context, *own) == [RELEASED_BLOB_TTL_S] * 3
+    assert lifetimes(context, *others) == [BLOB_TTL_S] * 2
+    assert not context.redis.exists(busy_key("j"))
+    assert all(has_blob(context.redis, name) for name in own), "work in hand may read them yet"
+
+
+def test_a_blob_that_is_needed_again_lives_as_long_as_a_new_one(context: ServerContext, jobs: OpenJobs) -> None:
+    put_blobs(context, model_blob(MODEL))
+    jobs.release([model_blob(MODEL)])
+    assert lifetimes(context, model_blob(MODEL)) == [RELEASED_BLOB_TTL_S]
+    send_model(context, MODEL)
+    assert lifetimes(context, model_blob(MODEL)) == [BLOB_TTL_S]
+
+
+def test_the_model_of_a_call_that_waits_for_its_operators_stays(context: ServerContext, jobs: OpenJobs) -> None:
+    put_blobs(context, model_blob(MODEL))
+    context.model_ingests.expect("call", IngestKey(MODEL, {}, "llvm"))
+    jobs.release([model_blob(MODEL)])
+    assert lifetimes(context, model_blob(MODEL)) == [BLOB_TTL_S]
+
+
+def test_a_bundle_that_two_jobs_had_made_is_taken_though_its_blob_went_with_the_first(
+    context: ServerContext, jobs: OpenJobs
+) -> None:
+    create(context, "second", MODEL, "w1")
+    jobs.update()
+    second = jobs.all()[0]
+    second.stored = replace(second.stored, state=JobState.COMPILING)
+    context.files.add_bundle("c" * 32, b"made for the first")
+    PublishPhase(context, WorkQueues(context.redis, SECRET)).take_compiled(
+        second, {"event": "compiled", "job": "second", "bundle": "c" * 32}
+    )
+    assert (second.stored.bundle, second.stored.state) == ("c" * 32, JobState.TIMING)

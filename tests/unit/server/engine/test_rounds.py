@@ -1,0 +1,57 @@
+"""Which rounds there are, by who searches and what is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fractune_core.messages import BUILD_QUEUE
+from fractune_core.records import Kind
+from fractune_server.engine.live_round import LiveRound
+from fractune_server.engine.rounds import Rounds
+from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.log import LogKey
+from fractune_server.store.rounds import Round
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.work_queues import WorkQueues
+from tests.support.processes.redis_process import running_redis
+from tests.support.samples import DEVICE, TARGET_KEY
+from tests.support.secret import SECRET
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Iterator[Rounds]:
+    with running_redis() as url, redis.Redis.from_url(url) as connection:
+        store = Store(sqlite_url(tmp_path))
+        store.log.add_workloads([(name, "{}") for name in ("w1", "w2")])
+        yield Rounds(ServerContext(store, connection, BlobStore(tmp_path), SECRET), WorkQueues(connection, SECRET))
+        store.close()
+
+
+def live(name: str, instance: str, workload: str, kind: Kind = Kind.TRIAL) -> LiveRound:
+    made: Any = Round(name, "j", kind, workload, instance, 4)
+    return LiveRound(made, LogKey(workload, TARGET_KEY, DEVICE.key), DEVICE)
+
+
+def test_trials_are_found_by_their_instance_and_by_their_operator_as_long_as_they_last(rounds: Rounds) -> None:
+    made = [
+        live("r1", "t1", "w1"),
+        live("r2", "t1", "w2"),
+        live("r3", "t2", "w2"),
+        live("v", "", "w2", Kind.VALIDATION),
+    ]
+    for each in made:
+        rounds.start(each, BUILD_QUEUE, [])
+    assert rounds.trials_of("t1") == made[:2]
+    assert rounds.trials_of("w2") == made[1:3]
+    rounds.end(made[1])
+    assert rounds.trials_of("t1") == made[:1]
+    assert rounds.trials_of("w2") == made[2:3]
+    rounds.end(made[2])
+    assert rounds.trials_of("t2") == rounds.trials_of("w2") == rounds.trials_of("never") == []
+    assert rounds.all() == [made[0], made[3]]
