@@ -361,9 +361,17 @@ class SimulatedWorker:
             await self._deliver(pipe, work)
 
     async def _deliver(self, pipe: Any, work: Any) -> None:
-        key = messages.busy_key(work["job"])
-        pipe.hincrbyfloat(key, work["do"], 0.1)
-        pipe.expire(key, messages.BLOB_TTL_S)
+        spent: messages.PieceDone = {
+            "event": "piece_done",
+            "job": work["job"],
+            "work_id": work["work_id"],
+            "do": work["do"],
+            "share": str(work.get("share", "")),
+            "worked_s": 0.1,
+            "cpu_s": 0.1,
+            "ended_at": time.time(),
+        }
+        pipe.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: seal_event(SECRET, spent)})
         mark(pipe, DONE, work["work_id"])
         await pipe.execute()
 

@@ -11,7 +11,7 @@ from fractune_core.blobs import release_blobs
 from fractune_core.errors import FractuneError, StateUnusable
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
-from fractune_core.messages import busy_key, model_blob
+from fractune_core.messages import model_blob
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
 from fractune_server.transport.context import ServerContext
@@ -77,10 +77,10 @@ class OpenJobs:
         release_blobs(self._context.redis, set(blobs).difference(awaited, *(job.blobs for job in self.all())))
 
     def _drop(self, job: ActiveJob) -> None:
-        """It has ended: what Redis holds for it alone goes."""
+        """It has ended, here or by a call that cancelled it: what Redis holds for it alone goes."""
         self._rounds.leave(self._jobs.pop(job.id))
         self.release(job.blobs)
-        self._context.redis.delete(busy_key(job.id))  # what it said is saved with the job
+        tracing.note_job(job.id, job.stored.created_at, job.stored.ended_at or time.time())
 
     def _load(self, name: str) -> ActiveJob:
         store = self._context.store
@@ -100,8 +100,3 @@ class OpenJobs:
         if not kept or not job.stored.state.open:
             self._drop(job)
         self._context.notifier.announce()
-
-    def _drop(self, job: ActiveJob) -> None:
-        """It has ended, here or by a call that cancelled it."""
-        self._rounds.leave(self._jobs.pop(job.id))
-        tracing.note_job(job.id, job.stored.created_at, job.stored.ended_at or time.time())

@@ -18,13 +18,13 @@ from fractune_core.messages import (
     RELEASED_BLOB_TTL_S,
     blob_key,
     bundle_blob,
-    busy_key,
     model_blob,
     workload_blob,
 )
 from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
+from fractune_server.scheduler.turns import Turns
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.models import IngestKey
 from fractune_server.store.store import Store, sqlite_url
@@ -55,9 +55,13 @@ def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
         store.close()
 
 
+def new_rounds(context: ServerContext) -> Rounds:
+    return Rounds(context, WorkQueues(context.redis, SECRET), Turns())
+
+
 @pytest.fixture
 def jobs(context: ServerContext) -> OpenJobs:
-    return OpenJobs(context, Rounds(context, WorkQueues(context.redis, SECRET)))
+    return OpenJobs(context, new_rounds(context))
 
 
 def create(context: ServerContext, name: str, model: str = MODEL, *operators: str, bundle: str = "") -> None:
@@ -113,7 +117,6 @@ def test_what_redis_holds_for_a_job_alone_goes_when_it_ends(context: ServerConte
     own = [model_blob(MODEL), workload_blob("w1"), bundle_blob("b1")]
     others = [model_blob(OTHER), workload_blob("w2")]
     put_blobs(context, *own, *others)
-    context.redis.hset(busy_key("j"), "measure", 1.0)
     if how == "ends":
         ended = next(job for job in jobs.all() if job.id == "j")
         ended.end(JobState.DONE)
@@ -123,7 +126,6 @@ def test_what_redis_holds_for_a_job_alone_goes_when_it_ends(context: ServerConte
         jobs.update()
     assert lifetimes(context, *own) == [RELEASED_BLOB_TTL_S] * 3
     assert lifetimes(context, *others) == [BLOB_TTL_S] * 2
-    assert not context.redis.exists(busy_key("j"))
     assert all(has_blob(context.redis, name) for name in own), "work in hand may read them yet"
 
 
@@ -150,7 +152,7 @@ def test_a_bundle_that_two_jobs_had_made_is_taken_though_its_blob_went_with_the_
     second = jobs.all()[0]
     second.stored = replace(second.stored, state=JobState.COMPILING)
     context.files.add_bundle("c" * 32, b"made for the first")
-    PublishPhase(context, WorkQueues(context.redis, SECRET)).take_compiled(
+    PublishPhase(context, WorkQueues(context.redis, SECRET), new_rounds(context)).take_compiled(
         second, {"event": "compiled", "job": "second", "bundle": "c" * 32}
     )
     assert (second.stored.bundle, second.stored.state) == ("c" * 32, JobState.TIMING)

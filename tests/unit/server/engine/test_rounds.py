@@ -13,6 +13,7 @@ from fractune_core.messages import BUILD_QUEUE
 from fractune_core.records import Kind
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
+from fractune_server.scheduler.turns import Turns
 from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.log import LogKey
 from fractune_server.store.rounds import Round
@@ -29,7 +30,8 @@ def rounds(tmp_path: Path) -> Iterator[Rounds]:
     with running_redis() as url, redis.Redis.from_url(url) as connection:
         store = Store(sqlite_url(tmp_path))
         store.log.add_workloads([(name, "{}") for name in ("w1", "w2")])
-        yield Rounds(ServerContext(store, connection, BlobStore(tmp_path), SECRET), WorkQueues(connection, SECRET))
+        context = ServerContext(store, connection, BlobStore(tmp_path), SECRET)
+        yield Rounds(context, WorkQueues(connection, SECRET), Turns())
         store.close()
 
 
