@@ -37,7 +37,7 @@ AWAY_S = 4.0
 def noticed_s(keepalive: tuple[tuple[str, int], ...]) -> float:
     """By when an end of a connection knows that the other one is gone."""
     options = dict(keepalive)
-    return (options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"]) / 1000
+    return (options["grpc.keepalive_time_ms"] + options["grpc.http2.ping_timeout_ms"]) / 1000
 
 
 def away_for_a_while(network: Network, how: str) -> None:

@@ -325,7 +325,7 @@ def test_a_request_that_cannot_be_read_ends_its_call_alone(place: Place) -> None
         method: Any = channel.unary_unary(LIST_JOBS)
         with pytest.raises(grpc.RpcError) as refused:
             method(b"\xff\xff", timeout=20)
-        assert as_call(refused.value).code() is grpc.StatusCode.INTERNAL
+        assert as_call(refused.value).code() is grpc.StatusCode.INVALID_ARGUMENT
         nothing: Any = channel.stream_unary(LIST_JOBS)
         with pytest.raises(grpc.RpcError) as refused:
             nothing(iter([]), timeout=20)

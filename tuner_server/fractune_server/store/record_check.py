@@ -108,7 +108,8 @@ def _can_be_told(record: TuningRecord) -> bool:
     """Whether the messages of the public contract have room for its whole numbers."""
     policy = record.policy
     counts = (policy.warmups, policy.repeats, policy.choosing, record.neighbours, record.clock_mhz, record.attempts)
-    return are_small(*counts) and can_be_told(record.device, record.granted)
+    disturbed = record.disturbance.clock_mhz if record.disturbance else 0
+    return are_small(*counts, disturbed) and can_be_told(record.device, record.granted)
 
 
 def _is_json(text: str) -> bool:

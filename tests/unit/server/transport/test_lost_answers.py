@@ -12,7 +12,7 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from fractune_core.messages import EVENT_FIELD, SERVER_STREAM
+from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM
 from fractune_core.signed_messages import seal_event
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
@@ -36,24 +36,41 @@ def test_a_result_whose_delivery_was_lost_is_recorded_all_the_same(store: Store)
         running_redis() as url,
         network_to_redis(url) as (network, far),
         redis.Redis.from_url(url) as near,
-        redis.Redis.from_url(far, socket_timeout=0.3, retry=patient) as connection,
+        redis.Redis.from_url(far, socket_timeout=2.5, retry=patient) as connection,
     ):
         recorder = Recorder(connection, store.log, SECRET)
-        for _ in range(3):
-            recorder.acknowledge(recorder.poll(10))
-        event: Any = EVENTS[0]
-        near.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(SECRET, event)})
-        network.swallow_answers()
-        mending = threading.Timer(1.0, network.mend)
-        mending.start()
+        ended = threading.Event()
 
-        def is_recorded() -> bool:
-            """A turn of the engine."""
-            try:
-                recorder.acknowledge(recorder.poll(10))
-            except (redis.ConnectionError, redis.TimeoutError):
-                recorder.repeat()
-            return store.log.count(RecordFilter()) == 1
+        def turn() -> None:
+            """As the engine does."""
+            while not ended.is_set():
+                try:
+                    recorder.acknowledge(recorder.poll(2000))
+                except (redis.ConnectionError, redis.TimeoutError):
+                    recorder.repeat()
 
-        wait_until(is_recorded, 20)
-        mending.join()
+        turning = threading.Thread(target=turn)
+        turning.start()
+        try:
+            wait_until(lambda: blocked(near) == 1)
+            network.swallow_answers()
+            event: Any = EVENTS[0]
+            near.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(SECRET, event)})
+            wait_until(lambda: pending(near) == 1)  # it is delivered, and nobody has it
+            network.mend()
+            wait_until(lambda: store.log.count(RecordFilter()) == 1, 15)
+            wait_until(lambda: pending(near) == 0)
+        finally:
+            ended.set()
+            turning.join()
+
+
+def blocked(connection: redis.Redis) -> int:
+    """Clients that wait for something to come."""
+    found: Any = connection.info("clients")
+    return int(found["blocked_clients"])
+
+
+def pending(connection: redis.Redis) -> int:
+    found: Any = connection.xpending(SERVER_STREAM, RECORDER)
+    return int(found["pending"])

@@ -45,6 +45,7 @@ def test_what_is_no_event_is_not_read(event: Any) -> None:
         {"operator": "half a character: \ud800"},
         {"neighbours": 2**63},
         {"neighbours": 2**31},
+        {"disturbance": {**RECORD["disturbance"], "clock_mhz": 2**31}},
         {"record_id": "r" * 65},
         {"share": " " * 60 + "cpu:2"},
         {"measured_at": float("nan")},
