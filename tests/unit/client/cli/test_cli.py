@@ -126,11 +126,13 @@ def test_quiet_prints_only_the_result(server: ScriptedServer, model: Path, capsy
 def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> None:
     options = ["--trials", "9", "--minutes", "1.5", "--more", "3", "--round", "4", "--seed", "7", "--target", "llvm"]
     options += ["--only", "conv", "--input", "x=1,3,8,8", "--input", "a=b=2", "--priority", "high", "--quiet"]
+    options += ["--webhook", "https://ci.example.com/x"]
     options += ["--scope", "acme", "--fresh"]
     assert tune(server, model, *options) == 0
     (spec,) = server.specs
     assert (spec.trials, spec.minutes, spec.more, spec.round_size, spec.seed) == (9, 1.5, 3, 4, 7)
     assert (spec.target, spec.only, spec.priority) == ("llvm", "conv", 1)
+    assert spec.webhook == "https://ci.example.com/x"
     assert (spec.scope, spec.fresh) == ("acme", True)
     assert {name: list(shape.dims) for name, shape in spec.inputs.items()} == {"x": [1, 3, 8, 8], "a=b": [2]}
 
