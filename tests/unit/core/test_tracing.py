@@ -136,7 +136,8 @@ def test_a_torn_parent_is_no_parent(receiver: OtlpReceiver) -> None:
 
 def test_a_collector_that_is_gone_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
+    monkeypatch.setattr(tracing, "_FLUSH_S", 0.2)
     with tracing.traces("worker"):
         tracing.note_job("job1", 1.0, 2.0)
         began = time.monotonic()
-    assert time.monotonic() - began < tracing._FLUSH_S + 2
+    assert time.monotonic() - began < 3, "the exporter goes on for ten seconds"

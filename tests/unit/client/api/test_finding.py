@@ -61,7 +61,7 @@ def test_a_found_stack_is_spoken_to_in_plain_text_whatever_the_environment_says(
         server.script = job_script()
         folder.publish_address(server.address, for_others=True)
         assert main([*argv, "--state", str(folder.path)]) == 0, capsys.readouterr().err
-        if argv[0] == "watch":
+        if argv[0] == "jobs":  # which does not wait for a server to come back
             assert main([*argv, "--server", server.address]) == 5
             assert "TLS" in capsys.readouterr().err
 
