@@ -33,7 +33,6 @@ _ROLES = (
 )
 _EMPTY, _MIGRATED = "template1", "migrated"
 _SETTINGS = {
-    "listen_addresses": "",
     "fsync": "off",
     "full_page_writes": "off",
     "autovacuum": "off",
@@ -45,7 +44,9 @@ _SETTINGS = {
 class Postgres:
     """A PostgreSQL in `folder`, run as a user that may write there. Skips the test where there is none."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, network: str = "") -> None:
+        """`network`: addresses, as 10.0.0.0/8, from which everybody may do everything."""
+        self._network = network
         self._folder = folder
         self._programs = _programs()
         self._as_user = _as_user(folder)
@@ -54,7 +55,8 @@ class Postgres:
         make = (self._programs / "initdb", "-D", data, "-U", USER, "--auth=trust", "--encoding=UTF8", "--locale=C")
         subprocess.run([*make, "--no-sync"], check=True, stdout=subprocess.DEVNULL, **self._as_user)
         rules = data / "pg_hba.conf"
-        rules.write_text(f"local all {LOCKED_USER} scram-sha-256\n{rules.read_text()}")
+        own = [f"local all {LOCKED_USER} scram-sha-256", *([f"host all all {network} trust"] if network else [])]
+        rules.write_text("\n".join([*own, rules.read_text()]))
         self.start()
         try:
             for role in _ROLES:
@@ -66,7 +68,8 @@ class Postgres:
             raise
 
     def start(self) -> None:
-        settings = [f"--{name}={value}" for name, value in _SETTINGS.items()]
+        listen = {"listen_addresses": "*" if self._network else ""}
+        settings = [f"--{name}={value}" for name, value in (_SETTINGS | listen).items()]
         command: list[str | Path] = [
             self._programs / "postgres",
             "-D",
@@ -136,9 +139,9 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def running_postgres() -> Iterator[Postgres]:
+def running_postgres(network: str = "") -> Iterator[Postgres]:
     with tempfile.TemporaryDirectory(prefix="fractune-pg-") as folder:
-        server = Postgres(Path(folder))
+        server = Postgres(Path(folder), network)
         try:
             yield server
         finally:

@@ -38,6 +38,7 @@ _POSTGRESQL_SETTINGS = """
     SELECT set_config('tcp_keepalives_idle', '3', false),
            set_config('tcp_keepalives_interval', '1', false),
            set_config('tcp_keepalives_count', '3', false),
+           set_config('tcp_user_timeout', '5000', false),  -- where an answer is under way, nothing else counts
            set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)
 """
 
