@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from fractune_core import __version__
 from fractune_core.analysis.noise import DEFAULT_MARGIN
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY, WorkerInfo
 from fractune_core.records import WARM
 from fractune_core.redis_url import no_redis
@@ -83,6 +83,8 @@ def run_worker(options: WorkerOptions) -> None:
             with _registered(context, role, options.role):
                 role.warm_up()
                 _serve(context, role)
+        except redis.ConnectionError as error:
+            raise RedisGone(f"Redis went away ({error}); start it, then start this worker again") from error
         finally:
             role.stop()
 
