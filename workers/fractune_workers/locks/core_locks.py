@@ -10,6 +10,7 @@ measurement runs on those cores. The kernel frees the locks of a process that di
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import time
@@ -21,6 +22,8 @@ from fractune_core.gpu_sharing import Claim
 from fractune_core.host_cores import QUIET_BELOW_CORES
 from fractune_workers.locks.flock import is_locked, locked, try_lock
 from fractune_workers.locks.gpu_slots import GpuSlots, MeasurementSlot
+
+_log = logging.getLogger(__name__)
 
 
 def default_lock_dir() -> Path:
@@ -44,7 +47,8 @@ class CoreLocks:
 
     def claim(self, available: Sequence[int], count: int) -> list[int]:
         """The first `count` of the `available` cores that no other measurer of this host has claimed, claimed until
-        this process ends; just the first ones where there are not as many: their measurements take turns.
+        this process ends; just the first ones where there are not as many: their measurements take turns, and the log
+        says so.
         """
         with locked(self.directory / "claims"), contextlib.ExitStack() as claimed:
             cores: list[int] = []
@@ -58,7 +62,17 @@ class CoreLocks:
                 if len(cores) == count:
                     self._claims.enter_context(claimed.pop_all())
                     return cores
-        return list(available[:count])
+        shared = list(available[:count])
+        if len(shared) == count:  # else the share is refused anyway
+            _log.warning(
+                "other measurers of this host have claimed %d of the cores %s, and %d are wanted: this one waits for "
+                "its turn on %s",
+                len(available) - len(cores),
+                list(available),
+                count,
+                shared,
+            )
+        return shared
 
     @contextlib.contextmanager
     def working(self, cores: Iterable[int]) -> Iterator[PreemptibleHold]:

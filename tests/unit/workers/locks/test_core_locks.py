@@ -130,6 +130,7 @@ def claim(folder: Path, available: str, count: int) -> tuple[str, subprocess.Pop
         [sys.executable, "-c", _CLAIM, str(folder), available, str(count)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
@@ -147,4 +148,8 @@ def test_measurers_of_one_host_claim_cores_of_their_own_until_they_end(tmp_path:
     finally:
         for _, process in claimed:
             process.kill()
-            process.communicate()
+        said = [process.communicate()[1].strip() for _, process in claimed]
+    waits = "other measurers of this host have claimed 3 of the cores [2, 3, 5], and 1 are wanted"
+    assert said[2].startswith(waits)
+    assert said[2].endswith("this one waits for its turn on [2]")
+    assert [said[0], said[1], said[3]] == ["", "", ""]

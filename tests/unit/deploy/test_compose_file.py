@@ -1,0 +1,172 @@
+"""docker-compose.yml: what is promised of every service, of secrets, profiles and variables."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fractune_core.redis_users import ROLES
+from fractune_core.shares import Share
+from tests.support.paths import REPOSITORY
+
+COMPOSE = REPOSITORY / "docker-compose.yml"
+TLS = REPOSITORY / "deploy" / "compose.tls.yml"
+_VARIABLE = re.compile(r"\$\{(\w+)([^}]*)\}")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with Compose's own tag for what replaces a value rather than being added to it."""
+
+
+def _replacing(loader: _Loader, node: yaml.Node) -> Any:
+    assert isinstance(node, yaml.SequenceNode)
+    return loader.construct_sequence(node)
+
+
+_Loader.add_constructor("!override", _replacing)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The file with the defaults of its variables."""
+    text = _VARIABLE.sub(lambda found: found[2].removeprefix(":-"), path.read_text(encoding="utf-8"))
+    document: dict[str, Any] = yaml.load(text, _Loader)  # noqa: S506  - a SafeLoader
+    return document
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = read(COMPOSE)["services"]
+    return found
+
+
+def dotenv() -> dict[str, str]:
+    lines = (REPOSITORY / ".env").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("name", services())
+def test_every_service_is_hardened(name: str) -> None:
+    service = services()[name]
+    assert service["init"] is True
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+    assert service["mem_limit"] == "8g"
+    assert service["pids_limit"] == 4096
+    assert not {"privileged", "cap_add", "network_mode", "ipc", "pid"} & service.keys()
+
+
+def test_no_service_runs_as_root() -> None:
+    users = [line.split()[1] for line in _dockerfile() if line.startswith("USER ")]
+    assert users == ["fractune"]
+    foreign = {name: service for name, service in services().items() if service["image"] != "fractune:local"}
+    assert {name: service["user"] for name, service in foreign.items()} == {"redis": "valkey"}
+
+
+def test_one_service_builds_the_image_and_the_others_take_it() -> None:
+    found = services()
+    builders = {name for name, service in found.items() if "build" in service}
+    assert builders == {"server"}
+    others = {name: service["pull_policy"] for name, service in found.items() if name not in {"server", "redis"}}
+    assert set(others.values()) == {"never"}
+
+
+def test_the_version_is_said_in_pyproject_alone() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    for path in (COMPOSE, TLS, REPOSITORY / "deploy" / "Dockerfile", REPOSITORY / "scripts" / "compose_test"):
+        assert version not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [COMPOSE, TLS], ids=["compose", "tls"])
+def test_no_command_needs_a_variable(path: Path) -> None:
+    variables = _VARIABLE.findall(path.read_text(encoding="utf-8"))
+    assert variables
+    assert [name for name, rest in variables if not rest.startswith(":-") or rest == ":-"] == []
+    assert {name for name, _ in variables} <= dotenv().keys(), ".env names every variable"
+
+
+def test_the_defaults_in_the_files_are_those_of_dotenv() -> None:
+    written = dotenv()
+    for path in (COMPOSE, TLS):
+        for name, rest in _VARIABLE.findall(path.read_text(encoding="utf-8")):
+            assert written[name] in {rest.removeprefix(":-"), ""}
+
+
+def test_secrets_are_files_and_each_service_has_its_own_alone() -> None:
+    document = read(COMPOSE)
+    assert all(list(secret) == ["file"] for secret in document["secrets"].values())
+    assert all(secret["file"] == f"./secrets/{name}" for name, secret in document["secrets"].items())
+    of_role = {"compiler": "compile", "tuner": "tune", "builder": "build"}
+    for name, service in document["services"].items():
+        role = of_role.get(name, "measure" if name.startswith("measure") else name)
+        wanted = ["users.acl"] if name == "redis" else ["fleet.secret", f"{role}.password"]
+        assert service["secrets"] == wanted
+        assert not re.search(r"://[^@ ]*:[^@ ]*@", str(service["command"])), "a password in a list of processes"
+    assert {f"{role}.password" for role in (*ROLES, "server")} < document["secrets"].keys()
+
+
+def test_parts_start_in_order_each_when_the_one_before_is_healthy() -> None:
+    found = services()
+    assert {"redis", "server"} == {name for name, service in found.items() if "healthcheck" in service}
+    assert found["server"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    assert found["server"]["healthcheck"]["test"][:3] == ["CMD", "fractune", "health"]
+    healthy = {"condition": "service_healthy"}
+    for name in found.keys() - {"redis", "server"}:
+        assert found[name]["depends_on"] == {"redis": healthy, "server": healthy}
+
+
+def test_the_profiles_differ_in_their_measurers_alone() -> None:
+    profiles = {name: service["profiles"] for name, service in services().items() if "profiles" in service}
+    assert profiles == {"measure": ["cpu"], "measure-mps": ["gpu-mps"], "measure-mig": ["gpu-mig"]}
+    assert dotenv()["COMPOSE_PROFILES"] == "cpu"
+
+
+def test_every_measurer_has_shares_that_can_be_read_and_the_locks_of_the_host() -> None:
+    for name, service in services().items():
+        if not name.startswith("measure"):
+            continue
+        assert service["entrypoint"] == ["measurers"]
+        shares = service["command"].split()[0]
+        kinds = {Share.parse(share).device_kind for share in shares.split(",")}
+        assert kinds == {"cpu" if name == "measure" else "cuda"}
+        assert service["volumes"] == ["gate:/gate"]
+        assert "--gate /gate" in service["command"]
+
+
+@pytest.mark.parametrize("name", ["measure-mps", "measure-mig"])
+def test_measurers_of_a_gpu_get_one_device_and_the_drivers_programs(name: str) -> None:
+    service = services()[name]
+    assert service["environment"]["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert len(device["device_ids"]) == 1
+    assert device["capabilities"] == ["gpu"]
+
+
+def test_what_has_no_tls_is_published_on_loopback_alone() -> None:
+    published = {name: service["ports"] for name, service in services().items() if "ports" in service}
+    assert published == {"server": ["127.0.0.1:50051:50051"]}
+    assert "--insecure" in services()["server"]["command"]
+    server = read(TLS)["services"]["server"]
+    assert server["ports"] == ["50051:50051"]
+    assert "--insecure" not in server["command"]
+    assert {"--tls-cert", "--tls-key"} <= set(server["command"].split())
+
+
+def test_the_image_has_the_runtime_lock_and_starts_fractune() -> None:
+    lines = _dockerfile()
+    assert "ARG LOCK=runtime" in lines
+    assert 'ENTRYPOINT ["fractune"]' in lines
+    assert {(REPOSITORY / "locks" / f"{lock}.lock").is_file() for lock in ("runtime", "gpu")} == {True}
+    last_stage = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM ")) :]
+    assert not any("dev.lock" in line for line in last_stage)
+
+
+def _dockerfile() -> list[str]:
+    return (REPOSITORY / "deploy" / "Dockerfile").read_text(encoding="utf-8").splitlines()
