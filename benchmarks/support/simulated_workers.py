@@ -229,7 +229,8 @@ class SimulatedWorker:
             pipe.delete(f"rq:execution:{job}:{execution}")
             pipe.zrem(f"rq:wip:{self._queue}", f"{job}:{execution}")
             pipe.zrem(f"rq:executions:{job}", execution)
-            pipe.delete(f"rq:job:{job}", f"rq:executions:{job}")
+            pipe.delete(f"rq:job:{job}")
+            pipe.delete(f"rq:executions:{job}")
             await pipe.execute()
         async with self.redis.pipeline(transaction=False) as pipe:
             pipe.hset(self._key, "state", "idle")
