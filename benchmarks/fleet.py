@@ -41,7 +41,7 @@ TUNERS, BUILDERS = 2, 3
 _OPERATORS_A_GPU, _OPERATORS = 4, 120
 """operators for each GPU, and at most in one job"""
 _TRIALS = 1_000_000
-_HURRY = 6.0
+_HURRY = 3.0
 """times that work is faster at the start"""
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 _START_S = _CANCEL_S = 60.0

@@ -264,7 +264,7 @@ class SimulatedWorker:
         """As fractune_core.blobs reads one of one chunk, without a look at its signature."""
         key = messages.blob_key(name)
         found: Any = await self.redis.lrange(key, 0, 0) if await self.redis.llen(key) else [b""]
-        return bytes(found[0])
+        return bytes(found[0]) if found else b""
 
     async def _learn(self, workload_hash: str) -> None:
         if workload_hash not in self._known:
