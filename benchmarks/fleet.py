@@ -23,7 +23,8 @@ import redis
 from benchmarks.support import simulated_workers
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Figures, Watch, quantile
-from benchmarks.support.simulated_workers import SHARE, FleetLife, SimulatedFleet
+from benchmarks.support.simulated_fleet import SimulatedFleet
+from benchmarks.support.simulated_workers import SHARE, FleetLife
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_workers.roles.tune import BATCH
 from tests.support.processes import fleet_simulated
