@@ -23,7 +23,8 @@ import redis
 from benchmarks.support import simulated_workers
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Figures, Watch, quantile
-from benchmarks.support.simulated_workers import SHARE, FleetLife, SimulatedFleet
+from benchmarks.support.simulated_fleet import SimulatedFleet
+from benchmarks.support.simulated_workers import SHARE, FleetLife
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_workers.roles.tune import BATCH
 from tests.support.processes import fleet_simulated
@@ -41,7 +42,7 @@ TUNERS, BUILDERS = 2, 3
 _OPERATORS_A_GPU, _OPERATORS = 4, 120
 """operators for each GPU, and at most in one job"""
 _TRIALS = 1_000_000
-_HURRY = 6.0
+_HURRY = 3.0
 """times that work is faster at the start"""
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 _START_S = _CANCEL_S = 60.0

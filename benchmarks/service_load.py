@@ -32,7 +32,8 @@ from benchmarks.support.job_watchers import watch_together
 from benchmarks.support.load_clients import Asked, Told, run_clients
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Figures, Watch
-from benchmarks.support.simulated_workers import SHARE, FleetLife, SimulatedFleet
+from benchmarks.support.simulated_fleet import SimulatedFleet
+from benchmarks.support.simulated_workers import SHARE, FleetLife
 from fractune_core.messages import EVENT_FIELD, STREAMS, tuner_stream
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.signed_messages import seal_event

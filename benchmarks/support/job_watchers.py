@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -39,7 +40,7 @@ def watch_together(address: str, job: str, most: int) -> Crowd:
 async def _watch(address: str, job: str, most: int) -> Crowd:
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(_CHANNELS)]
-    stubs = [rpc.JobServiceStub(channel) for channel in channels]
+    stubs: list[Any] = [rpc.JobServiceStub(channel) for channel in channels]
     began = time.perf_counter()
     calls = [stubs[number % _CHANNELS].WatchJob(pb.WatchJobRequest(name=job)) for number in range(most)]
     firsts = await asyncio.gather(*(call.read() for call in calls), return_exceptions=True)
@@ -59,7 +60,7 @@ async def _watch(address: str, job: str, most: int) -> Crowd:
     return Crowd(len(taken), said, first_s, end_s, sum(told), 0)
 
 
-async def _refusal(stub: rpc.JobServiceStub, job: str) -> grpc.aio.AioRpcError | None:
+async def _refusal(stub: Any, job: str) -> grpc.aio.AioRpcError | None:
     """How one more is refused; None when it is not."""
     call = stub.WatchJob(pb.WatchJobRequest(name=job))
     try:

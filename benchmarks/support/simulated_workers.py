@@ -1,9 +1,9 @@
 """Simulated workers as coroutines: hundreds of them in one process, each with the very commands of a real one.
 
 What a real worker sends to Redis for a piece of work, RQ's bookkeeping included, they send too, so that Redis and the
-server have the same to do; a test compares what Redis counts. Three things differ: commands whose answers a worker does
-not look at travel together, the entries of all workers are renewed over a few connections, and nothing is searched,
-built or measured: they sleep as long as the work took in a real log.
+server have the same to do; a test compares what Redis counts. Two things differ: commands whose answers a worker does
+not look at travel together, and nothing is searched, built or measured: they sleep as long as the work took in a real
+log. `benchmarks.support.simulated_fleet` has many of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +28,7 @@ from benchmarks.queue_cost import TRACE
 from fractune_core import messages
 from fractune_core.blobs import add_signed_blob
 from fractune_core.marks import CANCELLED, DONE, mark
-from fractune_core.messages import WORKER_TTL_S, cancelled_by
+from fractune_core.messages import cancelled_by
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import candidate_id
 from fractune_core.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
@@ -44,8 +43,8 @@ ARTIFACT = b"\0" * 16_384
 _TTL_S, _WORK_TTL_S = 480, 24 * 3600 + 60
 """of RQ's entry of a worker, and of what it notes of a piece of work"""
 _BLPOP_S = 405
-_CONNECT_S, _CONNECTING = 60.0, 20
-"""seconds that a connection may take, and how many workers make one at once"""
+_CONNECT_S = 60.0
+"""that a connection may take"""
 _SIGNATURE_BYTES = 32
 """before what is signed: fractune_core.signing"""
 SECS = json.loads(Path(__file__).with_name("service_times.json").read_text(encoding="utf-8"))["secs"]
@@ -229,7 +228,8 @@ class SimulatedWorker:
             pipe.delete(f"rq:execution:{job}:{execution}")
             pipe.zrem(f"rq:wip:{self._queue}", f"{job}:{execution}")
             pipe.zrem(f"rq:executions:{job}", execution)
-            pipe.delete(f"rq:job:{job}", f"rq:executions:{job}")
+            pipe.delete(f"rq:job:{job}")
+            pipe.delete(f"rq:executions:{job}")
             await pipe.execute()
         async with self.redis.pipeline(transaction=False) as pipe:
             pipe.hset(self._key, "state", "idle")
@@ -263,7 +263,7 @@ class SimulatedWorker:
         """As fractune_core.blobs reads one of one chunk, without a look at its signature."""
         key = messages.blob_key(name)
         found: Any = await self.redis.lrange(key, 0, 0) if await self.redis.llen(key) else [b""]
-        return bytes(found[0])
+        return bytes(found[0]) if found else b""
 
     async def _learn(self, workload_hash: str) -> None:
         if workload_hash not in self._known:
@@ -374,87 +374,6 @@ class SimulatedWorker:
         pipe.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: seal_event(SECRET, spent)})
         mark(pipe, DONE, work["work_id"])
         await pipe.execute()
-
-
-class SimulatedFleet:
-    """Workers as tasks of this event loop: who crashes or is drained has a successor under another name."""
-
-    def __init__(self, url: str, life: FleetLife) -> None:
-        self.life = life
-        self._url = url
-        self._tasks: list[asyncio.Task[None]] = []
-        self._alive: dict[str, SimulatedWorker] = {}
-        self._number = 0
-        self._entrance = asyncio.Semaphore(_CONNECTING)
-
-    def start(self, **roles: int) -> None:
-        """So many workers of each role."""
-        wanted = [role for role, count in roles.items() for _ in range(count)]
-        self._tasks = [asyncio.create_task(self._succession(role)) for role in wanted]
-        self._tasks.append(asyncio.create_task(self._renew()))
-
-    def check(self) -> None:
-        """Raises what a worker has ended by, if one has."""
-        for task in self._tasks:
-            if task.done():
-                task.result()
-
-    async def stop(self) -> None:
-        """As `check`, when all have ended."""
-        pending = set(self._tasks)
-        while pending:  # the client library may take the first request for a timeout of its own, and go on
-            for task in pending:
-                task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=1.0)
-        for worker in list(self._alive.values()):
-            await worker.redis.aclose()
-        for task in self._tasks:
-            error = None if task.cancelled() else task.exception()
-            if error is not None:
-                raise error
-
-    async def _succession(self, role: str) -> None:
-        while True:
-            self._number += 1
-            worker = SimulatedWorker(self._url, role, f"{role}-simulated-{self._number}", self.life)
-            async with self._entrance:
-                await worker.redis.initialize()
-            self._alive[worker.name] = worker
-            try:
-                await worker.serve()
-                await self._drop(worker)
-            except Crash:
-                self.life.done["crash"] += 1
-            del self._alive[worker.name]
-            await worker.redis.aclose()
-
-    async def _drop(self, worker: SimulatedWorker) -> None:
-        async with worker.redis.pipeline(transaction=False) as pipe:
-            pipe.delete(messages.worker_key(worker.name))
-            pipe.srem(messages.WORKERS, worker.name)
-            await pipe.execute()
-
-    async def _renew(self) -> None:
-        """Each worker's entry once a second, spread over the second."""
-        redis = aioredis.Redis.from_url(self._url, single_connection_client=True)
-        try:
-            parts = 20
-            while True:
-                for part in range(parts):
-                    began = time.monotonic()
-                    await _put_entries(redis, list(self._alive.values())[part::parts])
-                    await asyncio.sleep(max(0.0, 1 / parts - (time.monotonic() - began)))
-        finally:
-            await redis.aclose()
-
-
-async def _put_entries(redis: Any, workers: Sequence[SimulatedWorker]) -> None:
-    async with redis.pipeline(transaction=False) as pipe:
-        for worker in workers:
-            pipe.sadd(messages.WORKERS, worker.name)
-            pipe.set(messages.worker_key(worker.name), worker.entry(), ex=WORKER_TTL_S)
-        if workers:
-            await pipe.execute()
 
 
 def _enqueue(pipe: Any, queue: str, work: Any) -> None:

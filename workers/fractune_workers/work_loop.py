@@ -95,7 +95,9 @@ class WorkLoop(SimpleWorker):
             self.increment_successful_job_count(pipeline=pipe)
             self.increment_total_working_time(took, pipe)
             self.cleanup_execution(job, pipeline=pipe)
-            pipe.delete(job.key, job.execution_registry.key)
+            # Not both by one command: no rule of a worker's user in Redis is for both kinds of key.
+            pipe.delete(job.key)
+            pipe.delete(job.execution_registry.key)
             pipe.execute()
 
     def handle_warm_shutdown_request(self) -> None:

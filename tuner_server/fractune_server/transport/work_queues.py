@@ -29,17 +29,15 @@ class WorkQueues:
         self._secret = secret
 
     def enqueue(self, queue: str, work: Work, *, at_front: bool = False) -> None:
-        """Hand out work; RQ's job has the work's own id."""
+        """Hand out work, in one round trip; RQ's job has the work's own id."""
         trace = work.get("trace") or tracing.current(work["job"])
         if trace:
             work["trace"] = trace
-        self._queue(queue).enqueue_call(
-            HANDLER,
-            args=(seal_work(self._secret, queue, work),),
-            job_id=work["work_id"],
-            at_front=at_front,
-            description=f"{work['do']} {work['job']}",
-        )
+        args, about = (seal_work(self._secret, queue, work),), f"{work['do']} {work['job']}"
+        data = Queue.prepare_data(HANDLER, args=args, job_id=work["work_id"], at_front=at_front, description=about)
+        with self._redis.pipeline() as pipe:
+            self._queue(queue).enqueue_many([data], pipeline=pipe)
+            pipe.execute()
 
     def clear(self) -> None:
         """Drop all work that waits, of whatever job."""

@@ -22,6 +22,7 @@ class Store:
     def __init__(self) -> None:
         self.jobs = {"a": 1, "b": 1}
         self.viewed: list[tuple[str, int]] = []
+        self.looks = 0
         self.broken = False
         self.notifier = JobNotifier()
         self.feeds = JobFeeds(self.notifier, self.revisions, self.view)
@@ -29,6 +30,7 @@ class Store:
     def revisions(self, names: Iterable[str]) -> dict[str, int]:
         if self.broken:
             raise OSError("the disk is gone")
+        self.looks += 1
         return {name: self.jobs[name] for name in names if name in self.jobs}
 
     def view(self, job: str) -> pb.Job:
@@ -62,6 +64,10 @@ def test_each_change_is_read_once_however_many_watch() -> None:
         for revision in (2, 3):
             store.save("a")
             wait_until(lambda: store.viewed[-1] == ("a", revision))  # noqa: B023  called within the loop
+            if revision == 2:
+                looks = store.looks
+                store.notifier.announce()  # of a change that is none of this job
+                wait_until(lambda: store.looks > looks)  # noqa: B023
         found = [call.result() for call in calls]
     assert store.viewed == [("a", 1), ("a", 2), ("a", 3)]
     assert all(revisions == sorted(set(revisions)) and revisions[-1] == 3 for revisions in found)

@@ -129,6 +129,21 @@ def test_streams_are_trimmed_in_three_round_trips_however_many(
     assert connection.xlen(messages.tuner_stream("t7")) == 1, "the tuner instance has not acknowledged it"
 
 
+def test_work_is_handed_out_in_one_round_trip(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = WorkQueues(connection, SECRET)
+
+    def hand_out(name: str, *, at_front: bool) -> None:
+        work: Any = {"do": "time_model", "work_id": name, "job": "job1", "share": "cpu:1", "bundle": "b"}
+        queues.enqueue(messages.COMPILE_QUEUE, work, at_front=at_front)
+
+    hand_out("first", at_front=False)
+    assert round_trips(monkeypatch, lambda: hand_out("later", at_front=False)) == 1
+    hand_out("urgent", at_front=True)
+    waiting = Queue(messages.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer)
+    assert waiting.get_job_ids() == ["urgent", "first", "later"]
+    assert [queues.open_or_drop(waiting, job)["job"] for job in waiting.jobs] == ["job1"] * 3  # type: ignore[index]
+
+
 def test_queues_are_dropped_without_a_script(connection: redis.Redis) -> None:
     queues = WorkQueues(connection, SECRET)
     work: Any = {"do": "search", "work_id": "work1", "job": "job1", "round_id": "round1"}
