@@ -40,7 +40,7 @@ import fractune
 from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model
-from fractune_core.bundles import SUFFIX
+from fractune_core.files.bundles import SUFFIX
 
 OF_PROCESSES_BAR, OF_IN_TURN_BAR, MEMORY_BAR, MEMORY_SLOTS = 0.95, 1.15, 0.6, 4
 _NOISE = 0.05

@@ -12,9 +12,9 @@ from pathlib import Path
 import redis
 
 from benchmarks.queue_cost import TRACE
-from fractune_core.messages import EVENT_FIELD, STREAMS, Measured, tuner_stream
+from fractune_core.fleet.messages import EVENT_FIELD, STREAMS, Measured, tuner_stream
+from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import candidate_id
-from fractune_core.signed_messages import seal_event
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.recorder import Recorder

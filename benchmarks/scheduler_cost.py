@@ -19,8 +19,8 @@ from typing import Any
 
 import redis
 
+from fractune_core.fleet.messages import PROTOCOL, WorkerInfo
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.messages import PROTOCOL, WorkerInfo
 from fractune_core.records import Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds

@@ -34,9 +34,9 @@ from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Figures, Watch
 from benchmarks.support.simulated_fleet import SimulatedFleet
 from benchmarks.support.simulated_workers import SHARE, FleetLife
-from fractune_core.messages import EVENT_FIELD, STREAMS, tuner_stream
+from fractune_core.fleet.messages import EVENT_FIELD, STREAMS, tuner_stream
+from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.signed_messages import seal_event
 from fractune_server.services.jobs import MAX_WATCHERS
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.processes import fleet_simulated

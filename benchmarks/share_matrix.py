@@ -29,7 +29,7 @@ from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model, operators_of
 from benchmarks.support.reference import differences
 from fractune_core.analysis.slowdown_ci import Slowdown, ratio, slowdown
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT
 
 SHARES = ("cpu:1", "cpu:2")

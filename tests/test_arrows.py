@@ -41,22 +41,7 @@ GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
 
 CORE = tuple(
     f"fractune_core{name}"
-    for name in (
-        "",
-        ".analysis",
-        ".blobs",
-        ".bundles",
-        ".clocks",
-        ".convert",
-        ".cuda",
-        ".manifests",
-        ".marks",
-        ".messages",
-        ".planning",
-        ".signed_messages",
-        ".tracing",
-        ".worker_entries",
-    )
+    for name in ("", ".access", ".analysis", ".convert", ".cuda", ".files", ".fleet", ".host", ".planning", ".tracing")
 )
 
 
@@ -70,18 +55,14 @@ def child_room(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
 ROOMS = {
     # ---- core: the words of the domain below, what is made of them above
     "fractune_core": room("google.protobuf"),
-    "fractune_core.bundles": room("fractune_core", "fractune_core.manifests"),
-    "fractune_core.manifests": room("fractune_core"),
+    "fractune_core.access": room("fractune_core"),
     "fractune_core.convert": room("fractune_core", "google.protobuf"),
-    "fractune_core.messages": room("fractune_core"),
     "fractune_core.cuda": room(),
-    "fractune_core.blobs": room("fractune_core", "fractune_core.messages"),
-    "fractune_core.clocks": room("fractune_core", "fractune_core.messages"),
-    "fractune_core.marks": room("fractune_core.messages", "fractune_core.clocks"),
-    "fractune_core.signed_messages": room("fractune_core", "fractune_core.messages"),
+    "fractune_core.files": room("fractune_core"),
+    "fractune_core.fleet": room("fractune_core", "fractune_core.access"),
+    "fractune_core.host": room(),
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
-    "fractune_core.worker_entries": room("fractune_core.messages", "fractune_core.clocks"),
     "fractune_core.analysis": room("fractune_core"),
     # The solver of integer programs is of the extra `plan`.
     "fractune_core.planning": room("fractune_core", "fractune_core.analysis", lazily=("highspy", "numpy")),
@@ -439,8 +420,8 @@ def test_every_room_exists(name: str) -> None:
         ),
         (
             "tuner_core/fractune_core/jobs.py",
-            "from fractune_core.bundles import X",
-            "fractune_core imports fractune_core.bundles",
+            "from fractune_core.files.bundles import X",
+            "fractune_core imports fractune_core.files.bundles",
         ),
         (
             "tuner_server/fractune_server/services/a.py",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
 

@@ -49,7 +49,7 @@ def memory(bundle: str) -> dict[str, Any]:
 
     import fractune
     from fractune.inference import runner, runtime, tensors
-    from fractune_core.bundles import Bundle
+    from fractune_core.files.bundles import Bundle
 
     runtime.load_runtime()
     tvm_ffi_orcjit.default_session()

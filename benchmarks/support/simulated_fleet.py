@@ -13,8 +13,8 @@ from typing import Any
 from redis import asyncio as aioredis
 
 from benchmarks.support.simulated_workers import Crash, FleetLife, SimulatedWorker
-from fractune_core import messages
-from fractune_core.messages import WORKER_TTL_S
+from fractune_core.fleet import messages
+from fractune_core.fleet.messages import WORKER_TTL_S
 
 _CONNECTING = 20
 """workers that connect at once"""

@@ -25,13 +25,13 @@ from redis.exceptions import ResponseError
 from rq.utils import utcformat
 
 from benchmarks.queue_cost import TRACE
-from fractune_core import messages
-from fractune_core.blobs import add_signed_blob
-from fractune_core.marks import CANCELLED, DONE, mark
-from fractune_core.messages import cancelled_by
+from fractune_core.fleet import messages
+from fractune_core.fleet.blobs import add_signed_blob
+from fractune_core.fleet.marks import CANCELLED, DONE, mark
+from fractune_core.fleet.messages import cancelled_by
+from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import candidate_id
-from fractune_core.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_workers.roles.tune import BATCH
 from fractune_workers.work_counts import WorkCounts
 from tests.support.processes.fleet_simulated import DEVICE, TARGET, VERSIONS, granted, made_up_record
@@ -46,7 +46,7 @@ _BLPOP_S = 405
 _CONNECT_S = 60.0
 """that a connection may take"""
 _SIGNATURE_BYTES = 32
-"""before what is signed: fractune_core.signing"""
+"""before what is signed: fractune_core.fleet.signing"""
 SECS = json.loads(Path(__file__).with_name("service_times.json").read_text(encoding="utf-8"))["secs"]
 
 
@@ -260,7 +260,7 @@ class SimulatedWorker:
         await asyncio.sleep(secs)
 
     async def _read_blob(self, name: str) -> bytes:
-        """As fractune_core.blobs reads one of one chunk, without a look at its signature."""
+        """As fractune_core.fleet.blobs reads one of one chunk, without a look at its signature."""
         key = messages.blob_key(name)
         found: Any = await self.redis.lrange(key, 0, 0) if await self.redis.llen(key) else [b""]
         return bytes(found[0]) if found else b""

@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.blobs import put_signed_blob
-from fractune_core.messages import SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
+from fractune_core.fleet.blobs import put_signed_blob
+from fractune_core.fleet.messages import SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
+from fractune_core.fleet.worker_entries import drop_entry
 from fractune_core.records import Status, TuningRecord, candidate_id
 from fractune_core.shares import Device
-from fractune_core.worker_entries import drop_entry
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues

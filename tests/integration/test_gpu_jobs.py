@@ -17,9 +17,9 @@ from fractune.inference.choosing import choose_variant
 from fractune.inference.gpu.driver import NoDriver, ask_gpu, look_at_gpu
 from fractune.inference.gpu.share import check_gpu, gpu_share_here
 from fractune_core.analysis.match import How
-from fractune_core.bundles import Bundle
 from fractune_core.cuda.environment import MPS_PERCENTAGE
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Device
 from fractune_workers.cuda.compilers import find_compiler
 from tests.support.hardware.cubins import cubin_arch, cubins_in

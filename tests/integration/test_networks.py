@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from fractune.rpc import RECONNECT_S
-from fractune_core.keepalive import CLIENT_KEEPALIVE, SERVER_KEEPALIVE
-from fractune_core.messages import COMPILE_QUEUE, SERVER_STREAM, worker_key
+from fractune_core.access.keepalive import CLIENT_KEEPALIVE, SERVER_KEEPALIVE
+from fractune_core.fleet.messages import COMPILE_QUEUE, SERVER_STREAM, worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.jobs import MAX_WATCHERS
 from fractune_server.transport.work_queues import WorkQueues

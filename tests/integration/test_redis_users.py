@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core import messages
-from fractune_core.blobs import get_blob, put_blob
-from fractune_core.marks import DONE
+from fractune_core.fleet import messages
+from fractune_core.fleet.blobs import get_blob, put_blob
+from fractune_core.fleet.marks import DONE
+from fractune_core.fleet.redis_users import ROLES, SERVER, USERS, acl_file
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.redis_users import ROLES, SERVER, USERS, acl_file
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.cli_process import events, run_fractune, write_model
 from tests.support.processes.fleet_processes import fleet_of_processes

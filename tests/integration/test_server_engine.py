@@ -12,11 +12,11 @@ import pytest
 import redis
 from sqlalchemy import event
 
-from fractune_core import messages
 from fractune_core.errors import FractuneError, RedisGone, StateUnusable
+from fractune_core.fleet import messages
+from fractune_core.fleet.messages import tuner_stream
+from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
-from fractune_core.messages import tuner_stream
-from fractune_core.signed_messages import seal_event
 from fractune_server.engine.engine import Engine
 from fractune_server.engine.ingest import ingest_key
 from fractune_server.store.blob_files import BlobStore

@@ -13,10 +13,10 @@ import grpc
 import pytest
 import redis
 
-from fractune_core import messages
 from fractune_core.convert import record_from_proto
+from fractune_core.fleet import messages
+from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.signed_messages import seal_event
 from fractune_server.transport.unreadable import set_aside
 from tests.support.processes.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, made_up_record, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until

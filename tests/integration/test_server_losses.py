@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from fractune.local.embedded_redis import redis_command
-from fractune_core.messages import BUILD_QUEUE, tune_queue, worker_key
+from fractune_core.fleet.messages import BUILD_QUEUE, tune_queue, worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.backup import back_up, restore
 from tests.support.processes.fleet_simulated import simulated_fleet

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fractune_core.messages import WORK_KINDS
+from fractune_core.fleet.messages import WORK_KINDS
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.cli_process import error_line, run_fractune, start_fractune, stopped_at_end
 from tests.support.processes.fleet_simulated import simulated_fleet

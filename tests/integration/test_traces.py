@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.messages import WORK_KINDS
+from fractune_core.fleet.messages import WORK_KINDS
 from tests.support.processes.cli_process import events, run_fractune, write_model
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.otlp_receiver import OtlpReceiver, Span, otlp_receiver

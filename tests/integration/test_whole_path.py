@@ -20,7 +20,7 @@ import pytest
 import fractune
 from benchmarks.support.models import find_model
 from benchmarks.support.reference import expected_outputs
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import (
     error_line,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.blobs import put_blob, put_signed_blob
-from fractune_core.marks import CANCELLED, mark
-from fractune_core.messages import (
+from fractune_core.fleet.blobs import put_blob, put_signed_blob
+from fractune_core.fleet.marks import CANCELLED, mark
+from fractune_core.fleet.messages import (
     BUILD_QUEUE,
     SERVER_STREAM,
     artifact_blob,
@@ -23,10 +23,10 @@ from fractune_core.messages import (
     tuner_stream,
     workload_blob,
 )
+from fractune_core.fleet.worker_counts import SUM, WORK_DURATION, counts_from_json
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.worker_counts import SUM, WORK_DURATION, counts_from_json
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, alive, matmul_workload, worker

@@ -21,9 +21,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fractune import connect
 from fractune.errors import AccessRefused, ScopeMissing, ServerUnreachable
 from fractune.local.stack import StackOptions, running_stack
+from fractune_core.access.tls_files import TlsFiles
+from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.tls_files import TlsFiles
-from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.access.attempts import BURST
 from fractune_server.access.scopes import SCOPES
 from fractune_server.admin import create_token, revoke_token

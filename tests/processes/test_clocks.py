@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.messages import COMPILE_QUEUE, worker_key
+from fractune_core.fleet.messages import COMPILE_QUEUE, worker_key
+from fractune_core.fleet.signed_messages import seal_work
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.signed_messages import seal_work
 from tests.integration.test_server_losses import fresh, measured_once_at_both_shares
 from tests.support.processes import fleet_simulated
 from tests.support.processes.cli_process import stopped_at_end
@@ -98,7 +98,7 @@ def test_work_that_waited_while_all_clocks_were_set_back_is_asked_for_again(
     def seal(secret: bytes, queue: str, work: Any) -> str:
         with pytest.MonkeyPatch.context() as patch:
             ahead_s, real = future.pop() if future else 0.0, time.time
-            patch.setattr("fractune_core.signed_messages.time.time", lambda: real() + ahead_s)
+            patch.setattr("fractune_core.fleet.signed_messages.time.time", lambda: real() + ahead_s)
             return seal_work(secret, queue, work)
 
     monkeypatch.setattr(fleet_simulated, "seal_work", seal)
@@ -125,7 +125,7 @@ def test_a_worker_whose_clock_was_set_back_keeps_its_work(url: str) -> None:
 
 
 def started_at(connection: redis.Redis) -> float:
-    from fractune_core.signed_messages import open_worker
+    from fractune_core.fleet.signed_messages import open_worker
 
     entry: Any = connection.get(worker_key("compile-shifted"))
     return open_worker(SECRET, "compile-shifted", entry)["started_at"]

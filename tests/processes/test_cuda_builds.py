@@ -20,14 +20,14 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import get_signed_blob, put_signed_blob
-from fractune_core.bundles import Bundle
 from fractune_core.cuda.toolkit import find_cudart, find_toolkits
-from fractune_core.messages import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
+from fractune_core.files.bundles import Bundle
+from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob
+from fractune_core.fleet.messages import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
+from fractune_core.fleet.signed_messages import open_work
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.signed_messages import open_work
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
@@ -242,7 +242,7 @@ _LOAD_BUNDLE = """
 import sys
 from pathlib import Path
 from fractune.inference import runtime
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
 runtime.load_cuda_runtime()
 import tvm_ffi_orcjit
 objects = Bundle(Path(sys.argv[1])).objects("untuned")

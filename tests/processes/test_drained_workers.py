@@ -12,11 +12,11 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import put_signed_blob
-from fractune_core.marks import HANDED_BACK, is_marked
-from fractune_core.messages import BUILD_QUEUE, Work, measure_queue, worker_key, workload_blob
+from fractune_core.fleet.blobs import put_signed_blob
+from fractune_core.fleet.marks import HANDED_BACK, is_marked
+from fractune_core.fleet.messages import BUILD_QUEUE, Work, measure_queue, worker_key, workload_blob
+from fractune_core.fleet.signed_messages import open_work
 from fractune_core.records import UNTUNED, candidate_id
-from fractune_core.signed_messages import open_work
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues

@@ -18,11 +18,11 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.messages import measure_queue
+from fractune_core.access.tokens import Quotas, Scope, TokenText
+from fractune_core.fleet.messages import measure_queue
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.priorities import Priority
 from fractune_core.records import Kind
-from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.admin import create_token, list_tokens
 from fractune_server.scheduler.allocation import FIRST_ROUND
 from tests.processes.test_access import Place, client_credentials, running_place

@@ -9,7 +9,7 @@ import pytest
 
 import fractune
 from fractune_core.errors import BadModel
-from fractune_core.fused import read_fused
+from fractune_core.files.fused import read_fused
 from tests.support.processes.cli_process import error_line, events, run_fractune, write_model
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.blobs import put_blob
-from fractune_core.messages import COMPILE_QUEUE, SERVER_STREAM, model_blob
+from fractune_core.fleet.blobs import put_blob
+from fractune_core.fleet.messages import COMPILE_QUEUE, SERVER_STREAM, model_blob
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import events_of, running_redis, wait_until

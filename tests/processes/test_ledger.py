@@ -14,9 +14,9 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.messages import BUILD_QUEUE
+from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.fleet.messages import BUILD_QUEUE
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.tokens import Quotas, Scope
 from fractune_server.admin import create_token
 from tests.processes.test_access import client_credentials, running_place
 from tests.support.paths import REPOSITORY

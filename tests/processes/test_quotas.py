@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.admin import create_token, list_tokens
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.fleet_simulated import simulated_fleet

@@ -21,9 +21,9 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import put_blob
-from fractune_core.marks import DONE, unmark
-from fractune_core.messages import (
+from fractune_core.fleet.blobs import put_blob
+from fractune_core.fleet.marks import DONE, unmark
+from fractune_core.fleet.messages import (
     BUILD_QUEUE,
     COMPILE_QUEUE,
     HANDLER,
@@ -31,7 +31,7 @@ from fractune_core.messages import (
     WORK_MAX_AGE_S,
     model_blob,
 )
-from fractune_core.signed_messages import seal_work
+from fractune_core.fleet.signed_messages import seal_work
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, worker

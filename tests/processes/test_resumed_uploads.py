@@ -15,9 +15,9 @@ import pytest
 
 from fractune import uploads
 from fractune.rpc import RpcClient
+from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.tokens import Quotas, Scope
 from fractune_server.admin import create_token
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.cutting_proxy import cutting_proxy

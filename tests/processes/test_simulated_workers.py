@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from benchmarks.support.simulated_workers import ARTIFACT, SHARE, FleetLife, SimulatedWorker
-from fractune_core.blobs import put_signed_blob
-from fractune_core.messages import (
+from fractune_core.fleet.blobs import put_signed_blob
+from fractune_core.fleet.messages import (
     BUILD_QUEUE,
     artifact_blob,
     measure_queue,

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from fractune_core.messages import EVENT_FIELD, SERVER_STREAM, UNREADABLE
+from fractune_core.fleet.messages import EVENT_FIELD, SERVER_STREAM, UNREADABLE
+from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.signed_messages import seal_event
 from tests.support.fuzz import served
 from tests.support.fuzz.sealed import EVENTS
 from tests.support.fuzz.target import Target, fuzz

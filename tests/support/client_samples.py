@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from fractune_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.convert import granted_to_proto
+from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TRIAL_POLICY, Kind, Status, TuningRecord
 from fractune_core.shares import Device, GrantedShare

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune_core.fused import write_fused
+from fractune_core.files.fused import write_fused
 from fractune_core.shares import GrantedShare
 from tests.support.processes.cli_process import write_model
 

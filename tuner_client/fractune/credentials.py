@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fractune_core.addresses import UNIX, is_local
+from fractune_core.access.addresses import UNIX, is_local
+from fractune_core.access.tls_files import read_authority, read_pair
+from fractune_core.access.tokens import read_token_file
 from fractune_core.errors import BadRequest
-from fractune_core.tls_files import read_authority, read_pair
-from fractune_core.tokens import read_token_file
 
 if TYPE_CHECKING:
     import grpc

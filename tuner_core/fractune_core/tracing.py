@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 JOB, RECORD = "job", "record"
-"""names of spans; the others are those of the kinds of work (`fractune_core.messages.WORK_KINDS`)"""
+"""names of spans; the others are those of the kinds of work (`fractune_core.fleet.messages.WORK_KINDS`)"""
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fractune_core import __version__
-from fractune_core.bundles import SUFFIX
 from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.files.bundles import SUFFIX
 from fractune_server.store.folder import StateFolder
 
 _FORMAT = 1

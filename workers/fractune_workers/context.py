@@ -15,10 +15,10 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
-from fractune_core.blobs import add_signed_blob, get_signed_blob
 from fractune_core.errors import FractuneError
-from fractune_core.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
-from fractune_core.messages import (
+from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
+from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
+from fractune_core.fleet.messages import (
     EVENT_FIELD,
     HANDLER,
     SERVER_STREAM,
@@ -27,7 +27,7 @@ from fractune_core.messages import (
     Work,
     cancelled_by,
 )
-from fractune_core.signed_messages import seal_event, seal_work
+from fractune_core.fleet.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.meter import Meter

@@ -12,9 +12,9 @@ import redis
 
 from fractune_core import tracing
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
+from fractune_core.fleet.messages import SERVER_STREAM, Work, WorkFailed
+from fractune_core.fleet.signed_messages import Refused, open_dated_work
 from fractune_core.log_fields import log_fields
-from fractune_core.messages import SERVER_STREAM, Work, WorkFailed
-from fractune_core.signed_messages import Refused, open_dated_work
 from fractune_workers.context import WorkerContext
 from fractune_workers.meter import Meter
 from fractune_workers.roles import Role

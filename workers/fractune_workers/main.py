@@ -20,15 +20,15 @@ from redis.retry import Retry
 
 from fractune_core import __version__, tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
-from fractune_core.clocks import check_clock
 from fractune_core.errors import BadRequest, FractuneError, RedisGone
-from fractune_core.messages import GREETING_KEY, PROTOCOL, WorkerInfo
+from fractune_core.fleet.clocks import check_clock
+from fractune_core.fleet.messages import GREETING_KEY, PROTOCOL, WorkerInfo
+from fractune_core.fleet.redis_url import no_redis
+from fractune_core.fleet.signed_messages import check_greeting, seal_worker
+from fractune_core.fleet.signing import Unsigned
+from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
 from fractune_core.records import WARM
-from fractune_core.redis_url import no_redis
 from fractune_core.shares import Share
-from fractune_core.signed_messages import check_greeting, seal_worker
-from fractune_core.signing import Unsigned
-from fractune_core.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
 from fractune_workers import entry
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir

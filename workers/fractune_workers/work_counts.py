@@ -1,4 +1,4 @@
-"""What this worker counts while it works. The server adds it up over all workers: `fractune_core.worker_counts`."""
+"""What this worker counts while it works, in the numbers of `fractune_core.fleet.worker_counts`, which the server adds up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 import time
 from collections import defaultdict
 
-from fractune_core.messages import BUSY, IDLE, WorkerInfo
-from fractune_core.worker_counts import (
+from fractune_core.fleet.messages import BUSY, IDLE, WorkerInfo
+from fractune_core.fleet.worker_counts import (
     COUNT,
     GATE_WAIT,
     SCHEDULE_TO_START,

@@ -8,9 +8,8 @@ from typing import Any
 
 from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto, timestamp
 from fractune_core.errors import FractuneError
-from fractune_core.messages import BUILD_QUEUE
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.signed_messages import (
+from fractune_core.fleet.messages import BUILD_QUEUE
+from fractune_core.fleet.signed_messages import (
     check_greeting,
     check_work,
     open_event,
@@ -21,7 +20,8 @@ from fractune_core.signed_messages import (
     seal_work,
     seal_worker,
 )
-from fractune_core.signing import sign_json
+from fractune_core.fleet.signing import sign_json
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.live_workers import understood
 from fractune_server.transport.recorder import read_event
 from tests.support.fuzz.files import RECORD

@@ -19,13 +19,13 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import FractuneError, error_kinds
-from fractune_core.messages import EVENT_FIELD, RECORDER, SERVER_STREAM
+from fractune_core.fleet.messages import EVENT_FIELD, RECORDER, SERVER_STREAM
+from fractune_core.fleet.worker_entries import drop_entry, put_entry
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
-from fractune_core.tokens import Quotas, Scope, TokenText
-from fractune_core.worker_entries import drop_entry, put_entry
 from fractune_server.admin import create_token
 from tests.support.certificates import Authority
 from tests.support.fuzz.files import RECORD

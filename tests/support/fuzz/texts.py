@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fractune.cli.environment import fleet_secret, redis_address
+from fractune_core.access.tls_files import read_authority, read_pair
+from fractune_core.access.tokens import TokenText, read_token_file
+from fractune_core.access.url_passwords import without_password
 from fractune_core.errors import BadRequest
-from fractune_core.redis_url import no_redis
+from fractune_core.fleet.redis_url import no_redis
 from fractune_core.shares import parse_shares
-from fractune_core.tls_files import read_authority, read_pair
-from fractune_core.tokens import TokenText, read_token_file
-from fractune_core.url_passwords import without_password
 from fractune_server.services.paging import read_token, write_token
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target

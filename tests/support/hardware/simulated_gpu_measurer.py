@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from fractune_core import messages
-from fractune_core.blobs import get_signed_blob
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
+from fractune_core.fleet import messages
+from fractune_core.fleet.blobs import get_signed_blob
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare

@@ -30,16 +30,16 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 from rq.worker import WorkerStatus
 
-from fractune_core import messages
-from fractune_core.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
+from fractune_core.fleet import messages
+from fractune_core.fleet.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
+from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
+from fractune_core.fleet.messages import cancelled_by
+from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
+from fractune_core.fleet.worker_entries import drop_entry, put_entry
 from fractune_core.implementations import DIRECT, text_of, trace_of
-from fractune_core.marks import CANCELLED, DONE, is_marked, mark
-from fractune_core.messages import cancelled_by
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
-from fractune_core.worker_entries import drop_entry, put_entry
 from fractune_workers.work_counts import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkJob, WorkLoop
 from tests.support.secret import SECRET

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import fractune_core
-from fractune_core import messages
+from fractune_core.fleet import messages
 from tests.support.processes.cli_process import start
 
 VERSION = "0.0.9"

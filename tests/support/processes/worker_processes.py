@@ -15,8 +15,8 @@ from typing import Any
 
 import redis
 
-from fractune_core.messages import WorkerInfo, worker_key
-from fractune_core.signed_messages import open_worker
+from fractune_core.fleet.messages import WorkerInfo, worker_key
+from fractune_core.fleet.signed_messages import open_worker
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
 

@@ -10,8 +10,8 @@ import pytest
 
 import fractune
 from fractune.credentials import VARIABLES, Credentials
+from fractune_core.access.tokens import TokenText
 from fractune_core.errors import BadRequest, ServerUnreachable
-from fractune_core.tokens import TokenText
 from tests.support.certificates import Authority
 
 ELSEWHERE = "tuner.example:50051"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fractune_core.redis_users import ROLES
+from fractune_core.fleet.redis_users import ROLES
 from fractune_core.shares import Share
 from tests.support.paths import REPOSITORY
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.marks import DONE, is_marked
-from fractune_core.messages import SERVER_STREAM
+from fractune_core.fleet.marks import DONE, is_marked
+from fractune_core.fleet.messages import SERVER_STREAM
 from fractune_workers import context as context_module
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks

@@ -12,9 +12,9 @@ import pytest
 import redis
 
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
-from fractune_core.messages import BUILD_QUEUE, BUSY, IDLE, WorkerInfo
-from fractune_core.signed_messages import seal_work
-from fractune_core.worker_counts import (
+from fractune_core.fleet.messages import BUILD_QUEUE, BUSY, IDLE, WorkerInfo
+from fractune_core.fleet.signed_messages import seal_work
+from fractune_core.fleet.worker_counts import (
     COUNT,
     GATE_WAIT,
     REMEASURED,

@@ -16,7 +16,7 @@ from fractune.launchers.fusing import describe_fused
 from fractune.local.stack import own_env
 from fractune.output_files import check_writable
 from fractune_core.errors import StateUnusable
-from fractune_core.fused import SUFFIX, check_slots, slot_names, write_fused
+from fractune_core.files.fused import SUFFIX, check_slots, slot_names, write_fused
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune_core.bundles import SUFFIX
 from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import SUFFIX
 from fractune_core.jobs import JobSpec
 from fractune_core.priorities import Priority
 from fractune_core.records import Kind

@@ -16,8 +16,8 @@ from fractune.pairs import PairResult, PairSide, RateLatency
 from fractune_core.analysis.match import How
 from fractune_core.analysis.sharing import FEWEST_ROUNDS, SharingFigures, sharing_figures
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files.bundles import Bundle
 
 BUBBLES_MIB = (1, 8, 32, 128)
 DEFAULT_ROUNDS = 9

@@ -23,7 +23,7 @@ from fractune.reports.cross_table import model_table
 from fractune.reports.knee_report import fastest_knee
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest, JobFailed
-from fractune_core.fused import is_fused
+from fractune_core.files.fused import is_fused
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import Share
 

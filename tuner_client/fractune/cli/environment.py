@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fractune_core.access.url_passwords import with_password
 from fractune_core.errors import BadRequest
-from fractune_core.url_passwords import with_password
 
 SECRET = "FRACTUNE_SECRET"  # noqa: S105  - the variable's name
 DEBUG = "FRACTUNE_DEBUG"

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadModel, BadRequest
-from fractune_core.tls_files import TlsFiles
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")

@@ -9,8 +9,8 @@ from fractune.inference.cpu.backend import OnCpu
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.backend import OnGpu
 from fractune.inference.tensors import TensorSpec
-from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:

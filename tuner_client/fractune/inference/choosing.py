@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fractune_core.analysis.match import DEFAULT_POLICY, How, Policy, choose
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.shares import units_text
 

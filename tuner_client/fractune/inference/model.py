@@ -21,7 +21,7 @@ from fractune.inference.runner import Runner
 from fractune.inference.signatures import check_signature
 from fractune.inference.slots import Slots
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:

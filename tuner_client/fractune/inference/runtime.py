@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune_core.bundles import ALIGNMENT_BYTES
 from fractune_core.cuda.toolkit import load_cudart
 from fractune_core.errors import FractuneError
+from fractune_core.files.bundles import ALIGNMENT_BYTES
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fractune.inference.model import Model
 from fractune.inference.tensors import TensorSpec
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.bundles import Bundle
 from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import Bundle
 
 if TYPE_CHECKING:
     from fractune.inference.tensors import Array

@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fractune_core.bundles import SIGNATURE, Bundle, write_archive
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
+from fractune_core.files.bundles import SIGNATURE, Bundle, write_archive
 
 
 def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.runtime import aligned_bytes, viewed
-from fractune_core.bundles import ALIGNMENT_BYTES
 from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ from itertools import accumulate
 from typing import Any
 
 from fractune.inference.runtime import aligned_bytes, viewed
-from fractune_core.bundles import ALIGNMENT_BYTES, WEIGHTS, Bundle
 from fractune_core.errors import BadBundle
+from fractune_core.files.bundles import ALIGNMENT_BYTES, WEIGHTS, Bundle
 
 
 class Weights:

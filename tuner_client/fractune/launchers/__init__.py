@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import FractuneError
 from fractune_core.shares import Share
-from fractune_core.tls_files import TlsFiles
 
 PROOF_FAILED = "proof failed"
 """`proof` of an offer whose share was entered and did not hold"""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fractune.launchers import require, require_driver
+from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.priorities import Priority
-from fractune_core.tokens import Quotas, Scope, TokenText
 
 
 def create_token(

@@ -1,7 +1,7 @@
 """The processes of the one-machine stack: started by one thread, watched, started again, ended in order.
 
 One thread owns them all, from the first start to the last wait, because each is tied to the life of the
-thread that started it (`fractune_core.parent_death`).
+thread that started it (`fractune_core.host.parent_death`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core import parent_death
 from fractune_core.errors import FractuneError, ShareUnavailable, error_kinds
+from fractune_core.host import parent_death
 
 log = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.local.state import StackFolder, open_state, socket_dir
 from fractune.rpc import RpcClient
+from fractune_core.access.tls_files import TlsFiles
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.gpu_sharing import default_measurers
-from fractune_core.host_cores import QUIET_BELOW_CORES
+from fractune_core.host.host_cores import QUIET_BELOW_CORES
 from fractune_core.shares import Share, parse_shares
-from fractune_core.tls_files import TlsFiles
 
 START_TIMEOUT_S = 60.0
 """since a part was last started: one that dies while it starts has the whole time anew, and is given up when it keeps

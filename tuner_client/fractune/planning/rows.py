@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fractune.planning.tables import TableReader
-from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files.bundles import Bundle
 from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.speeds import Basis, Row
 from fractune_core.shares import Device

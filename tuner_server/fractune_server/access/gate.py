@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from fractune_core.addresses import UNIX
+from fractune_core.access.addresses import UNIX
+from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.priorities import Priority
-from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.access.attempts import Attempts
 from fractune_server.store.tokens import TokenStore
 

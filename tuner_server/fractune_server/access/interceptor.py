@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from fractune_core.access.tokens import Scope
 from fractune_core.errors import BadRequest
-from fractune_core.tokens import Scope
 from fractune_server.access.gate import ANYBODY, Gate, set_caller
 from fractune_server.access.scopes import needed_scope
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 
-from fractune_core.addresses import UNIX, is_local
+from fractune_core.access.addresses import UNIX, is_local
+from fractune_core.access.tls_files import TlsFiles, read_authority, read_pair
 from fractune_core.errors import BadRequest
-from fractune_core.tls_files import TlsFiles, read_authority, read_pair
 
 
 def server_credentials(listen: str, tls: TlsFiles | None, *, insecure: bool) -> grpc.ServerCredentials | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractune_core.tokens import Scope
+from fractune_core.access.tokens import Scope
 
 _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
     "fractune.v1.ModelService": {

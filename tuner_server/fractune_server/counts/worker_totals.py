@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from fractune_core.messages import WORKER_TTL_S, WorkerInfo
-from fractune_core.worker_counts import CountKey, counts_from_json
+from fractune_core.fleet.messages import WORKER_TTL_S, WorkerInfo
+from fractune_core.fleet.worker_counts import CountKey, counts_from_json
 
 _REMEMBERED = 20_000
 """starts of workers: more than live at one time; the one heard of longest ago is forgotten first"""

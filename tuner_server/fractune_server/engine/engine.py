@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import redis
 
-from fractune_core.clocks import check_clock
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
+from fractune_core.fleet.clocks import check_clock
+from fractune_core.fleet.marks import drop_old_marks
+from fractune_core.fleet.messages import WORK_KINDS, Event, Work, WorkFailed, bundle_blob, model_blob, tuner_stream
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
-from fractune_core.marks import drop_old_marks
-from fractune_core.messages import WORK_KINDS, Event, Work, WorkFailed, bundle_blob, model_blob, tuner_stream
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable
 
 from fractune_core import tracing
-from fractune_core.blobs import release_blobs
 from fractune_core.errors import FractuneError, StateUnusable
+from fractune_core.fleet.blobs import release_blobs
+from fractune_core.fleet.messages import model_blob
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
-from fractune_core.messages import model_blob
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
 from fractune_server.transport.context import ServerContext

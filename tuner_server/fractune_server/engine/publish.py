@@ -8,12 +8,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fractune_core import __version__, bundles
+from fractune_core import __version__
 from fractune_core.analysis.match import Match
-from fractune_core.blobs import get_signed_blob, put_signed_blob, renew_blob
-from fractune_core.implementations import DIRECT
-from fractune_core.jobs import JobState
-from fractune_core.messages import (
+from fractune_core.files import bundles
+from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob
+from fractune_core.fleet.messages import (
     COMPILE_QUEUE,
     Compiled,
     CompileWork,
@@ -23,6 +22,8 @@ from fractune_core.messages import (
     bundle_blob,
     measure_queue,
 )
+from fractune_core.implementations import DIRECT
+from fractune_core.jobs import JobState
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob, SingleWork

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from fractune_core.blobs import drop_blobs
-from fractune_core.messages import BUILD_QUEUE, BuildWork, SearchWork, artifact_blob, tuner_stream
+from fractune_core.fleet.blobs import drop_blobs
+from fractune_core.fleet.messages import BUILD_QUEUE, BuildWork, SearchWork, artifact_blob, tuner_stream
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound

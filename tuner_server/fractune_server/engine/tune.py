@@ -10,9 +10,7 @@ from functools import partial
 from itertools import zip_longest
 from math import isfinite
 
-from fractune_core.jobs import JobState
-from fractune_core.log_fields import log_fields
-from fractune_core.messages import (
+from fractune_core.fleet.messages import (
     BUILD_QUEUE,
     BuildWork,
     PastTrial,
@@ -25,6 +23,8 @@ from fractune_core.messages import (
     tune_queue,
     tuner_stream,
 )
+from fractune_core.jobs import JobState
+from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind
 from fractune_core.roofs import Roof
 from fractune_core.targets import with_cores

@@ -15,12 +15,13 @@ import redis
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fractune_core import __version__, worker_counts
+from fractune_core import __version__
 from fractune_core.errors import FractuneError
+from fractune_core.fleet import worker_counts
+from fractune_core.fleet.messages import PROTOCOL
+from fractune_core.fleet.worker_counts import COUNT, SUM, CountKey
 from fractune_core.jobs import JobState
-from fractune_core.messages import PROTOCOL
 from fractune_core.names import HealthPart
-from fractune_core.worker_counts import COUNT, SUM, CountKey
 from fractune_server.monitoring.health import Health
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.waiting_work import waiting_work

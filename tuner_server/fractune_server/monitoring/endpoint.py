@@ -13,9 +13,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from fractune_core.access.tokens import Scope
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.names import HealthPart
-from fractune_core.tokens import Scope
 from fractune_server.access.gate import Gate
 from fractune_server.monitoring.health import Health
 

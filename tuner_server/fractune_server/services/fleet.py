@@ -7,7 +7,7 @@ from collections import Counter
 import grpc
 
 from fractune_core.convert import device_to_proto, granted_to_proto, timestamp
-from fractune_core.messages import WorkerInfo
+from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc

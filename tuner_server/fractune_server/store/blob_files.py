@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from fractune_core.blobs import CHUNK_BYTES
-from fractune_core.bundles import SUFFIX
 from fractune_core.errors import NotFound, StateUnusable
+from fractune_core.files.bundles import SUFFIX
+from fractune_core.fleet.blobs import CHUNK_BYTES
 from fractune_server.store.upload_parts import PartWriter, UploadParts
 
 

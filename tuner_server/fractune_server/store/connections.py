@@ -14,9 +14,9 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from fractune_core.access.url_passwords import without_password
 from fractune_core.errors import BadRequest, StateUnusable
-from fractune_core.file_systems import network_file_system
-from fractune_core.url_passwords import without_password
+from fractune_core.host.file_systems import network_file_system
 
 _PRAGMAS = (
     "journal_mode=WAL",  # readers do not wait for the writer

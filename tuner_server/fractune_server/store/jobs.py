@@ -11,11 +11,11 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
+from fractune_core.access.tokens import Quotas
 from fractune_core.errors import NotFound
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.tokens import Quotas
 from fractune_server.store.database import Database, parts
 from fractune_server.store.quotas import check_job
 from fractune_server.store.rounds import Round

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, or_, select
 
+from fractune_core.access.tokens import Quotas
 from fractune_core.errors import QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.tokens import Quotas
 from fractune_server.store.tables import jobs, models
 
 _DAY_S = 24 * 3600.0
@@ -18,7 +18,7 @@ _ENDED = [state.value for state in JobState if not state.open]
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts of `fractune_core.tokens.Quotas`, as they are now."""
+    """Counts of `fractune_core.access.tokens.Quotas`, as they are now."""
 
     open_jobs: int
     trials_a_day: int

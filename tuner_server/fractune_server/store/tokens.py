@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import RowMapping, insert, select, update
 
+from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import NotFound
 from fractune_core.priorities import Priority
-from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.store.database import Database
 from fractune_server.store.quotas import Usage, usage_of
 from fractune_server.store.tables import tokens

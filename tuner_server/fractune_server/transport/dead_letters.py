@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from redis import Redis
 
-from fractune_core.marks import DONE, mark
-from fractune_core.messages import (
+from fractune_core.fleet.marks import DONE, mark
+from fractune_core.fleet.messages import (
     EVENT_FIELD,
     SERVER_STREAM,
     BuildWork,
@@ -18,9 +18,9 @@ from fractune_core.messages import (
     WorkFailed,
     work_record,
 )
+from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
 from fractune_core.shares import Device, GrantedShare
-from fractune_core.signed_messages import seal_event
 from fractune_server.transport.requeue import ATTEMPTS
 
 

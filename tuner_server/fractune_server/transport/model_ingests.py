@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from fractune_core.errors import FractuneError, error_from_name
-from fractune_core.messages import WorkFailed
+from fractune_core.fleet.messages import WorkFailed
 from fractune_server.store.models import IngestKey
 
 

@@ -17,8 +17,8 @@ from redis.retry import Retry
 
 from fractune_core import tracing
 from fractune_core.errors import FractuneError
-from fractune_core.json_shapes import check_shape
-from fractune_core.messages import (
+from fractune_core.fleet.json_shapes import check_shape
+from fractune_core.fleet.messages import (
     EVENT_BY_KIND,
     EVENT_FIELD,
     RECORDER,
@@ -28,11 +28,11 @@ from fractune_core.messages import (
     Event,
     WorkFailed,
 )
+from fractune_core.fleet.signed_messages import open_event
+from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import TuningRecord
 from fractune_core.roofs import Roof
 from fractune_core.shares import GrantedShare
-from fractune_core.signed_messages import open_event
-from fractune_core.signing import Unsigned
 from fractune_core.spending import Piece
 from fractune_server.store.log import TuningLog
 from fractune_server.store.record_check import check_measured

@@ -17,9 +17,9 @@ from rq.job import Job, JobStatus
 from rq.utils import as_text
 from rq.worker import BaseWorker, WorkerStatus
 
+from fractune_core.fleet.marks import CANCELLED, HANDED_BACK, is_marked, unmark
+from fractune_core.fleet.messages import Work, cancelled_by
 from fractune_core.log_fields import log_fields
-from fractune_core.marks import CANCELLED, HANDED_BACK, is_marked, unmark
-from fractune_core.messages import Work, cancelled_by
 from fractune_core.records import Kind
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, fetch

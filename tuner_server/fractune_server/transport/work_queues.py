@@ -13,10 +13,10 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
+from fractune_core.fleet.marks import DONE, mark
+from fractune_core.fleet.messages import HANDLER, Work, is_of_protocol, tune_queue
+from fractune_core.fleet.signed_messages import Refused, check_work, open_work, seal_work
 from fractune_core.log_fields import log_fields
-from fractune_core.marks import DONE, mark
-from fractune_core.messages import HANDLER, Work, is_of_protocol, tune_queue
-from fractune_core.signed_messages import Refused, check_work, open_work, seal_work
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fractune_core.errors import FractuneError
-from fractune_core.parent_death import die_with_parent
+from fractune_core.host.parent_death import die_with_parent
 from fractune_workers.child import ChildDied
 from fractune_workers.children.no_torch import keep_torch_out
 from fractune_workers.children.tvm_api.error_line import first_line

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fractune_core.cgroups import ROOT, cpu_quota
 from fractune_core.errors import ShareUnavailable
+from fractune_core.host.cgroups import ROOT, cpu_quota
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.contained import Contained
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from fractune_core.messages import WorkerInfo
+from fractune_core.fleet.messages import WorkerInfo
 
 
 class Role(Protocol):

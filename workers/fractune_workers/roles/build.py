@@ -9,8 +9,8 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 from typing import Any
 
-from fractune_core.blobs import has_blob
-from fractune_core.messages import (
+from fractune_core.fleet.blobs import has_blob
+from fractune_core.fleet.messages import (
     BUILD_QUEUE,
     ArtifactItem,
     BuildWork,

@@ -6,9 +6,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from fractune_core.blobs import put_signed_blob, read_blob
 from fractune_core.errors import FractuneError
-from fractune_core.messages import (
+from fractune_core.fleet.blobs import put_signed_blob, read_blob
+from fractune_core.fleet.messages import (
     COMPILE_QUEUE,
     SERVER_STREAM,
     Compiled,
@@ -20,7 +20,7 @@ from fractune_core.messages import (
     bundle_blob,
     model_blob,
 )
-from fractune_core.signing import Unsigned
+from fractune_core.fleet.signing import Unsigned
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout, unless_killed
 from fractune_workers.context import WorkerContext
 

@@ -16,9 +16,7 @@ from functools import partial
 from fractune_core import tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
-from fractune_core.gpu_sharing import ALONE, claim_of
-from fractune_core.implementations import DIRECT, implementation_of
-from fractune_core.messages import (
+from fractune_core.fleet.messages import (
     SERVER_STREAM,
     ArtifactItem,
     Measured,
@@ -33,10 +31,12 @@ from fractune_core.messages import (
     measure_queue,
     work_record,
 )
+from fractune_core.fleet.worker_counts import FAULT_EPOCHS, REMEASURED
+from fractune_core.gpu_sharing import ALONE, claim_of
+from fractune_core.implementations import DIRECT, implementation_of
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
 from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare, Share
-from fractune_core.worker_counts import FAULT_EPOCHS, REMEASURED
 from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import MeasurementSlot

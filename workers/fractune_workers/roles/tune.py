@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import redis
 
 from fractune_core.errors import FractuneError
-from fractune_core.messages import (
+from fractune_core.fleet.messages import (
     BUILD_QUEUE,
     EVENT_FIELD,
     RECORDER,
@@ -27,9 +27,9 @@ from fractune_core.messages import (
     tuner_stream,
     workload_blob,
 )
+from fractune_core.fleet.signed_messages import open_event
+from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_core.signed_messages import open_event
-from fractune_core.signing import Unsigned
 from fractune_workers.child import Child
 from fractune_workers.context import WorkerContext, chunks
 

@@ -28,8 +28,8 @@ from fractune.errors import (
     StateUnusable,
 )
 from fractune.from_proto import job_status, offered_share, operator_match
-from fractune_core.bundles import Bundle
 from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto
+from fractune_core.files.bundles import Bundle
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import DEVICE, bundle_bytes, granted, job_script, record
 from tests.support.processes.cli_process import write_model

@@ -22,9 +22,9 @@ from fractune.from_proto import job_status
 from fractune.goals import Goal, GoalStep, PeerTiming
 from fractune.reports.result import doubts, latency_table, print_result, result_json
 from fractune.reports.text import counts_text, ratio_text, span_text, time_text
-from fractune_core.bundles import Bundle
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest, JobFailed, error_kinds
+from fractune_core.files.bundles import Bundle
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import bundle_bytes, granted, job_script, record
 from tests.support.processes.scripted_server import ScriptedServer, serving

@@ -10,7 +10,7 @@ import fractune
 from fractune.cli import main
 from fractune.reports.slots_text import apart_text, slots_text
 from fractune_core.errors import BadRequest
-from fractune_core.fused import write_fused
+from fractune_core.files.fused import write_fused
 from tests.support.processes.cli_process import write_model
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fractune.cli import main
-from fractune_core.redis_users import USERS
+from fractune_core.fleet.redis_users import USERS
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fractune_core.manifests import _FIELDS
+from fractune_core.files.manifests import _FIELDS
 from tests.support.client_samples import bundle_bytes
 from tests.support.paths import REPOSITORY
 

@@ -9,7 +9,7 @@ import pytest
 
 from fractune.inference.choosing import choose_variant
 from fractune_core.analysis.match import How, Policy
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
 from tests.support.client_samples import bundle_bytes
 
 MEASURED = {

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fractune.inference.cpu.processor import CPUINFO, check_processor, isa_name, read_cpuinfo
-from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle
+from fractune_core.files.bundles import Bundle
 from tests.support.client_samples import DEVICE, bundle_bytes
 
 ROCKETLAKE = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "flags": "fpu sse2 avx2 pni avx512_vnni"}

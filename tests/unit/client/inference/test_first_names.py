@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle
+from fractune_core.files.bundles import Bundle
 from fractune_core.records import Kind, TuningRecord
 from tests.support.first_names import BUNDLE
 

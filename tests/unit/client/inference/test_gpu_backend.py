@@ -15,8 +15,8 @@ from fractune.inference import backends, runtime, tensors
 from fractune.inference.gpu import backend, driver
 from fractune.inference.gpu.driver import ask_gpu
 from fractune_core.analysis.match import How
-from fractune_core.bundles import Bundle, write_bundle
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
+from fractune_core.files.bundles import Bundle, write_bundle
 from fractune_core.shares import Device, GrantedShare
 from tests.support.hardware.simulated_cuda import Staged
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu

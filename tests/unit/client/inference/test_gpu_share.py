@@ -12,9 +12,9 @@ from fractune.inference.gpu import driver
 from fractune.inference.gpu.driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
 from fractune.inference.gpu.share import check_gpu, check_held, confine_gpu, gpu_share_here
 from fractune_core.analysis.match import How, Policy
-from fractune_core.bundles import Bundle
 from fractune_core.cuda.environment import MPS_PERCENTAGE, VISIBLE_DEVICES
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Device, GrantedShare, Share
 from tests.support.client_samples import bundle_bytes
 from tests.support.hardware.simulated_cuda import Staged

@@ -25,8 +25,8 @@ from fractune.inference.cpu.processor import CPUINFO, isa_name, read_cpuinfo
 from fractune.inference.runtime import aligned_bytes
 from fractune.inference.tensors import as_arguments, as_array
 from fractune_core.analysis.match import How
-from fractune_core.bundles import Bundle, write_bundle
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
+from fractune_core.files.bundles import Bundle, write_bundle
 from fractune_workers.confinement.cpu import thread_affinities
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
@@ -268,7 +268,7 @@ IMPORTS = """
 import json, sys
 import numpy as np
 import fractune
-light = sorted(name for name in ("numpy", "grpc", "tvm_ffi", "fractune_core.bundles") if name in sys.modules)
+light = sorted(name for name in ("numpy", "grpc", "tvm_ffi", "fractune_core.files.bundles") if name in sys.modules)
 light.remove("numpy")
 model = fractune.load(sys.argv[1])
 model.run({"x": np.ones((1, 4, 16, 16), "float32")})

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 import fractune
 from fractune.inference.signatures import check_signature, sign_bundle
-from fractune_core.bundles import SIGNATURE, Bundle, write_archive
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
+from fractune_core.files.bundles import SIGNATURE, Bundle, write_archive
 from tests.support.client_samples import bundle_bytes
 
 _PRIVATE = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

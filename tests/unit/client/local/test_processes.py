@@ -14,8 +14,8 @@ import pytest
 
 from fractune.local import processes
 from fractune.local.processes import Part, Running, end_in_order, tend_all
-from fractune_core import parent_death
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
+from fractune_core.host import parent_death
 
 
 def wait_until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, ScopeMissing, TooManyAttempts
 from fractune_core.priorities import Priority
-from fractune_core.tokens import Quotas, Scope, TokenText
 from fractune_server.access.attempts import BURST
 from fractune_server.access.gate import Caller, Gate
 from fractune_server.store.store import Store, sqlite_url

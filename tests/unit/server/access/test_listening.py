@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
-from fractune_core.tls_files import TlsFiles
 from fractune_server.access.listening import metrics_tls, server_credentials
 from tests.support.certificates import Authority
 

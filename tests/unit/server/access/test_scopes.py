@@ -7,8 +7,8 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from fractune_core.access.tokens import Scope
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.tokens import Scope
 from fractune_server.access.scopes import SCOPES, needed_scope
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fractune_core.messages import WORKER_TTL_S
-from fractune_core.worker_counts import COUNT, CountKey
+from fractune_core.fleet.messages import WORKER_TTL_S
+from fractune_core.fleet.worker_counts import COUNT, CountKey
 from fractune_server.counts import worker_totals
 from fractune_server.counts.worker_totals import WorkerTotals
 

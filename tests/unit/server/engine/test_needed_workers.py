@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.messages import WorkerInfo
 from fractune_server.engine import needed_workers
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.needed_workers import MissingWorkers, NeededWorker

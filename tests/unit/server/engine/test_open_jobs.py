@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.blobs import has_blob, put_blob
-from fractune_core.jobs import JobSpec, JobState
-from fractune_core.messages import (
+from fractune_core.fleet.blobs import has_blob, put_blob
+from fractune_core.fleet.messages import (
     BLOB_TTL_S,
     RELEASED_BLOB_TTL_S,
     blob_key,
@@ -21,6 +20,7 @@ from fractune_core.messages import (
     model_blob,
     workload_blob,
 )
+from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds

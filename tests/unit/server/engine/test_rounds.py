@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.messages import BUILD_QUEUE
+from fractune_core.fleet.messages import BUILD_QUEUE
 from fractune_core.records import Kind
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds

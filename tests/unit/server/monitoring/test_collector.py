@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.connection import AbstractConnection
 from sqlalchemy import event
 
-from fractune_core import messages
-from fractune_core.messages import WORK_KINDS
-from fractune_core.worker_counts import CountKey, counts_to_json
+from fractune_core.fleet import messages
+from fractune_core.fleet.messages import WORK_KINDS
+from fractune_core.fleet.worker_counts import CountKey, counts_to_json
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.health import Health
 from fractune_server.store.blob_files import BlobStore

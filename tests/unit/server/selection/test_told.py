@@ -12,7 +12,7 @@ from fractune.jobs import OperatorRecords
 from fractune.reports.cross_table import CrossTable, operator_table, sentences
 from fractune_core.analysis.match import How, find_match
 from fractune_core.analysis.validated import ValidatedRecords
-from fractune_core.bundles import Bundle
+from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import OperatorTask
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, TimingPolicy

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import QuotaExceeded
-from fractune_core.tokens import Quotas, Scope
 from fractune_server.access.gate import Caller
 from fractune_server.services.models import ModelService
 from fractune_server.store.blob_files import BlobStore

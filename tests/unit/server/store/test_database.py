@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core import file_systems
 from fractune_core.errors import StateUnusable
+from fractune_core.host import file_systems
 from fractune_server.store import connections
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url

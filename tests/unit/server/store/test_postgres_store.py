@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event, text
 
+from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.access.url_passwords import with_password
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.records import Status
-from fractune_core.tokens import Quotas, Scope
-from fractune_core.url_passwords import with_password
 from fractune_server.store.database import SCHEMA, Database
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.server_lock import ServerLock

@@ -22,12 +22,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, event, text
 
+from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import BadRequest, NotFound, QuotaExceeded, StateUnusable
 from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, text_of
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
-from fractune_core.tokens import Quotas, Scope
 from fractune_server.store import database, spaces
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.folder import StateFolder

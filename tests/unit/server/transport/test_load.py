@@ -11,9 +11,9 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core import messages
-from fractune_core.signed_messages import seal_worker
-from fractune_core.worker_entries import put_entry
+from fractune_core.fleet import messages
+from fractune_core.fleet.signed_messages import seal_worker
+from fractune_core.fleet.worker_entries import put_entry
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.recorder import Recorder
 from fractune_server.transport.requeue import Requeuer

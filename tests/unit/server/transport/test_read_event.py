@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fractune_core.messages import EVENT_BY_KIND
-from fractune_core.signed_messages import seal_worker
+from fractune_core.fleet.messages import EVENT_BY_KIND
+from fractune_core.fleet.signed_messages import seal_worker
 from fractune_server.transport.live_workers import understood
 from fractune_server.transport.recorder import Unreadable, read_event
 from tests.support.fuzz.sealed import EVENTS, WORKER

@@ -14,14 +14,14 @@ import redis
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-from fractune_core import messages
-from fractune_core.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
+from fractune_core.fleet import messages
+from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
+from fractune_core.fleet.signed_messages import seal_event, seal_work, seal_worker
+from fractune_core.fleet.signing import sign_json
+from fractune_core.fleet.worker_entries import put_entry
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
-from fractune_core.signed_messages import seal_event, seal_work, seal_worker
-from fractune_core.signing import sign_json
 from fractune_core.spending import Piece, Spending
-from fractune_core.worker_entries import put_entry
 from fractune_server.store.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters

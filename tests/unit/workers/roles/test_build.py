@@ -14,9 +14,9 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.blobs import drop_blobs, has_blob, put_signed_blob
-from fractune_core.messages import artifact_blob, measure_queue, workload_blob
-from fractune_core.signed_messages import open_work
+from fractune_core.fleet.blobs import drop_blobs, has_blob, put_signed_blob
+from fractune_core.fleet.messages import artifact_blob, measure_queue, workload_blob
+from fractune_core.fleet.signed_messages import open_work
 from fractune_workers.child import TRIES, Child
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.messages import EVENT_FIELD, tuner_stream
-from fractune_core.signed_messages import seal_event
+from fractune_core.fleet.messages import EVENT_FIELD, tuner_stream
+from fractune_core.fleet.signed_messages import seal_event
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.tune import Tuner

@@ -17,9 +17,9 @@ from fractune.cli.quantities import parse_bytes, parse_lifetime_s
 from fractune.launchers.admin import create_token, list_tokens, revoke_token
 from fractune.local.state import default_state_dir
 from fractune.reports.text import table_console
+from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.priorities import Priority
-from fractune_core.tokens import Quotas, Scope
 
 app = typer.Typer(help="Tokens: create, list, revoke.", rich_markup_mode=None)
 

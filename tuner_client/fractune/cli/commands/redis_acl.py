@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fractune_core.errors import StateUnusable
-from fractune_core.redis_users import USERS, acl_file
+from fractune_core.fleet.redis_users import USERS, acl_file
 
 ACL_FILE = "users.acl"
 

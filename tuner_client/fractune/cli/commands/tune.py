@@ -26,9 +26,9 @@ from fractune.reports.picture import check_picture
 from fractune.reports.result import print_result, result_json
 from fractune.reports.slots_text import apart_text, slots_text
 from fractune.reports.text import table_console
-from fractune_core.bundles import SUFFIX, Bundle
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.priorities import Priority
 
 GOAL_MISSED = 10

@@ -13,8 +13,8 @@ from fractune.inference.cpu.share import ShareHere
 from fractune.inference.runtime import load_main, load_runtime
 from fractune.inference.tensors import TensorSpec
 from fractune.inference.weights import Weights
-from fractune_core.bundles import Bundle
 from fractune_core.errors import ShareUnavailable
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:

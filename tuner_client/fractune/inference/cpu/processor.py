@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle
+from fractune_core.files.bundles import Bundle
 
 CPUINFO = Path("/proc/cpuinfo")
 

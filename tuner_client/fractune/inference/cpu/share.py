@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.cgroups import ROOT, cpu_quota
 from fractune_core.errors import ShareUnavailable
+from fractune_core.host.cgroups import ROOT, cpu_quota
 from fractune_core.shares import Share
 
 

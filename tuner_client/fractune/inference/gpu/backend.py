@@ -16,8 +16,8 @@ from fractune.inference.gpu.driver import GpuHere, NoDriver
 from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
 from fractune.inference.tensors import TensorSpec
 from fractune.inference.weights import Weights
-from fractune_core.bundles import Bundle
 from fractune_core.errors import BadBundle, FractuneError
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:

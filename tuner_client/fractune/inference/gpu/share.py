@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.driver import GpuHere
-from fractune_core.bundles import Bundle
 from fractune_core.cuda.environment import MPS_PARTITION, MPS_PERCENTAGE, VISIBLE_DEVICES
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
+from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share, units_text
 from fractune_core.targets import arch_of, runs_on
 

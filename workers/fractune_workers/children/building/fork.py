@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from fractune_core.errors import FractuneError
-from fractune_core.parent_death import die_with_parent
+from fractune_core.host.parent_death import die_with_parent
 
 
 class ForkDied(FractuneError):

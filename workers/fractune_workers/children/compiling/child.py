@@ -12,8 +12,8 @@ from typing import Any
 import tvm
 
 from fractune_core import __version__
-from fractune_core.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.compiling.side_by_side import side_by_side

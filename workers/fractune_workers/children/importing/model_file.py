@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_core.fused import read_fused
+from fractune_core.files.fused import read_fused
 
 MAX_MODEL_BYTES = 2**31
 """Protobuf parses no more; the other formats have no reason to be larger"""

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.cgroups import ROOT, Throttling, cgroup_folders, throttlings
 from fractune_core.disturbances import Disturbance
+from fractune_core.host.cgroups import ROOT, Throttling, cgroup_folders, throttlings
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _BUSY = (0, 1, 2, 5, 6)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from fractune_core.bundles import WEIGHTS, Bundle
+from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_workers.children.tvm_api.arrays import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import load_objects

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import fractune
-from fractune_core.bundles import Bundle
 from fractune_core.errors import FractuneError
+from fractune_core.files.bundles import Bundle
 from fractune_core.implementations import DIRECT, WINOGRAD2, implementation_of, text_of
 from fractune_core.records import FIRST_POLICY, UNTUNED, VALIDATION_POLICY
 from fractune_core.shares import GrantedShare

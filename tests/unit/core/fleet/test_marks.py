@@ -7,9 +7,9 @@ import time
 import pytest
 import redis
 
-from fractune_core import marks, messages
-from fractune_core.marks import CANCELLED, DONE, HANDED_BACK
-from fractune_core.worker_entries import drop_entry, fleet_facts, put_entry, read_entries
+from fractune_core.fleet import marks, messages
+from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK
+from fractune_core.fleet.worker_entries import drop_entry, fleet_facts, put_entry, read_entries
 
 
 def test_a_mark_is_of_its_kind_alone_and_can_be_taken_away_once(connection: redis.Redis) -> None:
@@ -24,7 +24,7 @@ def test_marks_are_dropped_when_no_message_that_they_are_about_would_be_opened(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1e9
-    monkeypatch.setattr("fractune_core.marks.time.time", lambda: now)
+    monkeypatch.setattr("fractune_core.fleet.marks.time.time", lambda: now)
     monkeypatch.setattr(connection, "time", lambda: (int(now), 0))
     for kind in (DONE, CANCELLED, HANDED_BACK):
         marks.mark(connection, kind, "old")
@@ -62,7 +62,7 @@ def test_a_server_whose_clock_has_jumped_ahead_forgets_nothing(
 ) -> None:
     marks.mark(connection, DONE, "work")
     real = time.time
-    monkeypatch.setattr("fractune_core.marks.time.time", lambda: real() + 2 * messages.MARK_TTL_S)
+    monkeypatch.setattr("fractune_core.fleet.marks.time.time", lambda: real() + 2 * messages.MARK_TTL_S)
     marks.drop_old_marks(connection)
     assert marks.is_marked(connection, DONE, "work")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fractune_core.access.url_passwords import without_password
 from fractune_core.errors import BadRequest, FractuneError, RedisGone
-from fractune_core.url_passwords import without_password
 
 
 def no_redis(url: str, error: Exception) -> FractuneError:

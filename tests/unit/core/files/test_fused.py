@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadModel, BadRequest
-from fractune_core.fused import MOST_SLOTS, check_slots, is_fused, read_fused, write_fused
+from fractune_core.files.fused import MOST_SLOTS, check_slots, is_fused, read_fused, write_fused
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from fractune_core.clocks import CLOCK_LIMIT_S, ClockWrong, check_clock, redis_time_s
-from fractune_core.messages import CLOCK_TOLERANCE_S
+from fractune_core.fleet.clocks import CLOCK_LIMIT_S, ClockWrong, check_clock, redis_time_s
+from fractune_core.fleet.messages import CLOCK_TOLERANCE_S
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.addresses import is_local
+from fractune_core.access.addresses import is_local
+from fractune_core.access.tokens import TokenText, read_token_file
 from fractune_core.errors import BadRequest
-from fractune_core.tokens import TokenText, read_token_file
 
 
 def test_a_token_is_read_back_and_no_two_are_alike() -> None:

@@ -3,7 +3,7 @@
 Work goes out as JSON through RQ, to the queue of a role. Events come back over Redis streams: one stream for each
 tuner instance (its trials' results) and one for the server (everything else). The recorder reads all of them
 through the consumer group RECORDER; a tuner instance reads its own through the group TUNER. All of it is signed:
-`fractune_core.signed_messages`.
+`fractune_core.fleet.signed_messages`.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class WorkerInfo(TypedDict):
     uptime_s: NotRequired[float]
     """seconds since it began to count"""
     counts: NotRequired[list[list[Any]]]
-    """since then: `fractune_core.worker_counts.counts_to_json`"""
+    """since then: `fractune_core.fleet.worker_counts.counts_to_json`"""
 
 
 # ---- work, server -> worker or worker -> worker ------------------------------------------------------------------

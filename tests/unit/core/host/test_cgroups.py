@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cgroups import Throttling, cgroup_folders, cpu_quota, throttlings
+from fractune_core.host.cgroups import Throttling, cgroup_folders, cpu_quota, throttlings
 from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
 
@@ -69,7 +69,7 @@ def test_in_version_1_too_the_tightest_ancestor_limits(tmp_path: Path) -> None:
 
 def test_the_quota_of_a_real_cgroup() -> None:
     with capped_cgroup(cores=0.5) as cgroup:
-        assert cgroup.run("from fractune_core.cgroups import cpu_quota; print(cpu_quota())") == "0.5"
+        assert cgroup.run("from fractune_core.host.cgroups import cpu_quota; print(cpu_quota())") == "0.5"
 
 
 def test_what_each_cgroup_above_was_throttled_for(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_version_1_counts_in_nanoseconds(tmp_path: Path) -> None:
 
 _USE_UP_THE_QUOTA = """
 import time
-from fractune_core.cgroups import cgroup_folders, throttlings
+from fractune_core.host.cgroups import cgroup_folders, throttlings
 folders = list(cgroup_folders())
 before, deadline = throttlings(folders), time.monotonic() + 30
 while time.monotonic() < deadline:

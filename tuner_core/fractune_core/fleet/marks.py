@@ -1,7 +1,7 @@
 """Marks on work in Redis: a sorted set of names for each kind of mark, by the time when a mark may go.
 
 One key for each kind, however much work there was. A mark outlives every message that it is about
-(`fractune_core.messages.MARK_TTL_S`).
+(`fractune_core.fleet.messages.MARK_TTL_S`).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fractune_core.clocks import redis_time_s
-from fractune_core.messages import MARK_TTL_S, PREFIX
+from fractune_core.fleet.clocks import redis_time_s
+from fractune_core.fleet.messages import MARK_TTL_S, PREFIX
 
 DONE = PREFIX + "done"
 """of the id of work: it has been delivered or taken back, and is not done again"""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import redis
 
+from fractune_core.access.url_passwords import with_password, without_password
 from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.redis_url import no_redis
-from fractune_core.url_passwords import with_password, without_password
+from fractune_core.fleet.redis_url import no_redis
 
 SECRETS = ["plain", "with spaces", "a:b@c/d?e#f&g=%20", "ü"]
 

@@ -1,7 +1,7 @@
 """The clocks of a fleet's hosts: each part compares its own with that of Redis, which is the one that all of them see.
 
 Work is dated by whoever hands it out and judged by whoever does it, so their clocks must not differ by more than
-`fractune_core.messages.CLOCK_TOLERANCE_S`. A part that is off by half of that ends, and says by how much.
+`fractune_core.fleet.messages.CLOCK_TOLERANCE_S`. A part that is off by half of that ends, and says by how much.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from fractune_core.errors import FractuneError
-from fractune_core.messages import CLOCK_TOLERANCE_S
+from fractune_core.fleet.messages import CLOCK_TOLERANCE_S
 
 CLOCK_LIMIT_S = CLOCK_TOLERANCE_S / 2
 """from Redis's clock; two that are within it are within the tolerance of each other"""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.access.tls_files import read_authority, read_pair
 from fractune_core.errors import BadRequest
-from fractune_core.tls_files import read_authority, read_pair
 from tests.support.certificates import Authority
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fractune_core.bundles import MANIFEST, Bundle, object_entry, write_archive, write_bundle
 from fractune_core.errors import BadBundle
+from fractune_core.files.bundles import MANIFEST, Bundle, object_entry, write_archive, write_bundle
 from tests.support.client_samples import bundle_bytes
 
 

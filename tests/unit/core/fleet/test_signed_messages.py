@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fractune_core.messages import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, MARK_TTL_S, WORK_MAX_AGE_S
-from fractune_core.signed_messages import (
+from fractune_core.fleet.messages import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, MARK_TTL_S, WORK_MAX_AGE_S
+from fractune_core.fleet.signed_messages import (
     Refused,
     check_work,
     open_event,
@@ -17,7 +17,7 @@ from fractune_core.signed_messages import (
     seal_work,
     seal_worker,
 )
-from fractune_core.signing import Unsigned, sign_json
+from fractune_core.fleet.signing import Unsigned, sign_json
 
 WORK: Any = {"do": "time_model", "work_id": "w1", "job": "j1", "share": "cpu:1", "bundle": "b"}
 NOW_S = 1_000_000_000.0

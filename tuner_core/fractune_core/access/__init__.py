@@ -1,0 +1,1 @@
+"""Who may call a server, and over what: addresses, certificates, tokens."""

@@ -1,0 +1,1 @@
+"""The files that people keep: bundles and fused models."""

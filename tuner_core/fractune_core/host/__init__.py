@@ -1,0 +1,1 @@
+"""What the kernel tells of the machine that a process runs on."""
