@@ -15,7 +15,7 @@ from benchmarks.queue_cost import TRACE
 from fractune_core.fleet.messages import EVENT_FIELD, STREAMS, Measured, tuner_stream
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import candidate_id
-from fractune_server.store.filters import RecordFilter
+from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.recorder import Recorder
 from tests.support.processes.fleet_simulated import TARGET_KEY, made_up_record, target_operator, workload_hash

@@ -27,7 +27,7 @@ from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan, next_round
 from fractune_server.scheduler.turns import Turns
-from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext

@@ -44,6 +44,8 @@ CORE = tuple(
     for name in ("", ".access", ".analysis", ".convert", ".cuda", ".files", ".fleet", ".host", ".planning", ".tracing")
 )
 
+STORE = tuple(f"fractune_server.store{name}" for name in ("", ".database", ".files", ".records"))
+
 
 def child_room(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
     tvm = ("tvm", "tvm_ffi", "tvm_ffi_orcjit", "numpy", "onnx", "onnxslim")
@@ -72,8 +74,9 @@ ROOMS = {
         *CORE,
         *(
             f"fractune_server.{name}"
-            for name in ("access", "engine", "monitoring", "selection", "services", "store", "transport")
+            for name in ("access", "engine", "monitoring", "selection", "services", "transport")
         ),
+        *STORE,
         GRPC_STUBS,
         "grpc",
         "grpc_health",
@@ -85,20 +88,20 @@ ROOMS = {
     "fractune_server.monitoring": room(
         *CORE,
         "fractune_server.access",
-        "fractune_server.store",
+        *STORE,
         "fractune_server.transport",
         "grpc_health",
         "prometheus_client",
         "redis",
     ),
     # Who may call: services ask who does, main puts it before them.
-    "fractune_server.access": room(*CORE, "fractune_server.store", "grpc", "google.protobuf"),
+    "fractune_server.access": room(*CORE, *STORE, "grpc", "google.protobuf"),
     "fractune_server.services": room(
         *CORE,
         "fractune_server.counts",
         "fractune_server.access",
         "fractune_server.selection",
-        "fractune_server.store",
+        *STORE,
         "fractune_server.transport",
         GRPC_STUBS,
         "google.protobuf",
@@ -109,15 +112,18 @@ ROOMS = {
         *CORE,
         "fractune_server.scheduler",
         "fractune_server.selection",
-        "fractune_server.store",
+        *STORE,
         "fractune_server.transport",
         "redis",
     ),
-    "fractune_server.selection": room(*CORE, "fractune_server.store", "fractune_server.transport"),
+    "fractune_server.selection": room(*CORE, *STORE, "fractune_server.transport"),
     "fractune_server.scheduler": room(*CORE),
-    "fractune_server.transport": room(*CORE, "fractune_server.counts", "fractune_server.store", "redis", "rq"),
+    "fractune_server.transport": room(*CORE, "fractune_server.counts", *STORE, "redis", "rq"),
     "fractune_server.counts": room(*CORE, "prometheus_client"),
-    "fractune_server.store": room(*CORE, "sqlalchemy", "alembic", lazily=("psycopg",)),
+    "fractune_server.store": room(*CORE, *STORE[1:], "sqlalchemy"),
+    "fractune_server.store.database": room(*CORE, "sqlalchemy", "alembic", lazily=("psycopg",)),
+    "fractune_server.store.files": room(*CORE),
+    "fractune_server.store.records": room(*CORE, "fractune_server.store.database", "sqlalchemy"),
     # ---- workers: main wires; the roles stand on sessions and locks; TVM is in children alone
     "fractune_workers": room(
         *CORE,

@@ -19,10 +19,10 @@ from benchmarks.queue_cost import TRACE
 from fractune_core.jobs import OperatorTask
 from fractune_core.records import UNTUNED, TuningRecord, candidate_id, record_id
 from fractune_core.shares import Device, GrantedShare
+from fractune_server.store.database.tables import records
 from fractune_server.store.models import IngestedModel, IngestKey
-from fractune_server.store.rows import record_to_row
+from fractune_server.store.records.rows import record_to_row
 from fractune_server.store.store import Store
-from fractune_server.store.tables import records
 from tests.support.processes.fleet_simulated import TARGET, TARGET_KEY, made_up_record, target_operator, workload_hash
 
 DEVICE = Device("cpu", "made-up", 16, 64, 512, "a made-up processor")

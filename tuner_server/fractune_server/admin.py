@@ -11,7 +11,7 @@ from typing import Any
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.priorities import Priority
-from fractune_server.store.database import Database
+from fractune_server.store.database.database import Database
 from fractune_server.store.store import sqlite_url
 from fractune_server.store.tokens import TokenStore
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.files.bundles import SUFFIX
-from fractune_server.store.folder import StateFolder
+from fractune_server.store.files.folder import StateFolder
 
 _FORMAT = 1
 _ABOUT, _DATABASE = "backup.json", "fractune.db"

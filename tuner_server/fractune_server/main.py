@@ -49,10 +49,10 @@ from fractune_server.services.jobs import MAX_WATCHERS, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
 from fractune_server.services.plans import PlanService
-from fractune_server.store.blob_files import BlobStore
-from fractune_server.store.connections import is_postgresql
-from fractune_server.store.folder import StateFolder
-from fractune_server.store.server_lock import ServerLock
+from fractune_server.store.database.connections import is_postgresql
+from fractune_server.store.database.server_lock import ServerLock
+from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.files.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import MODEL_LIMIT_BYTES, ServerContext
 from fractune_server.transport.outgoing import mark_cancelled

@@ -11,7 +11,7 @@ from fractune.log_io.log_files import csv_row, read_jsonl
 from fractune.planning.plan_file import read_plan
 from fractune_core.convert import record_from_proto, record_to_proto
 from fractune_core.files.bundles import Bundle, write_archive
-from fractune_server.store.record_check import check_record, check_workload
+from fractune_server.store.records.record_check import check_record, check_workload
 from tests.support.client_samples import bundle_bytes
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target

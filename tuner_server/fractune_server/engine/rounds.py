@@ -17,7 +17,7 @@ from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.scheduler.turns import Turns
-from fractune_server.store.log import LogKey
+from fractune_server.store.records.log import LogKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled, send_workload
 from fractune_server.transport.work_queues import WorkQueues

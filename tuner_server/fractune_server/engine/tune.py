@@ -34,7 +34,7 @@ from fractune_server.engine.rounds import Rounds, search_key
 from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.turns import Turns
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
-from fractune_server.store.log import LogKey
+from fractune_server.store.records.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import BUILD, TUNE, Fleet

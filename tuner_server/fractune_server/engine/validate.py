@@ -24,7 +24,7 @@ from fractune_server.scheduler.finalists import (
     worth_validating,
 )
 from fractune_server.scheduler.tuned_part import tuned_part
-from fractune_server.store.log import LogKey
+from fractune_server.store.records.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import StoredOperator
 from fractune_server.transport.context import ServerContext

@@ -26,9 +26,9 @@ from fractune_core.shares import parse_shares
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.arriving import arriving
 from fractune_server.services.paging import page_size, read_token, write_token
-from fractune_server.store.filters import RecordFilter
-from fractune_server.store.log import Page
-from fractune_server.store.record_check import check_record, check_workload
+from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.log import Page
+from fractune_server.store.records.record_check import check_record, check_workload
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.unreadable import UnreadableResult, replay, unreadable_results
 

@@ -16,11 +16,11 @@ from fractune_core.errors import NotFound
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
 from fractune_core.shares import Device, GrantedShare
-from fractune_server.store.database import Database, parts
+from fractune_server.store.database.database import Database, parts
+from fractune_server.store.database.tables import job_operators, jobs, rounds, webhooks
 from fractune_server.store.quotas import check_job
 from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
-from fractune_server.store.tables import job_operators, jobs, rounds, webhooks
 
 _ENDED = [state.value for state in JobState if not state.open]
 

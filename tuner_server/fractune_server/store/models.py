@@ -11,8 +11,8 @@ from sqlalchemy import select
 from fractune_core import LOWERING, __version__
 from fractune_core.errors import NotFound
 from fractune_core.jobs import OperatorTask
-from fractune_server.store.database import Database
-from fractune_server.store.tables import ingested, models
+from fractune_server.store.database.database import Database
+from fractune_server.store.database.tables import ingested, models
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, or_, select
 from fractune_core.access.tokens import Quotas
 from fractune_core.errors import QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
-from fractune_server.store.tables import jobs, models
+from fractune_server.store.database.tables import jobs, models
 
 _DAY_S = 24 * 3600.0
 _ENDED = [state.value for state in JobState if not state.open]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fractune_server.store.database import Database
+from fractune_server.store.database.database import Database
+from fractune_server.store.database.server_lock import ServerLock
 from fractune_server.store.jobs import JobStore
-from fractune_server.store.ledger import Ledger
-from fractune_server.store.log import TuningLog
 from fractune_server.store.models import ModelStore
-from fractune_server.store.roofs import RoofStore
-from fractune_server.store.server_lock import ServerLock
-from fractune_server.store.spaces import SpaceStore
+from fractune_server.store.records.ledger import Ledger
+from fractune_server.store.records.log import TuningLog
+from fractune_server.store.records.roofs import RoofStore
+from fractune_server.store.records.spaces import SpaceStore
 from fractune_server.store.tokens import TokenStore
 from fractune_server.store.webhooks import WebhookStore
 

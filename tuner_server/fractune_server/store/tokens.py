@@ -11,9 +11,9 @@ from sqlalchemy import RowMapping, insert, select, update
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import NotFound
 from fractune_core.priorities import Priority
-from fractune_server.store.database import Database
+from fractune_server.store.database.database import Database
+from fractune_server.store.database.tables import tokens
 from fractune_server.store.quotas import Usage, usage_of
-from fractune_server.store.tables import tokens
 
 _NO_SECRET = "0" * 64
 """no secret has this SHA-256, by all that is known"""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select, update
 
 from fractune_core.jobs import JobState
-from fractune_server.store.database import Database
-from fractune_server.store.tables import jobs, webhooks
+from fractune_server.store.database.database import Database
+from fractune_server.store.database.tables import jobs, webhooks
 
 _ENDED = [state.value for state in JobState if not state.open]
 

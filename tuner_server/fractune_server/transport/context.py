@@ -9,7 +9,7 @@ from redis import Redis
 
 from fractune_core.webhooks import WebhookRules
 from fractune_server.counts.instruments import Instruments
-from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.store import Store
 from fractune_server.transport.model_ingests import ModelIngests
 

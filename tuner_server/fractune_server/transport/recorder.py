@@ -34,8 +34,8 @@ from fractune_core.records import TuningRecord
 from fractune_core.roofs import Roof
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import Piece
-from fractune_server.store.log import TuningLog
-from fractune_server.store.record_check import check_measured
+from fractune_server.store.records.log import TuningLog
+from fractune_server.store.records.record_check import check_measured
 from fractune_server.transport.unreadable import set_aside
 
 

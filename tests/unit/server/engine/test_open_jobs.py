@@ -25,7 +25,7 @@ from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.turns import Turns
-from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.models import IngestKey
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator

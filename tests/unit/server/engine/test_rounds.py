@@ -14,8 +14,8 @@ from fractune_core.records import Kind
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.turns import Turns
-from fractune_server.store.blob_files import BlobStore
-from fractune_server.store.log import LogKey
+from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.records.log import LogKey
 from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext

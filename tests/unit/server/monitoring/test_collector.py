@@ -21,7 +21,7 @@ from fractune_core.fleet.messages import WORK_KINDS
 from fractune_core.fleet.worker_counts import CountKey, counts_to_json
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.health import Health
-from fractune_server.store.blob_files import BlobStore
+from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers

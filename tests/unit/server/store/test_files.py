@@ -18,8 +18,8 @@ from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy, with_cache
 from fractune_server.services.paging import page_size, read_token, write_token
-from fractune_server.store.blob_files import BlobStore
-from fractune_server.store.record_check import check_record, check_workload
+from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.records.record_check import check_record, check_workload
 from tests.support.samples import DISTURBANCE, validation
 
 PAYLOAD = b"a model" * 1000

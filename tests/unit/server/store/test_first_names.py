@@ -11,7 +11,7 @@ import pytest
 
 from fractune_core.jobs import JobState
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Kind, TimingPolicy, TuningRecord
-from fractune_server.store.filters import RecordFilter
+from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.first_names import JOB, ROUND, back_to_validation, query, waiting_records, write_state

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.spending import Piece, Spending
-from fractune_server.store.filters import RecordFilter
+from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation
 

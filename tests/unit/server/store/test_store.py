@@ -28,18 +28,19 @@ from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, t
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
-from fractune_server.store import database, spaces
-from fractune_server.store.filters import RecordFilter
-from fractune_server.store.folder import StateFolder
-from fractune_server.store.log import Donor, LogKey, Page
+from fractune_server.store.database.database import database
+from fractune_server.store.database.tables import metadata
+from fractune_server.store.files.folder import StateFolder
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
 from fractune_server.store.quotas import Usage
+from fractune_server.store.records import spaces
+from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.log import Donor, LogKey, Page
+from fractune_server.store.records.validated import ValidatedCache
 from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
-from fractune_server.store.tables import metadata
 from fractune_server.store.tokens import TokenStore
-from fractune_server.store.validated import ValidatedCache
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
 from tests.support.samples import DEVICE, DISTURBANCE, TARGET_KEY, divided, granted, validation
@@ -762,7 +763,7 @@ class TestStateFolder:
         StateFolder(tmp_path / "state").close()
 
     def test_a_killed_server_leaves_no_lock(self, tmp_path: Path) -> None:
-        holder = "import sys, pathlib, time\nfrom fractune_server.store.folder import StateFolder\n"
+        holder = "import sys, pathlib, time\nfrom fractune_server.store.files.folder import StateFolder\n"
         holder += "f = StateFolder(pathlib.Path(sys.argv[1]))\ntime.sleep(600)\n"
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "state")], env=env) as process:

@@ -22,7 +22,7 @@ from fractune_core.fleet.worker_entries import put_entry
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import Piece, Spending
-from fractune_server.store.filters import RecordFilter
+from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import Fleet, live_workers

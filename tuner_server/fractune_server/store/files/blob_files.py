@@ -11,7 +11,7 @@ from typing import BinaryIO, Self
 from fractune_core.errors import NotFound, StateUnusable
 from fractune_core.files.bundles import SUFFIX
 from fractune_core.fleet.blobs import CHUNK_BYTES
-from fractune_server.store.upload_parts import PartWriter, UploadParts
+from fractune_server.store.files.upload_parts import PartWriter, UploadParts
 
 
 class BlobStore:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from fractune_server.store.database import Database
-from fractune_server.store.tables import record_counts
+from fractune_server.store.database.database import Database
+from fractune_server.store.database.tables import record_counts
 
 
 class RecordGroup(NamedTuple):

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
 
 from fractune_core.errors import StateUnusable
-from fractune_server.store.connections import errors_in_one_line, make_engine, one_line, shown
+from fractune_server.store.database.connections import errors_in_one_line, make_engine, one_line, shown
 
 _KEY = int.from_bytes(b"frac", "big")
 """of the advisory lock, which belongs to one database of a PostgreSQL"""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from fractune_server.store.filters import RecordFilter
-from fractune_server.store.tables import records
+from fractune_server.store.database.tables import records
+from fractune_server.store.records.filters import RecordFilter
 
 _MOST = 256
 

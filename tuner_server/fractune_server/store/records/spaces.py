@@ -10,9 +10,9 @@ from collections.abc import Collection
 from sqlalchemy import and_, case, select
 
 from fractune_core import LOWERING, __version__
-from fractune_server.store.database import Database, parts
-from fractune_server.store.log import LogKey
-from fractune_server.store.tables import spaces
+from fractune_server.store.database.database import Database, parts
+from fractune_server.store.database.tables import spaces
+from fractune_server.store.records.log import LogKey
 
 _VERSION = f"{__version__} {LOWERING}"
 """another version may search in another space"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from fractune_server.store.tables import metadata
+from fractune_server.store.database.tables import metadata
 
 
 def run(connection: Connection) -> None:

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from sqlalchemy import Connection, func, select
 
 from fractune_core.spending import Piece, Spending
-from fractune_server.store.database import Database
-from fractune_server.store.tables import pieces
+from fractune_server.store.database.database import Database
+from fractune_server.store.database.tables import pieces
 
 
 def add_pieces(database: Database, connection: Connection, new: Iterable[Piece]) -> None:

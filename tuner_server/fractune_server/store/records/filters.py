@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, or_, select
 
 from fractune_core.records import Kind
-from fractune_server.store.tables import job_operators, jobs, records
+from fractune_server.store.database.tables import job_operators, jobs, records
 
 
 @dataclass(frozen=True)

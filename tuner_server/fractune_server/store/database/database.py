@@ -12,9 +12,9 @@ from sqlalchemy import Column, Connection, Engine, Row, Table, delete, false, in
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fractune_core.errors import StateUnusable
-from fractune_server.store.connections import errors_in_one_line, is_postgresql, make_engine, shown
-from fractune_server.store.server_lock import ServerLock
-from fractune_server.store.tables import roofs
+from fractune_server.store.database.connections import errors_in_one_line, is_postgresql, make_engine, shown
+from fractune_server.store.database.server_lock import ServerLock
+from fractune_server.store.database.tables import roofs
 
 SCHEMA = "0012"
 """the newest revision among the migrations"""

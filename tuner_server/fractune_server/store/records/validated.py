@@ -15,9 +15,9 @@ from sqlalchemy import Connection, select
 
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.records import Kind, TuningRecord
-from fractune_server.store.database import Database, parts
-from fractune_server.store.rows import RecordReader
-from fractune_server.store.tables import records, validation_versions
+from fractune_server.store.database.database import Database, parts
+from fractune_server.store.database.tables import records, validation_versions
+from fractune_server.store.records.rows import RecordReader
 
 KEPT_BYTES = 128 << 20
 """about what is kept at most; an operator that was not asked for the longest time goes first"""

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, ColumnElement, Connection, RowMapping, Text, cast, 
 from fractune_core.disturbances import Disturbance
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord
 from fractune_core.shares import Device, GrantedShare
-from fractune_server.store.tables import records
+from fractune_server.store.database.tables import records
 
 _DERIVED = ("seq", "device_key", "share_key", "median_s")
 _PAGE = 500

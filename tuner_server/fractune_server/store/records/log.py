@@ -25,14 +25,14 @@ from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic
 from fractune_core.spending import Piece
-from fractune_server.store.count_cache import CountCache
-from fractune_server.store.database import Database, parts
-from fractune_server.store.filters import RecordFilter
-from fractune_server.store.ledger import add_pieces
-from fractune_server.store.record_counts import RecordGroup, count_records, record_totals
-from fractune_server.store.rows import record_from_row, record_to_row
-from fractune_server.store.tables import records, workloads
-from fractune_server.store.validated import ValidatedCache, count_change
+from fractune_server.store.database.database import Database, parts
+from fractune_server.store.database.tables import records, workloads
+from fractune_server.store.records.count_cache import CountCache
+from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.ledger import add_pieces
+from fractune_server.store.records.record_counts import RecordGroup, count_records, record_totals
+from fractune_server.store.records.rows import record_from_row, record_to_row
+from fractune_server.store.records.validated import ValidatedCache, count_change
 
 _PAGE = 500
 

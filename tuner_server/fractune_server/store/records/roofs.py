@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import case, select
 
 from fractune_core.roofs import Roof
-from fractune_server.store.database import Database
-from fractune_server.store.tables import roofs
+from fractune_server.store.database.database import Database
+from fractune_server.store.database.tables import roofs
 
 _BEST = (roofs.c.gflops, roofs.c.gb_per_s, roofs.c.cache_bytes)
 

@@ -1,0 +1,1 @@
+"""The state folder: files of models and bundles, parts of uploads."""

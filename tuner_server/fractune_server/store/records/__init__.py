@@ -1,0 +1,1 @@
+"""The tuning log: records, what is known of operators, what work took."""
