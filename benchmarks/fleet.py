@@ -118,7 +118,7 @@ async def run(gpus: int, secs: float, speed: float) -> dict[str, Any]:
 
 def full_rate(gpus: int, speed: float) -> float:
     """Records per second of measurers that never wait."""
-    return gpus * speed * BATCH / statistics.mean(simulated_workers.SECS["measure"])
+    return float(gpus * speed * BATCH / statistics.mean(simulated_workers.SECS["measure"]))
 
 
 def _figures(before: Figures, after: Figures) -> dict[str, Any]:

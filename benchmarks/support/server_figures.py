@@ -7,7 +7,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import redis
@@ -49,7 +49,7 @@ class Watch:
             raise SystemExit("benchmarks: the server says nothing of its metrics")
         self._place = found[1]
         self._redis = connection
-        about = cast("dict[str, Any]", connection.info("server"))
+        about = connection.info("server")
         pids = {"server": server.process.pid, "redis": about["process_id"], "simulation": psutil.Process().pid}
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
 
@@ -65,7 +65,7 @@ class Watch:
             sum(sample.value for sample in samples if sample.name == "fractune_work_requeued_total"),
             {name: sum(process.cpu_times()[:2]) for name, process in self._processes.items()},
             {name: process.memory_info().rss for name, process in self._processes.items()},
-            cast(int, self._redis.dbsize()),
+            self._redis.dbsize(),
         )
 
 

@@ -199,7 +199,7 @@ class SimulatedWorker:
         execution, now = uuid.uuid4().hex, time.time()
         key = f"rq:execution:{job}:{execution}"
         async with self.redis.pipeline(transaction=True) as pipe:
-            about = {"id": execution, "created_at": now, "last_heartbeat": now, "worker_name": self.name}
+            about: Any = {"id": execution, "created_at": now, "last_heartbeat": now, "worker_name": self.name}
             pipe.hset(key, mapping=about)
             pipe.expire(key, _WORK_TTL_S)
             pipe.zadd(f"rq:executions:{job}", {execution: now + _WORK_TTL_S})
@@ -213,7 +213,7 @@ class SimulatedWorker:
             self._heartbeat(pipe, _WORK_TTL_S)
             pipe.hset(f"rq:job:{job}", "last_heartbeat", _text(now))
             at = {"last_heartbeat": _text(now), "started_at": _text(now)}
-            started = {**at, "status": "started", "worker_name": self.name}
+            started: Any = {**at, "status": "started", "worker_name": self.name}
             pipe.hset(f"rq:job:{job}", mapping=started)
             pipe.lrem(f"rq:queue:{self._queue}:intermediate", 1, job)
             await pipe.execute()

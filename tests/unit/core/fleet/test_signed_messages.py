@@ -102,4 +102,4 @@ def test_what_the_fleet_signed_and_nobody_here_can_read_is_refused(whole: Any) -
 def test_work_that_no_worker_could_do_is_none(changes: dict[str, Any]) -> None:
     check_work(WORK)
     with pytest.raises(Refused, match="nobody here can read it"):
-        check_work({**WORK, **changes})
+        check_work(WORK | changes)

@@ -10,7 +10,7 @@ import pytest
 
 from fractune_core.errors import StateUnusable
 from fractune_core.host import file_systems
-from fractune_server.store.database.database import connections
+from fractune_server.store.database import connections
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation

@@ -126,6 +126,6 @@ def test_names_and_pages() -> None:
     assert read_token(write_token([math.inf, 2]), length=2) == [math.inf, 2]  # the time of a failure
     nested = base64.urlsafe_b64encode(b"[" * 100_000).decode()
     numbers = ([math.nan, 1], [1, 0.5], [1, math.inf], [1, 2**63], [1, -1], [10**400, 1])
-    for wrong in ("garbage!", write_token([1]), "é", "\ud800", nested, *map(write_token, numbers)):
+    for wrong in ("garbage!", write_token([1]), "é", "\ud800", nested, *(write_token(each) for each in numbers)):
         with pytest.raises(BadRequest, match="page_token"):
             read_token(wrong, length=2)

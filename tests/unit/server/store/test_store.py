@@ -28,7 +28,7 @@ from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, t
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
-from fractune_server.store.database.database import database
+from fractune_server.store.database import database
 from fractune_server.store.database.tables import metadata
 from fractune_server.store.files.folder import StateFolder
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
