@@ -157,8 +157,8 @@ class ActiveJob:
 
     def end(self, state: JobState, error: str = "", message: str = "") -> None:
         self.stored.error, self.stored.message = error, message
-        self.stored.ended_at = self.now()
         self.enter(state)
+        self.stored.ended_at = self.stored.progress.entered_at[state.value]  # the same, so that phases add up
 
     def note(self, text: str) -> None:
         if text not in self.stored.notes:
