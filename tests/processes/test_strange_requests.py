@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.support.secret import SECRET
 
 @pytest.mark.parametrize("target", served.TARGETS, ids=lambda target: target.name)
 def test_a_server_refuses_or_takes_what_nobody_meant(target: Target) -> None:
-    outcome = fuzz(target, 300, seed=time.time_ns())
+    outcome = fuzz(target, 300, seed=1)
     assert outcome.examples == [], f"scripts/fuzz --target '{target.name}' --seed {outcome.seed}"
     assert outcome.inputs == 300
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import asdict
 from random import Random
 
@@ -22,7 +21,7 @@ TARGETS = (*texts.TARGETS, *files.TARGETS, *sealed.TARGETS)
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_inputs_that_nobody_meant_are_refused_in_one_line_or_taken(target: Target) -> None:
-    outcome = fuzz(target, 300, seed=time.time_ns())
+    outcome = fuzz(target, 300, seed=1)
     assert outcome.examples == [], f"scripts/fuzz --target '{target.name}' --seed {outcome.seed}"
     assert outcome.inputs == outcome.refused + outcome.accepted == 300
 

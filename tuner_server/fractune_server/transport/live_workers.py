@@ -107,7 +107,7 @@ def _check_entry(name: str, worker: WorkerInfo) -> None:
     check_shape(_AnyWorker, worker)
     if worker.get("protocol") != PROTOCOL:
         raise ValueError(
-            f"it speaks protocol {worker.get('protocol')}, this server {PROTOCOL}; "
+            f"it speaks protocol {worker.get('protocol')!r}, this server {PROTOCOL}; "
             "install the same version of fractune for both"
         )
     check_shape(WorkerInfo, worker)

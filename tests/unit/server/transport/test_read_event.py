@@ -97,3 +97,8 @@ def entry(changes: dict[str, Any]) -> dict[str, bytes]:
 def test_the_entry_of_a_worker_that_could_not_be_told_is_left_out(changes: dict[str, Any]) -> None:
     assert list(understood(SECRET, entry({})).workers) == ["w"]
     assert not understood(SECRET, entry(changes)).workers
+
+
+def test_what_is_said_of_an_entry_can_be_written_to_any_log(caplog: pytest.LogCaptureFixture) -> None:
+    assert not understood(SECRET, entry({"protocol": "\ud800"})).workers
+    assert caplog.text.encode()
