@@ -47,6 +47,8 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "compiled", "job": "j1", "bundle": "b1"},
     {"event": "model_timed", "job": "j1", "share": "cpu:1", "granted": granted("cpu:1").to_json()}
     | {"run_secs": {"untuned": [1.0, 1.1]}, "max_error": {"untuned": 0.0}},
+    {"event": "piece_done", "job": "j1", "work_id": "w1", "do": "measure", "share": "cpu:1"}
+    | {"worked_s": 1.5, "cpu_s": 0.5, "ended_at": 1e9},
     {"event": "work_failed", "job": "j1", "do": "build", "round_id": "r", "error": "JobFailed", "message": "why"},
     {"event": "work_failed", "job": "j1", "do": "ingest", "error": "BadModel", "message": "why"},
 )
