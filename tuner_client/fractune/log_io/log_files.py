@@ -15,7 +15,7 @@ from typing import Any
 from fractune.output_files import replacing
 from fractune_core.convert import record_from_proto, record_to_proto
 from fractune_core.errors import BadRequest
-from fractune_core.fleet.json_shapes import read_json
+from fractune_core.json_shapes import read_json
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 

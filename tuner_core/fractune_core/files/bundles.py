@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from fractune_core.errors import BadBundle
 from fractune_core.files import manifests
-from fractune_core.fleet.json_shapes import read_json
+from fractune_core.json_shapes import read_json
 
 FORMAT = 3
 _BEFORE = 2

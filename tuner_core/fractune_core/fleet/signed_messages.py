@@ -9,9 +9,9 @@ import time
 from typing import Any, TypedDict, cast
 
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.json_shapes import check_shape
 from fractune_core.fleet.messages import CLOCK_TOLERANCE_S, WORK_BY_KIND, WORK_MAX_AGE_S, Event, Work, WorkerInfo
 from fractune_core.fleet.signing import Unsigned, open_signed_json, sign_json
+from fractune_core.json_shapes import check_shape
 
 _EVENT = "a result"
 _GREETING = "the greeting of the server"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from fractune_core.errors import BadRequest
-from fractune_core.fleet.json_shapes import check_shape, read_json
+from fractune_core.json_shapes import check_shape, read_json
 
 MAX_PAGE = 1000
 

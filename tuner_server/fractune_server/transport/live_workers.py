@@ -12,10 +12,10 @@ from redis import Redis
 
 from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
 from fractune_core.errors import FractuneError, ShareUnavailable
-from fractune_core.fleet.json_shapes import check_shape
 from fractune_core.fleet.messages import PROTOCOL, WorkerInfo
 from fractune_core.fleet.signed_messages import open_worker
 from fractune_core.fleet.worker_entries import read_entries
+from fractune_core.json_shapes import check_shape
 from fractune_core.shares import Device, GrantedShare, Share
 
 MEASURE = "measure"

@@ -17,7 +17,6 @@ from redis.retry import Retry
 
 from fractune_core import tracing
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.json_shapes import check_shape
 from fractune_core.fleet.messages import (
     EVENT_BY_KIND,
     EVENT_FIELD,
@@ -30,6 +29,7 @@ from fractune_core.fleet.messages import (
 )
 from fractune_core.fleet.signed_messages import open_event
 from fractune_core.fleet.signing import Unsigned
+from fractune_core.json_shapes import check_shape
 from fractune_core.records import TuningRecord
 from fractune_core.roofs import Roof
 from fractune_core.shares import GrantedShare

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from fractune_core.fleet.messages import BUILD_QUEUE
 from fractune_core.records import Kind
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
-from fractune_server.scheduler.turns import Turns
+from fractune_server.scheduler.turns import Claimant, Turns
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.rounds import Round
@@ -37,7 +38,8 @@ def rounds(tmp_path: Path) -> Iterator[Rounds]:
 
 def live(name: str, instance: str, workload: str, kind: Kind = Kind.TRIAL) -> LiveRound:
     made: Any = Round(name, "j", kind, workload, instance, 4)
-    return LiveRound(made, LogKey(workload, TARGET_KEY, DEVICE.key), DEVICE)
+    job: Any = SimpleNamespace(id="j", claimant=Claimant("j", ""), shares=["cpu:1"], dirty=False)
+    return LiveRound(made, LogKey(workload, TARGET_KEY, DEVICE.key), DEVICE, {"j": job})
 
 
 def test_trials_are_found_by_their_instance_and_by_their_operator_as_long_as_they_last(rounds: Rounds) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
 from fractune_core.errors import BadRequest
-from fractune_core.fleet.json_shapes import read_json
 from fractune_core.implementations import trace_of
+from fractune_core.json_shapes import read_json
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share

@@ -8,7 +8,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from fractune_core.fleet.json_shapes import check_shape, read_json
+from fractune_core.json_shapes import check_shape, read_json
 from fractune_core.records import TuningRecord
 from tests.support.samples import DISTURBANCE, validation
 
