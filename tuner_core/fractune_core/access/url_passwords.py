@@ -27,10 +27,13 @@ def without_password(url: str) -> str:
     nothing is shown that may be one.
     """
     without_query = _IN_QUERY.sub(_HIDDEN, url)
-    shown, found = _USER.subn(
-        lambda user: f"{user['user']}{':' + _HIDDEN if user['password'] else ''}@", without_query, count=1
-    )
-    if found or "@" not in without_query:
-        return shown
     scheme, separator, rest = without_query.partition("://")
-    return f"{scheme}{separator}{_HIDDEN}@{rest.rpartition('@')[2]}" if separator else _HIDDEN
+    if "@" not in rest and "@" not in scheme:
+        return without_query
+    if not separator or "@" in scheme:
+        return _HIDDEN
+    user = _USER.search(without_query)
+    place = rest.rpartition("@")[2]
+    if user is None or user.end() != len(without_query) - len(place):
+        return f"{scheme}://{_HIDDEN}@{place}"
+    return f"{scheme}://{user['user']}{':' + _HIDDEN if user['password'] else ''}@{place}"

@@ -40,7 +40,15 @@ def test_the_password_arrives_and_is_not_shown(url: str, password: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["redis:u:secret@h/0", "u:secret@h", "redis://us/er:secret@h", "redis://u:sec\nret@h", "redis://:a@h\n:secret@h"],
+    [
+        "redis:u:secret@h/0",
+        "u:secret@h",
+        "redis://us/er:secret@h",
+        "redis://u:sec\nret@h",
+        "redis://:a@h\n:secret@h",
+        "redis://u@h://:secret@h",
+        "redis:}//:secret@h://:secret@h",
+    ],
 )
 def test_what_may_be_a_password_of_no_address_is_hidden_too(url: str) -> None:
     assert "ret" not in without_password(url)
