@@ -280,7 +280,6 @@ def _read(event: Event) -> Arrival:
         check_measured(record)
         return Arrival(event, record)
     if event["event"] == "piece_done":
-        _check_amounts((event["worked_s"], event["cpu_s"], event["ended_at"]))
         return Arrival(event, piece=Piece.from_event(event))
     if event["event"] == "roof_measured":
         check_shape(Roof, event["roof"])
