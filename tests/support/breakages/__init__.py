@@ -1,0 +1,1 @@
+"""Promises of the docs, each broken on purpose: the test that keeps it must fail."""

@@ -1,0 +1,85 @@
+"""tests/assets/breakages: it fits the code of today, and leaves out no promise of the docs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.breakages import trial
+from tests.support.breakages.pages import attempts, defended, named_tests
+from tests.support.breakages.table import Breakage, breakages
+from tests.support.breakages.trial import Checkout, Verdict
+from tests.support.paths import REPOSITORY
+
+TABLE = breakages()
+WITHOUT = {
+    "a certificate of another authority there": "gRPC checks by one option whether there is one and whose it is",
+}
+"""promises that no line of ours breaks alone, and why"""
+
+
+@pytest.mark.parametrize("breakage", TABLE, ids=lambda each: each.promise)
+def test_what_is_to_be_broken_is_there_once_and_so_is_its_test(breakage: Breakage) -> None:
+    assert breakage.before != breakage.after
+    assert (REPOSITORY / breakage.file).read_text(encoding="utf-8").count(breakage.before) == 1
+    tree = ast.parse((REPOSITORY / breakage.test_file).read_text(encoding="utf-8"))
+    assert breakage.test_name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_no_two_have_the_same_words() -> None:
+    assert len({each.promise for each in TABLE}) == len(TABLE)
+
+
+def test_every_test_that_the_page_on_reliability_names_has_seen_its_promise_broken() -> None:
+    tests = {(each.test_file, each.test_name) for each in TABLE}
+    files = {file for file, _ in tests}
+    assert [
+        (file, name) for file, name in named_tests() if (file, name) not in tests and (name or file not in files)
+    ] == []
+
+
+def test_every_attempt_of_a_stranger_succeeds_where_what_stops_it_is_broken() -> None:
+    promises = {each.promise for each in TABLE} | WITHOUT.keys()
+    assert len(attempts()) > 15
+    assert [each for each in attempts() if each not in promises] == []
+
+
+def test_whatever_is_said_to_be_defended_has_been_broken() -> None:
+    assert len(defended()) > 5
+    about = {each.promise.partition(":")[0] for each in TABLE}
+    assert [each for each in defended() if each not in about] == []
+
+
+SUBJECT = "def is_right() -> bool:\n    return True\n"
+TEST = "from subject import is_right\n\n\ndef test_it() -> None:\n    assert is_right()\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    origin, copy = tmp_path / "origin", tmp_path / "copy"
+    origin.mkdir()
+    subprocess.run(("git", "init", "-q"), cwd=origin, check=True)
+    (origin / "subject.py").write_text(SUBJECT)
+    (origin / "test_subject.py").write_text(TEST)
+    monkeypatch.setattr(trial, "REPOSITORY", origin)
+    return Checkout(copy)
+
+
+@pytest.mark.parametrize(
+    ("after", "test", "verdict"),
+    [
+        ("return False", "test_subject.py::test_it", Verdict.CAUGHT),
+        ("return 1", "test_subject.py::test_it", Verdict.SURVIVED),
+        ("while True: pass", "test_subject.py::test_it", Verdict.HUNG),
+        ("return (", "test_subject.py::test_it", Verdict.NOT_TESTED),
+    ],
+)
+def test_what_becomes_of_a_broken_promise(
+    checkout: Checkout, tmp_path: Path, after: str, test: str, verdict: Verdict
+) -> None:
+    broken = Breakage("it is right", "subject.py", "return True", after, test)
+    assert checkout.try_broken(broken, limit_s=1 if verdict is Verdict.HUNG else 60).verdict is verdict
+    assert (tmp_path / "copy" / "subject.py").read_text() == SUBJECT
