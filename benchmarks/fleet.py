@@ -44,7 +44,8 @@ _OPERATORS_A_GPU, _OPERATORS = 4, 120
 _TRIALS = 1_000_000
 _HURRY = 3.0
 """times that work is faster at the start"""
-_DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+_REDIS = ("--appendonly", "yes", "--appendfsync", "always", "--maxclients", "19000")
+"""durable, and with room for two connections of each worker"""
 _START_S = _CANCEL_S = 60.0
 
 
@@ -89,7 +90,7 @@ async def run(gpus: int, secs: float, speed: float) -> dict[str, Any]:
     """Figures of one size: the mean over `secs` seconds, after half as many again for the start."""
     life = FleetLife(gpus, CRASHES, DRAINS, speed)
     with (
-        running_redis(*_DURABLE) as url,
+        running_redis(*_REDIS) as url,
         tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder,
         redis.Redis.from_url(url) as connection,
         running_server(url, Path(folder) / "state", metrics=METRICS) as server,

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from benchmarks.support.machine import arguments, write_result
-from fractune_core.fleet.messages import BUILD_QUEUE, SERVER_STREAM
+from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers import entry
 from fractune_workers.context import WorkerContext

@@ -12,7 +12,8 @@ from pathlib import Path
 import redis
 
 from benchmarks.queue_cost import TRACE
-from fractune_core.fleet.messages import EVENT_FIELD, STREAMS, Measured, tuner_stream
+from fractune_core.fleet.messages import Measured
+from fractune_core.fleet.redis_names import EVENT_FIELD, STREAMS, tuner_stream
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import candidate_id
 from fractune_server.store.records.filters import RecordFilter

@@ -19,7 +19,8 @@ from typing import Any
 
 import redis
 
-from fractune_core.fleet.messages import PROTOCOL, WorkerInfo
+from fractune_core.fleet.messages import WorkerInfo
+from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
@@ -98,7 +99,8 @@ def costs_ms(operators: int, measurers: int) -> dict[str, float]:
 def _turn(phase: TunePhase, job: ActiveJob) -> None:
     """What the engine does with the job in one turn."""
     phase.advance(job, [job])
-    while phase.start_round(job, [job]):
+    free = phase.free_instances()
+    while free and phase.start_round(job, [job], free):
         pass
 
 

@@ -5,7 +5,8 @@ end at once take, whether a watch is told everything, and whether the server's m
 `watchers`: 1,000 on one job, and one more. `page`: a page of 100 records of a made-up log of a million, newest or
 fastest first, while workers deliver 500 records a second. All of it runs on this one machine.
 
-Usage: python -m benchmarks.service_load [--quick] [--out FILE] [--minutes N] [--part NAME,NAME] [--records N]
+Usage: python -m benchmarks.service_load [--quick] [--out FILE] [--minutes N] [--part NAME,NAME] [--clients N]
+           [--records N]
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Figures, Watch
 from benchmarks.support.simulated_fleet import SimulatedFleet
 from benchmarks.support.simulated_workers import SHARE, FleetLife
-from fractune_core.fleet.messages import EVENT_FIELD, STREAMS, tuner_stream
+from fractune_core.fleet.redis_names import EVENT_FIELD, STREAMS, tuner_stream
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.jobs import MAX_WATCHERS
@@ -47,7 +48,7 @@ from tests.support.secret import SECRET
 PARTS = ("clients", "watchers", "page")
 CALL_BAR_S, PAGE_BAR_S = 0.1, 0.05
 GROWTH_BAR = 1.05
-WATCHERS = 1000
+CLIENTS, WATCHERS = 200, 1000
 WRITES_PER_S = 500
 _WORKERS = {"tune": 8, "build": 20, "measure": 20}
 _COMPILERS = 2
@@ -62,6 +63,7 @@ _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, help="of the clients; the long form has 30")
+    parser.add_argument("--clients", type=int, help="how many; 200 without it")
     parser.add_argument("--part", help=f"of {','.join(PARTS)}; all of them without it")
     parser.add_argument("--records", type=int, help="in the log of which pages are read")
     args = parser.parse_args()
@@ -71,7 +73,8 @@ def main() -> None:
     secs = 60 * (args.minutes or (0.1 if args.quick else 2.0))
     found: dict[str, Any] = {"simulated": True, "minutes": secs / 60}
     if "clients" in parts:
-        found["clients"] = clients(10 if args.quick else 200, secs, 1.0 if args.quick else 20.0)
+        count = args.clients or (10 if args.quick else CLIENTS)
+        found["clients"] = clients(count, secs, 1.0 if args.quick else 20.0)
         _print_clients(found["clients"])
     if "watchers" in parts:
         found["watchers"] = watchers(20 if args.quick else WATCHERS)

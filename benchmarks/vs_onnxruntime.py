@@ -30,7 +30,7 @@ from benchmarks.support.ratio_picture import draw_ratios
 from fractune.api.goal import peer_timing
 from fractune.errors import FractuneError
 from fractune.goals import Goal
-from fractune.reports.goal_text import goal_json, ratio_json
+from fractune.reports.tables.goal import goal_json, ratio_json
 from fractune.reports.text import span_text, time_text
 
 PEER = "onnxruntime"

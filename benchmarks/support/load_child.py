@@ -48,7 +48,8 @@ def memory(bundle: str) -> dict[str, Any]:
     import tvm_ffi_orcjit
 
     import fractune
-    from fractune.inference import runner, runtime, tensors
+    from fractune.inference import runner
+    from fractune.inference.tvm_runtime import runtime, tensors
     from fractune_core.files.bundles import Bundle
 
     runtime.load_runtime()

@@ -13,8 +13,8 @@ from typing import Any
 from redis import asyncio as aioredis
 
 from benchmarks.support.simulated_workers import Crash, FleetLife, SimulatedWorker
-from fractune_core.fleet import messages
-from fractune_core.fleet.messages import WORKER_TTL_S
+from fractune_core.fleet import redis_names
+from fractune_core.fleet.redis_names import WORKER_TTL_S
 
 _CONNECTING = 20
 """workers that connect at once"""
@@ -76,8 +76,8 @@ class SimulatedFleet:
 
     async def _drop(self, worker: SimulatedWorker) -> None:
         async with worker.redis.pipeline(transaction=False) as pipe:
-            pipe.delete(messages.worker_key(worker.name))
-            pipe.srem(messages.WORKERS, worker.name)
+            pipe.delete(redis_names.worker_key(worker.name))
+            pipe.srem(redis_names.WORKERS, worker.name)
             await pipe.execute()
 
     async def _renew(self) -> None:
@@ -96,7 +96,7 @@ class SimulatedFleet:
 async def _put_entries(redis: Any, workers: Sequence[SimulatedWorker]) -> None:
     async with redis.pipeline(transaction=False) as pipe:
         for worker in workers:
-            pipe.sadd(messages.WORKERS, worker.name)
-            pipe.set(messages.worker_key(worker.name), worker.entry(), ex=WORKER_TTL_S)
+            pipe.sadd(redis_names.WORKERS, worker.name)
+            pipe.set(redis_names.worker_key(worker.name), worker.entry(), ex=WORKER_TTL_S)
         if workers:
             await pipe.execute()

@@ -25,7 +25,7 @@ from redis.exceptions import ResponseError
 from rq.utils import utcformat
 
 from benchmarks.queue_cost import TRACE
-from fractune_core.fleet import messages
+from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import add_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, mark
 from fractune_core.fleet.messages import cancelled_by
@@ -88,11 +88,11 @@ class SimulatedWorker:
         )
         self._key = f"rq:worker:{name}"
         self._queue = {
-            "tune": messages.tune_queue(name),
-            "build": messages.BUILD_QUEUE,
-            "measure": messages.measure_queue(DEVICE.key, SHARE),
+            "tune": redis_names.tune_queue(name),
+            "build": redis_names.BUILD_QUEUE,
+            "measure": redis_names.measure_queue(DEVICE.key, SHARE),
         }[role]
-        self._stream = messages.tuner_stream(name)
+        self._stream = redis_names.tuner_stream(name)
         self._known: set[str] = set()
         """workloads that its child has"""
         self._proposed: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class SimulatedWorker:
         """What it says of itself every second, sealed."""
         measuring = self.role == "measure"
         info: messages.WorkerInfo = {
-            "protocol": messages.PROTOCOL,
+            "protocol": redis_names.PROTOCOL,
             "name": self.name,
             "role": self.role,
             "host": "simulated",
@@ -261,29 +261,29 @@ class SimulatedWorker:
 
     async def _read_blob(self, name: str) -> bytes:
         """As fractune_core.fleet.blobs reads one of one chunk, without a look at its signature."""
-        key = messages.blob_key(name)
+        key = redis_names.blob_key(name)
         found: Any = await self.redis.lrange(key, 0, 0) if await self.redis.llen(key) else [b""]
         return bytes(found[0]) if found else b""
 
     async def _learn(self, workload_hash: str) -> None:
         if workload_hash not in self._known:
             self._known.add(workload_hash)
-            await self._read_blob(messages.workload_blob(workload_hash))
+            await self._read_blob(redis_names.workload_blob(workload_hash))
 
     async def _join_stream(self) -> None:
-        for group in (messages.RECORDER, messages.TUNER):
+        for group in (redis_names.RECORDER, redis_names.TUNER):
             try:
                 await self.redis.xgroup_create(self._stream, group, id="0", mkstream=True)
             except ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise
-        await self.redis.sadd(messages.STREAMS, self._stream)
+        await self.redis.sadd(redis_names.STREAMS, self._stream)
 
     async def _search(self, work: Any) -> None:
         await self._join_stream()
         while True:
             try:
-                answer: Any = await self.redis.xreadgroup(messages.TUNER, self.name, {self._stream: ">"}, count=1000)
+                answer: Any = await self.redis.xreadgroup(redis_names.TUNER, self.name, {self._stream: ">"}, count=1000)
             except ResponseError as error:
                 if "NOGROUP" not in str(error):
                     raise
@@ -293,7 +293,7 @@ class SimulatedWorker:
             entries = [entry for _, held in found or () for entry in _flat(held)]
             if not entries:
                 break
-            await self.redis.xack(self._stream, messages.TUNER, *(entry for entry, _ in entries))
+            await self.redis.xack(self._stream, redis_names.TUNER, *(entry for entry, _ in entries))
         if await self._is_moot(work):
             return
         name = work["operator"]["workload_hash"]
@@ -307,12 +307,12 @@ class SimulatedWorker:
         proposed: Any = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
         proposed |= {"candidates": [item["candidate"] for item in items], "exhausted": False}
         async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.xadd(self._stream, {messages.EVENT_FIELD: seal_event(SECRET, proposed)})
+            pipe.xadd(self._stream, {redis_names.EVENT_FIELD: seal_event(SECRET, proposed)})
             same = ("round_id", "job", "scope", "operator", "device_key", "shares")
             for start in range(0, len(items), BATCH):
                 build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": self._stream}
                 build |= {name: work[name] for name in same} | {"candidates": items[start : start + BATCH]}
-                _enqueue(pipe, messages.BUILD_QUEUE, build)
+                _enqueue(pipe, redis_names.BUILD_QUEUE, build)
             await self._deliver(pipe, work)
 
     async def _build(self, work: Any) -> None:
@@ -324,40 +324,40 @@ class SimulatedWorker:
         artifacts = [{"candidate": item["candidate"], "trace": item["trace"], **built} for item in work["candidates"]]
         async with self.redis.pipeline(transaction=True) as pipe:
             for item in artifacts:
-                blob = messages.artifact_blob(work["round_id"], item["candidate"])
+                blob = redis_names.artifact_blob(work["round_id"], item["candidate"])
                 add_signed_blob(pipe, SECRET, blob, ARTIFACT)
             for share in work["shares"]:
                 measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
                 same = ("round_id", "job", "scope", "kind", "operator", "reply")
                 measure |= {name: work[name] for name in same} | {"artifacts": artifacts}
-                _enqueue(pipe, messages.measure_queue(work["device_key"], share), measure)
+                _enqueue(pipe, redis_names.measure_queue(work["device_key"], share), measure)
             await self._deliver(pipe, work)
 
     async def _measure(self, work: Any) -> None:
         if await self._is_moot(work):
             return
         for item in work["artifacts"]:
-            await self._read_blob(messages.artifact_blob(work["round_id"], item["candidate"]))
+            await self._read_blob(redis_names.artifact_blob(work["round_id"], item["candidate"]))
         await self._serve_for("measure")
         async with self.redis.pipeline(transaction=True) as pipe:
             for item in work["artifacts"]:
                 record = made_up_record(work, item["candidate"], item["trace"], worker=self.name)
                 event: Any = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
                 event["record"] = record.to_json()
-                pipe.xadd(work["reply"], {messages.EVENT_FIELD: seal_event(SECRET, event)})
+                pipe.xadd(work["reply"], {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
             await self._deliver(pipe, work)
 
     async def _time_model(self, work: Any) -> None:
         if await self._is_moot(work):
             return
-        bundle = await self._read_blob(messages.bundle_blob(work["bundle"]))
+        bundle = await self._read_blob(redis_names.bundle_blob(work["bundle"]))
         await self._serve_for("measure")
         variants = [variant["name"] for variant in json.loads(bundle[_SIGNATURE_BYTES:])["variants"]]
         event: Any = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event |= {"granted": granted(SHARE).to_json(), "max_error": dict.fromkeys(variants, 0.0)}
         event["run_secs"] = {name: [2.0] * 3 if name == UNTUNED_VARIANT else [1.0] * 3 for name in variants}
         async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: seal_event(SECRET, event)})
+            pipe.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
             await self._deliver(pipe, work)
 
     async def _deliver(self, pipe: Any, work: Any) -> None:
@@ -371,7 +371,7 @@ class SimulatedWorker:
             "cpu_s": 0.1,
             "ended_at": time.time(),
         }
-        pipe.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: seal_event(SECRET, spent)})
+        pipe.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, spent)})
         mark(pipe, DONE, work["work_id"])
         await pipe.execute()
 
@@ -379,7 +379,7 @@ class SimulatedWorker:
 def _enqueue(pipe: Any, queue: str, work: Any) -> None:
     """As RQ's `enqueue_many` does within a transaction."""
     now = _text(time.time())
-    data = json.dumps([messages.HANDLER, None, [seal_work(SECRET, queue, work)], {}]).encode()
+    data = json.dumps([redis_names.HANDLER, None, [seal_work(SECRET, queue, work)], {}]).encode()
     job = f"rq:job:{work['work_id']}"
     about = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work["do"]}
     pipe.sadd("rq:queues", f"rq:queue:{queue}")

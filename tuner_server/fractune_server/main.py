@@ -26,7 +26,7 @@ from fractune_core.access.keepalive import SERVER_KEEPALIVE
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.fleet.clocks import check_clock, redis_time_s
-from fractune_core.fleet.messages import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
+from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
 from fractune_core.fleet.redis_url import no_redis
 from fractune_core.fleet.signed_messages import seal_greeting
 from fractune_core.jobs import JobState
@@ -43,8 +43,10 @@ from fractune_server.monitoring.health import Health
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.bundles import BundleService
 from fractune_server.services.call_counts import CallCounter
+from fractune_server.services.call_turns import CallTurns
 from fractune_server.services.errors import ErrorInterceptor
 from fractune_server.services.fleet import FleetService
+from fractune_server.services.handler_cache import HandlerCache
 from fractune_server.services.jobs import MAX_WATCHERS, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
@@ -146,7 +148,13 @@ def make_server(
     """All services on a server that listens nowhere yet; `gate` as for AccessInterceptor."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS + MAX_WATCHERS, thread_name_prefix="grpc"),
-        interceptors=[CallCounter(context.instruments), ErrorInterceptor(), AccessInterceptor(gate)],
+        interceptors=[
+            HandlerCache(),
+            CallCounter(context.instruments),
+            ErrorInterceptor(),
+            AccessInterceptor(gate),
+            CallTurns(),
+        ],
         # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20), *SERVER_KEEPALIVE],
         maximum_concurrent_rpcs=THREADS + MAX_WATCHERS,

@@ -12,7 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from fractune_core.fleet.messages import WORKER_TTL_S, WorkerInfo
+from fractune_core.fleet.messages import WorkerInfo
+from fractune_core.fleet.redis_names import WORKER_TTL_S
 from fractune_core.fleet.worker_counts import CountKey, counts_from_json
 
 _REMEMBERED = 20_000

@@ -6,10 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from fractune_core.analysis.roofline import attainable_s
-from fractune_core.fleet.messages import RoundWork, TargetOperator, bundle_blob, model_blob, workload_blob
+from fractune_core.fleet.messages import RoundWork, TargetOperator
+from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
 from fractune_core.jobs import JobState
 from fractune_core.priorities import Priority
 from fractune_core.records import Kind, TuningRecord, candidate_id
@@ -92,7 +94,7 @@ class ActiveJob:
     def _complete(self) -> int:
         return sum(plan.complete for plan in self.plans.values())
 
-    @property
+    @cached_property
     def claimant(self) -> Claimant:
         weight = Priority.of(self.stored.spec.priority).weight
         return Claimant(self.id, self.stored.token, weight, self.stored.created_at)

@@ -6,6 +6,7 @@ next turn.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -16,7 +17,8 @@ import redis
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
 from fractune_core.fleet.clocks import check_clock
 from fractune_core.fleet.marks import drop_old_marks
-from fractune_core.fleet.messages import WORK_KINDS, Event, Work, WorkFailed, bundle_blob, model_blob, tuner_stream
+from fractune_core.fleet.messages import WORK_KINDS, Event, Work, WorkFailed
+from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_stream
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_server.engine.active_job import ActiveJob
@@ -25,7 +27,7 @@ from fractune_server.engine.needed_workers import MissingWorkers
 from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
-from fractune_server.engine.tune import TunePhase
+from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.engine.validate import ValidatePhase
 from fractune_server.scheduler.turns import Turns
 from fractune_server.transport.context import ServerContext
@@ -243,16 +245,20 @@ class Engine:
         """One by one: each goes to the job whose turn it is by then."""
         self._turns.keep(job.claimant for job in self._jobs.all())
         waiting = [job for job in self._jobs.all() if job.stored.state is JobState.TUNING]
-        while waiting:
-            job = min(waiting, key=lambda job: self._turns.place(job.claimant))
-            with log_fields(job=job.id):
-                try:
-                    started = self._tune.start_round(job, self._jobs.all())
-                except FractuneError as error:
-                    self._jobs.fail(job, error)
-                    started = False
-            if not started:
-                waiting.remove(job)
+        free = self._tune.free_instances()
+        while waiting and free:
+            waiting.sort(key=lambda job: self._turns.place(job.claimant))
+            passed_over = list(itertools.takewhile(lambda job: not self._start_round(job, free), waiting))
+            del waiting[: len(passed_over)]
+
+    def _start_round(self, job: ActiveJob, free: list[Instance]) -> bool:
+        """False when none can start for the job now."""
+        with log_fields(job=job.id):
+            try:
+                return self._tune.start_round(job, self._jobs.all(), free)
+            except FractuneError as error:
+                self._jobs.fail(job, error)
+                return False
 
     # ---- looking after things -------------------------------------------------------------------
 
@@ -274,6 +280,8 @@ class Engine:
         trim(self._context.redis, self._recorder, alive, needed)
         check_clock("this server", drop_old_marks(self._context.redis))
         self._context.files.parts.drop_old()
+        # What this turn took is acknowledged. Anything else was taken by a server that has lost its lock meanwhile.
+        self._recorder.look_back()
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""

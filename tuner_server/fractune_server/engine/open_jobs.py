@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from fractune_core import tracing
 from fractune_core.errors import FractuneError, StateUnusable
 from fractune_core.fleet.blobs import release_blobs
-from fractune_core.fleet.messages import model_blob
+from fractune_core.fleet.redis_names import model_blob
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_server.engine.active_job import ActiveJob
@@ -66,10 +66,19 @@ class OpenJobs:
     def save(self) -> None:
         """Write what has changed; those that have ended are dropped."""
         now = time.monotonic()
-        for job in self.all():
-            # An end or a new state is news at once; counts may wait for more of them.
-            if job.dirty and (now - job.saved_at >= SAVE_EVERY_S or job.stored.state is not job.saved_state):
-                self._save(job, now)
+        # An end or a new state is news at once; counts may wait for more of them.
+        due = [
+            job
+            for job in self.all()
+            if job.dirty and (now - job.saved_at >= SAVE_EVERY_S or job.stored.state is not job.saved_state)
+        ]
+        if due:
+            with self._context.store.writing():
+                kept = [self._save(job, now) for job in due]
+            for job, is_kept in zip(due, kept, strict=True):
+                if not is_kept or not job.stored.state.open:
+                    self._drop(job)
+            self._context.notifier.announce()
 
     def release(self, blobs: Iterable[str]) -> None:
         """Let those of the blobs go that no open job needs, and no call that waits for a model's operators."""
@@ -90,13 +99,12 @@ class OpenJobs:
             job.load_plans(store)
         return job
 
-    def _save(self, job: ActiveJob, now: float) -> None:
+    def _save(self, job: ActiveJob, now: float) -> bool:
+        """False when it has ended in the store meanwhile."""
         job.count_progress()
         job.stored.progress.busy_s = self._context.store.ledger.worked_s(job.id)
         changed = job.changed_operators()
         kept = self._context.store.jobs.save(job.stored, changed)
         job.note_saved(changed)
         job.dirty, job.saved_at, job.saved_state = False, now, job.stored.state
-        if not kept or not job.stored.state.open:
-            self._drop(job)
-        self._context.notifier.announce()
+        return kept

@@ -12,16 +12,8 @@ from fractune_core import __version__
 from fractune_core.analysis.match import Match
 from fractune_core.files import bundles
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob
-from fractune_core.fleet.messages import (
-    COMPILE_QUEUE,
-    Compiled,
-    CompileWork,
-    ModelTimed,
-    TimeModelWork,
-    VariantItem,
-    bundle_blob,
-    measure_queue,
-)
+from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, TimeModelWork, VariantItem
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.implementations import DIRECT
 from fractune_core.jobs import JobState
 from fractune_core.names import ROBUST_VARIANT

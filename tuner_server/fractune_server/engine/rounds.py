@@ -10,9 +10,11 @@ import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fractune_core.fleet.blobs import drop_blobs
-from fractune_core.fleet.messages import BUILD_QUEUE, BuildWork, SearchWork, artifact_blob, tuner_stream
+from fractune_core.fleet.messages import BuildWork, SearchWork
+from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, tuner_stream
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
@@ -31,8 +33,9 @@ class Rounds:
         self._queues = queues
         self._turns = turns
         self._live: dict[str, LiveRound] = {}
-        self._trials_of: defaultdict[str, dict[str, LiveRound]] = defaultdict(dict)
-        """trials by the tuner instance that searches, or by the operator's workload hash: their rounds by id"""
+        self._by_instance: defaultdict[str, dict[str, LiveRound]] = defaultdict(dict)
+        self._by_search: defaultdict[LogKey, dict[str, LiveRound]] = defaultdict(dict)
+        """trials by the tuner instance that searches, and by what is searched: their rounds by id"""
         self._lost: dict[LogKey, set[str]] = {}
         """candidates of rounds that nobody waited for any more before they were measured anywhere"""
 
@@ -45,9 +48,13 @@ class Rounds:
     def trials(self) -> list[LiveRound]:
         return [live for live in self._live.values() if live.is_trial]
 
-    def trials_of(self, name: str) -> list[LiveRound]:
-        """Those of one tuner instance, by its name, or of one operator, by its workload hash."""
-        return list(self._trials_of[name].values()) if name in self._trials_of else []
+    def trials_of(self, instance: str) -> list[LiveRound]:
+        """Those that one tuner instance has proposed, or is to propose."""
+        return list(self._by_instance.get(instance, {}).values())
+
+    def trials_for(self, key: LogKey) -> list[LiveRound]:
+        """Those of the search that `key` belongs to."""
+        return list(self._by_search.get(key.search, {}).values())
 
     def validations(self) -> list[LiveRound]:
         return [live for live in self._live.values() if not live.is_trial]
@@ -67,11 +74,14 @@ class Rounds:
             self._add(live)
 
     def start(self, live: LiveRound, queue: str, works: Sequence[SearchWork | BuildWork]) -> None:
-        """For the subscribers of the round; the job that asked for it is charged."""
+        """For the subscribers of the round; the job that asked for it is charged. Raises StateUnusable, and nothing is
+        handed out, when another server has taken over.
+        """
         send_workload(self._context, live.stored.workload_hash)
         job = live.subscribers[live.stored.job]
         at_front = self.goes_first(job)
         self._turns.charge(job.claimant, live.measurements, in_turn=live.is_trial)
+        self._context.store.check_lock()  # this turn may have stood still since its beginning, as its host did
         # First the queue, then the store: a round that is not stored costs a few trials too many, a stored one that
         # no worker was given would hold the job up.
         for work in works:
@@ -134,12 +144,12 @@ class Rounds:
         if live.is_trial:
             shares = set(live.stored.granted)
             unmeasured = {name for name, _ in live.missing if all((name, share) in live.missing for share in shares)}
-            self._lost.setdefault(search_key(live.key), set()).update(unmeasured - live.ran.keys())
+            self._lost.setdefault(live.key.search, set()).update(unmeasured - live.ran.keys())
         self.end(live)
 
     def take_lost(self, key: LogKey) -> list[str]:
-        """The candidates of an operator that were lost since they were last asked for."""
-        return sorted(self._lost.pop(key, ()))
+        """The candidates of a search that were lost since they were last asked for."""
+        return sorted(self._lost.pop(key.search, ()))
 
     def withdraw(self, live: LiveRound) -> None:
         """End a round that was not proposed, and take its search back."""
@@ -149,16 +159,14 @@ class Rounds:
     def _add(self, live: LiveRound) -> None:
         self._live[live.id] = live
         if live.is_trial:
-            for name in (live.stored.instance, live.stored.workload_hash):
-                self._trials_of[name][live.id] = live
+            self._by_instance[live.stored.instance][live.id] = live
+            self._by_search[live.key.search][live.id] = live
 
     def _remove(self, live: LiveRound) -> None:
         del self._live[live.id]
         if live.is_trial:
-            for name in (live.stored.instance, live.stored.workload_hash):
-                del self._trials_of[name][live.id]
-                if not self._trials_of[name]:
-                    del self._trials_of[name]
+            _take_out(self._by_instance, live.stored.instance, live.id)
+            _take_out(self._by_search, live.key.search, live.id)
 
     def _finish(self, live: LiveRound) -> None:
         """All has come in: go on where a job that came late needs the same, else end."""
@@ -183,9 +191,10 @@ class Rounds:
             job.dirty = True
 
 
-def search_key(key: LogKey) -> LogKey:
-    """Under which an operator is searched: one search proposes for all jobs, exact or not."""
-    return replace(key, exact=False)
+def _take_out(rounds: dict[Any, dict[str, LiveRound]], name: Any, round_id: str) -> None:
+    del rounds[name][round_id]
+    if not rounds[name]:
+        del rounds[name]
 
 
 def _compiler_of(record: TuningRecord) -> dict[str, str]:

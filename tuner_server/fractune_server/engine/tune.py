@@ -11,7 +11,6 @@ from itertools import zip_longest
 from math import isfinite
 
 from fractune_core.fleet.messages import (
-    BUILD_QUEUE,
     BuildWork,
     PastTrial,
     Proposed,
@@ -20,9 +19,8 @@ from fractune_core.fleet.messages import (
     SearchWork,
     WorkerInfo,
     WorkFailed,
-    tune_queue,
-    tuner_stream,
 )
+from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_stream
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind
@@ -30,7 +28,7 @@ from fractune_core.roofs import Roof
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
-from fractune_server.engine.rounds import Rounds, search_key
+from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.turns import Turns
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
@@ -82,7 +80,8 @@ class TunePhase:
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
         """Wait for what others have under way; go on to validation when nothing is left to do or wait for."""
-        self._count_in_flight(jobs)
+        for plan in job.plans.values():
+            self._count_for(job, plan)
         if not job.time_is_up:
             self._subscribe(job, jobs)
         plans = list(job.plans.values())
@@ -152,21 +151,15 @@ class TunePhase:
 
     # ---- what is under way ----------------------------------------------------------------------
 
-    def _count_in_flight(self, jobs: Collection[ActiveJob]) -> None:
-        """Note in every plan what is under way for its operator, whoever asked for it."""
-        for job in jobs:
-            for plan in job.plans.values():
-                self._count_for(job, plan)
-
     def _count_for(self, job: ActiveJob, plan: OperatorPlan) -> None:
-        plan.busy, plan.in_flight = False, 0
-        for live in self._rounds.trials_of(plan.workload_hash):
-            if search_key(job.log_key(plan.workload_hash)) == search_key(live.key):
-                plan.busy = plan.busy or live.is_due(self._awaited(job))
-                plan.in_flight += live.in_flight(plan) if job.id in live.subscribers else 0
+        """Note in the plan what is under way for its operator, whoever asked for it."""
+        under_way = self._rounds.trials_for(job.log_key(plan.workload_hash))
+        awaited = self._awaited(job) if under_way else ()
+        plan.busy = any(live.is_due(awaited) for live in under_way)
+        plan.in_flight = sum(live.in_flight(plan) for live in under_way if job.id in live.subscribers)
 
     def _count_of(self, workload_hash: str, jobs: Collection[ActiveJob]) -> None:
-        """As `_count_in_flight`, after what has changed for one operator."""
+        """As `_count_for`, in all jobs, after what has changed for one operator."""
         for job in jobs:
             plan = job.plans.get(workload_hash)
             if plan is not None:
@@ -180,14 +173,18 @@ class TunePhase:
     def _waits(self, job: ActiveJob) -> bool:
         """True while a round owes the job a measurement."""
         shares = set(job.shares)
-        return any(job.id in live.subscribers and live.is_due(shares) for live in self._rounds.trials())
+        return any(job.id in live.subscribers and live.is_due(shares) for live in self._trials_for(job))
 
     def _subscribe(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
         """Wait for what is under way already, as far as the job can use it."""
-        for live in self._rounds.trials():
+        for live in self._trials_for(job):
             if job.id not in live.subscribers and self._would_take(job, live.key):
                 live.subscribers[job.id] = job
                 self._count_of(live.key.workload_hash, jobs)
+
+    def _trials_for(self, job: ActiveJob) -> list[LiveRound]:
+        """What is under way of the searches that the job takes part in."""
+        return [live for name in job.plans for live in self._rounds.trials_for(job.log_key(name))]
 
     def _would_take(self, job: ActiveJob, key: LogKey) -> bool:
         """Whether the job can use further candidates of this operator, and somebody measures at its shares."""
@@ -202,18 +199,30 @@ class TunePhase:
 
     # ---- what is started ------------------------------------------------------------------------
 
-    def start_round(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> bool:
-        """Start one round for the job, whose turn it is; False when none can start now."""
+    def free_instances(self) -> list[Instance]:
+        """Those that do not search now: they do one search at a time."""
+        return [
+            instance
+            for instance in self._instances.values()
+            if all(live.proposed for live in self._rounds.trials_of(instance.name))
+        ]
+
+    def start_round(self, job: ActiveJob, jobs: Collection[ActiveJob], free: list[Instance]) -> bool:
+        """Start one round for the job, whose turn it is; False when none can start now.
+
+        An instance that searches then is free no more, and taken out of `free`.
+        """
         if job.stored.state is not JobState.TUNING or job.time_is_up:
             return False
         awaited = self._awaited(job)
-        for instance in self._instances.values():
+        for instance in free:
             if not self._has_room(instance, job, awaited):
                 continue
             allowed = partial(self._may_search, job, instance)
             found = next_round(list(job.plans.values()), self._limits(job, jobs), job.gained, allowed)
             if found is not None:
-                self._start(job, jobs, instance, *found)
+                if not self._start(job, jobs, instance, *found).proposed:
+                    free.remove(instance)
                 self._count_of(found[0].workload_hash, jobs)
                 return True
         return False
@@ -232,23 +241,22 @@ class TunePhase:
         return job.budget.remaining(list(job.plans.values()), job.gained) > 0
 
     def _has_room(self, instance: Instance, job: ActiveJob, awaited: Collection[str]) -> bool:
-        """Whether the instance may search for the job. One search at a time, as late as the builders allow: it then
-        knows more. What is under way only for jobs that were given more keeps nobody waiting.
+        """Whether a free instance may search for the job: as late as the builders allow, since it knows more then. What
+        is under way only for jobs that were given more keeps nobody waiting.
         """
         held = self._rounds.trials_of(instance.name)
-        counted = sum(live.under_way(awaited) for live in held if not self._may_pass(job, live))
-        return all(live.proposed for live in held) and counted <= self._enough
+        return sum(live.under_way(awaited) for live in held if not self._may_pass(job, live)) <= self._enough
 
     def _may_pass(self, job: ActiveJob, live: LiveRound) -> bool:
         return all(self._turns.is_behind(job.claimant, each.claimant) for each in live.subscribers.values())
 
     def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""
-        return self._owners.get(search_key(job.log_key(plan.workload_hash)), instance.name) == instance.name
+        return self._owners.get(job.log_key(plan.workload_hash).search, instance.name) == instance.name
 
     def _start(
         self, job: ActiveJob, jobs: Collection[ActiveJob], instance: Instance, plan: OperatorPlan, count: int
-    ) -> None:
+    ) -> LiveRound:
         """A round for the job, and for all that can use it too: of what the log holds in part, else of a search."""
         key = job.log_key(plan.workload_hash)
         others = [each for each in jobs if each is not job and self._would_take(each, key)]
@@ -264,6 +272,7 @@ class TunePhase:
                 stored.granted.update(each.stored.granted)
                 each.plans[plan.workload_hash].begin_round()
             self._rounds.start(live, tune_queue(instance.name), [self._search_work(job, live, instance)])
+        return live
 
     def _build_works(self, job: ActiveJob, live: LiveRound) -> list[BuildWork]:
         """What the log holds at some of the job's shares is built for the others."""
@@ -285,7 +294,7 @@ class TunePhase:
         ]
 
     def _search_work(self, job: ActiveJob, live: LiveRound, instance: Instance) -> SearchWork:
-        searched = search_key(live.key)
+        searched = live.key.search
         new = self._owners.get(searched) != instance.name
         self._owners[searched] = instance.name
         plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
@@ -317,7 +326,7 @@ class TunePhase:
         """Medians in seconds by candidate and share, of all that the log holds at any share of the round."""
         shares = {granted.key: share for share, granted in live.stored.granted.items()}
         times: dict[str, dict[str, float]] = {}
-        for row in self._store.log.trials(search_key(live.key)):
+        for row in self._store.log.trials(live.key.search):
             if row.share_key in shares:
                 times.setdefault(row.candidate_id, {})[shares[row.share_key]] = row.median_s
         return times
@@ -327,7 +336,7 @@ class TunePhase:
         joint = joint_times(times, list(live.stored.granted))
         best = sorted((name for name, secs in joint.items() if secs), key=lambda name: joint[name])[:_HISTORY]
         failed = [name for name, secs in joint.items() if not secs][:_HISTORY]
-        traces = self._store.log.traces(search_key(live.key), best + failed)
+        traces = self._store.log.traces(live.key.search, best + failed)
         return [
             {
                 "candidate": name,

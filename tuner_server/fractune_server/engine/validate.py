@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from fractune_core.analysis.validated import choosing_order
 from fractune_core.errors import NotFound, error_from_name
-from fractune_core.fleet.messages import BUILD_QUEUE, SERVER_STREAM, BuildWork, WorkFailed
+from fractune_core.fleet.messages import BuildWork, WorkFailed
+from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from fractune_core import __version__
 from fractune_core.errors import FractuneError
 from fractune_core.fleet import worker_counts
-from fractune_core.fleet.messages import PROTOCOL
+from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.fleet.worker_counts import COUNT, SUM, CountKey
 from fractune_core.jobs import JobState
 from fractune_core.names import HealthPart

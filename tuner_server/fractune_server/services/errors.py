@@ -93,6 +93,8 @@ def _about(request: Any) -> AbstractContextManager[None]:
 def _aborting(request: Any, context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
+    except grpc.RpcError:  # of the requests' stream: the caller has gone while it was sending, and gRPC knows its own
+        raise
     except NotImplementedError:  # as gRPC's own services have methods that none of ours fills
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no such method")
     except Exception as error:

@@ -117,9 +117,11 @@ class JobService(rpc.JobServiceServicer):
 
     def _view(self, job: str) -> pb.Job:
         store = self._context.store
-        stored, operators = store.jobs.get(job), store.jobs.operators(job)
-        arithmetic = store.log.arithmetic(operator.workload_hash for operator in operators)
-        return job_to_proto(stored, operators, arithmetic, store.roofs.of(stored.device.key))
+        with store.reading():
+            stored, operators = store.jobs.get(job), store.jobs.operators(job)
+            arithmetic = store.log.arithmetic(operator.workload_hash for operator in operators)
+            roofs = store.roofs.of(stored.device.key)
+        return job_to_proto(stored, operators, arithmetic, roofs)
 
     @contextmanager
     def _place(self) -> Iterator[None]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select, update
 
 from fractune_core.access.tokens import Quotas
 from fractune_core.errors import NotFound
+from fractune_core.fields import own_fields
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind
 from fractune_core.shares import Device, GrantedShare
@@ -23,6 +23,15 @@ from fractune_server.store.rounds import Round
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
 
 _ENDED = [state.value for state in JobState if not state.open]
+
+# Used all the time: to make a statement takes longer than to run it.
+_BY_ID = select(jobs).where(jobs.c.id == bindparam("job"))
+_OPERATORS_OF = select(job_operators).where(job_operators.c.job == bindparam("job")).order_by(job_operators.c.position)
+_OPEN = select(jobs.c.id).where(jobs.c.state.in_([state.value for state in JobState if state.open]))
+_SAVE = update(jobs).where(jobs.c.id == bindparam("job"), jobs.c.state.not_in(_ENDED))
+_ADD_ROUND = insert(rounds)
+_DROP_ROUND = delete(rounds).where(rounds.c.round_id == bindparam("round"))
+_REVISIONS = select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(bindparam("jobs", expanding=True)))
 
 
 class JobStore:
@@ -47,7 +56,7 @@ class JobStore:
     def get(self, job: str) -> StoredJob:
         """Raises NotFound."""
         with self._database.read() as connection:
-            row = connection.execute(select(jobs).where(jobs.c.id == job)).mappings().first()
+            row = connection.execute(_BY_ID, {"job": job}).mappings().first()
         if row is None:
             raise NotFound(f"no job '{job}'; `fractune jobs` lists them")
         return _from_row(row)
@@ -57,8 +66,7 @@ class JobStore:
         found: dict[str, int] = {}
         with self._database.read() as connection:
             for part in parts(list(names)):
-                rows = connection.execute(select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(part)))
-                found.update((name, revision) for name, revision in rows)
+                found.update((name, revision) for name, revision in connection.execute(_REVISIONS, {"jobs": part}))
         return found
 
     def page(self, size: int, before: int | None, *, open_only: bool) -> tuple[list[StoredJob], int | None]:
@@ -81,9 +89,8 @@ class JobStore:
 
     def open_ids(self) -> set[str]:
         """Ids of the jobs that have not ended."""
-        still = [state.value for state in JobState if state.open]
         with self._database.read() as connection:
-            return set(connection.scalars(select(jobs.c.id).where(jobs.c.state.in_(still))))
+            return set(connection.scalars(_OPEN))
 
     def timings(self, bundle: str, device: Device, granted: Mapping[str, GrantedShare]) -> dict[str, dict[str, Any]]:
         """How the newest job took the bundle's times at shares of this device that granted the same; empty for none.
@@ -105,11 +112,10 @@ class JobStore:
 
         False, and nothing written, when the job has ended in the store meanwhile: an end is final.
         """
-        row = {**_to_row(job), "revision": job.revision + 1}
+        row = {**_to_row(job), "job": job.id, "revision": job.revision + 1}
+        del row["id"]
         with self._database.write() as connection:
-            changed = connection.execute(
-                update(jobs).where(jobs.c.id == job.id, jobs.c.state.not_in(_ENDED)).values(row)
-            ).rowcount
+            changed = connection.execute(_SAVE, row).rowcount
             if changed and operators:
                 self._save_operators(connection, job.id, operators)
         if changed:
@@ -119,7 +125,7 @@ class JobStore:
     def _save_operators(self, connection: Connection, job: str, operators: Mapping[int, StoredOperator]) -> None:
         insert_ = self._database.insert(job_operators)
         values = {column.name: insert_.excluded[column.name] for column in job_operators.c if not column.primary_key}
-        rows = [{"job": job, "position": place, **asdict(operator)} for place, operator in operators.items()]
+        rows = [{"job": job, "position": place, **own_fields(operator)} for place, operator in operators.items()]
         keys = [column.name for column in job_operators.primary_key]
         connection.execute(insert_.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
@@ -139,21 +145,20 @@ class JobStore:
         return bool(changed)
 
     def operators(self, job: str) -> list[StoredOperator]:
-        query = select(job_operators).where(job_operators.c.job == job).order_by(job_operators.c.position)
         with self._database.read() as connection:
-            rows = connection.execute(query).mappings().all()
+            rows = connection.execute(_OPERATORS_OF, {"job": job}).mappings().all()
         return [StoredOperator(**{k: v for k, v in row.items() if k not in ("job", "position")}) for row in rows]
 
     def save_round(self, round_: Round) -> None:
         granted = [share.to_json() for share in round_.granted.values()]
-        row = {**asdict(round_), "kind": round_.kind.value, "granted": granted}
+        row = {**own_fields(round_), "kind": round_.kind.value, "granted": granted}
         with self._database.write() as connection:
-            connection.execute(delete(rounds).where(rounds.c.round_id == round_.round_id))
-            connection.execute(insert(rounds).values(row))
+            connection.execute(_DROP_ROUND, {"round": round_.round_id})
+            connection.execute(_ADD_ROUND, row)
 
     def drop_round(self, round_id: str) -> None:
         with self._database.write() as connection:
-            connection.execute(delete(rounds).where(rounds.c.round_id == round_id))
+            connection.execute(_DROP_ROUND, {"round": round_id})
 
     def rounds(self) -> list[Round]:
         """All that are under way, also of jobs that have ended: others may wait for them."""
@@ -172,9 +177,8 @@ def _round_from_row(row: RowMapping) -> Round:
 
 
 def _to_row(job: StoredJob) -> dict[str, Any]:
-    row = {name: getattr(job, name) for name in StoredJob.__dataclass_fields__}
     return {
-        **row,
+        **own_fields(job),
         "model": job.spec.model,
         "model_name": job.spec.model_name,
         "spec": job.spec.to_json(),
@@ -182,7 +186,7 @@ def _to_row(job: StoredJob) -> dict[str, Any]:
         "device": job.device.to_json(),
         # A list, because JSON objects are not promised to keep their order in every database.
         "granted": [granted.to_json() for granted in job.granted.values()],
-        "progress": asdict(job.progress),
+        "progress": own_fields(job.progress),
     }
 
 

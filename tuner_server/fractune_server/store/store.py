@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fractune_server.store.database.database import Database
@@ -33,6 +34,14 @@ class Store:
         self.tokens = TokenStore(self.database)
         self.ledger = Ledger(self.database)
         self.webhooks = WebhookStore(self.database)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """As `Database.reading`."""
+        return self.database.reading()
+
+    def writing(self) -> AbstractContextManager[None]:
+        """As `Database.writing`."""
+        return self.database.writing()
 
     def check_writable(self) -> None:
         """Raises StateUnusable when nothing can be written now; writes nothing."""

@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from redis import Redis
 
 from fractune_core.fleet.marks import DONE, mark
-from fractune_core.fleet.messages import (
-    EVENT_FIELD,
-    SERVER_STREAM,
-    BuildWork,
-    Event,
-    MeasureWork,
-    Work,
-    WorkFailed,
-    work_record,
-)
+from fractune_core.fleet.messages import BuildWork, Event, MeasureWork, Work, WorkFailed, work_record
+from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
 from fractune_core.shares import Device, GrantedShare

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypedDict
 
 from redis import Redis
 
 from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
 from fractune_core.errors import FractuneError, ShareUnavailable
-from fractune_core.fleet.messages import PROTOCOL, WorkerInfo
+from fractune_core.fleet.messages import WorkerInfo
+from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.fleet.signed_messages import open_worker
 from fractune_core.fleet.worker_entries import read_entries
 from fractune_core.json_shapes import check_shape
@@ -22,6 +23,9 @@ MEASURE = "measure"
 TUNE = "tune"
 BUILD = "build"
 COMPILE = "compile"
+
+_OPENED = 4096
+"""entries that are opened once for all who ask before they are renewed"""
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +56,10 @@ class Fleet:
 
     def offers(self) -> list[HeldShare]:
         """What the measuring workers hold, one entry a worker."""
+        return self._offers
+
+    @cached_property
+    def _offers(self) -> list[HeldShare]:
         return [
             HeldShare(Device.from_json(w["device"]), GrantedShare.from_json(w["granted"]), w["target"])
             for w in self.of_role(MEASURE)
@@ -93,13 +101,21 @@ def understood(secret: bytes, entries: Mapping[str, bytes]) -> Fleet:
 
 def _opened(secret: bytes, entries: Mapping[str, bytes]) -> Iterator[WorkerInfo]:
     for name, entry in entries.items():
-        try:
-            worker = open_worker(secret, name, entry)
-            _check_entry(name, worker)
-        except (FractuneError, ValueError) as error:
-            _warn_once(name, str(error))
-        else:
+        worker = _open(secret, name, entry)
+        if worker is not None:
             yield worker
+
+
+@lru_cache(maxsize=_OPENED)
+def _open(secret: bytes, name: str, entry: bytes) -> WorkerInfo | None:
+    """Not to be changed: whoever asks for the same entry gets the same. None for a worker that gets no work."""
+    try:
+        worker = open_worker(secret, name, entry)
+        _check_entry(name, worker)
+    except (FractuneError, ValueError) as error:
+        _warn_once(name, str(error))
+        return None
+    return worker
 
 
 def _check_entry(name: str, worker: WorkerInfo) -> None:

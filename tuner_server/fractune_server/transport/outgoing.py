@@ -6,7 +6,8 @@ import redis
 
 from fractune_core.fleet.blobs import has_blob, put_blob, put_signed_blob, renew_blob
 from fractune_core.fleet.marks import CANCELLED, mark
-from fractune_core.fleet.messages import COMPILE_QUEUE, IngestWork, model_blob, workload_blob
+from fractune_core.fleet.messages import IngestWork
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, model_blob, workload_blob
 from fractune_server.store.models import IngestKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues

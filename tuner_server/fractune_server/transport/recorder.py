@@ -17,16 +17,8 @@ from redis.retry import Retry
 
 from fractune_core import tracing
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import (
-    EVENT_BY_KIND,
-    EVENT_FIELD,
-    RECORDER,
-    SERVER_STREAM,
-    STREAMS,
-    TUNER,
-    Event,
-    WorkFailed,
-)
+from fractune_core.fleet.messages import EVENT_BY_KIND, Event, WorkFailed
+from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER
 from fractune_core.fleet.signed_messages import open_event
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.json_shapes import check_shape
@@ -88,6 +80,7 @@ class Recorder:
         self._joined: set[str] = set()
         self._expected: set[str] = set()
         self._recovering = True
+        self._looks_back = False
 
     def poll(self, block_ms: int) -> ArrivalBatch:
         """Wait up to `block_ms` (0 = not at all) for results, and commit the records and the ledger's entries among
@@ -97,9 +90,10 @@ class Recorder:
         """
         streams = self._join_streams()
         recovering, self._recovering = self._recovering, True
-        start = "0" if recovering else ">"
-        reply = self._read(streams, start, None if recovering else block_ms or None)
-        batch = self._decode(reply)
+        looks_back, self._looks_back = self._looks_back, False
+        batch = self._decode(self._read(streams, "0", None) if recovering or looks_back else {})
+        if not recovering and not any(batch.entries.values()):
+            batch = self._decode(self._read(streams, ">", block_ms or None))
         records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
         pieces = [arrival.piece for arrival in batch.arrivals if arrival.piece is not None]
         if records or pieces:
@@ -129,6 +123,10 @@ class Recorder:
     def repeat(self) -> None:
         """Have the next polls bring again what was not acknowledged."""
         self._recovering = True
+
+    def look_back(self) -> None:
+        """Have the next poll bring what was not acknowledged, if there is any, in place of new results."""
+        self._looks_back = True
 
     def expect(self, streams: Iterable[str]) -> None:
         """Read these too, though Redis may have forgotten that they exist."""

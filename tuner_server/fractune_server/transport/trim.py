@@ -7,7 +7,7 @@ from typing import Any
 
 from redis import Redis
 
-from fractune_core.fleet.messages import RECORDER, SERVER_STREAM, tuner_stream
+from fractune_core.fleet.redis_names import RECORDER, SERVER_STREAM, tuner_stream
 from fractune_server.transport.recorder import Recorder
 
 

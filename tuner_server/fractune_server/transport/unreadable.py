@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from redis import Redis
 
-from fractune_core.fleet.messages import EVENT_FIELD, SERVER_STREAM, UNREADABLE
+from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM, UNREADABLE
 
 _MOST = 10_000
 _PLACE, _REASON = "place", "reason"

@@ -12,7 +12,7 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from fractune_core.fleet.messages import UNREADABLE, is_of_protocol, role_and_share
+from fractune_core.fleet.redis_names import UNREADABLE, is_of_protocol, role_and_share
 
 _QUEUED_AT = "enqueued_at"
 

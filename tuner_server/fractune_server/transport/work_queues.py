@@ -14,7 +14,8 @@ from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
 from fractune_core.fleet.marks import DONE, mark
-from fractune_core.fleet.messages import HANDLER, Work, is_of_protocol, tune_queue
+from fractune_core.fleet.messages import Work
+from fractune_core.fleet.redis_names import HANDLER, is_of_protocol, tune_queue
 from fractune_core.fleet.signed_messages import Refused, check_work, open_work, seal_work
 from fractune_core.log_fields import log_fields
 

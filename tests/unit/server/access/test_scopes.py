@@ -26,6 +26,22 @@ def test_the_health_check_alone_is_open() -> None:
     assert [path for path, scope in SCOPES.items() if scope is None] == ["/grpc.health.v1.Health/Check"]
 
 
+def test_what_each_scope_opens() -> None:
+    """As docs/security.md has it; what is not named here shows something, and is for `read`."""
+    beyond_reading = {
+        Scope.SUBMIT: {
+            *("UploadModel", "GetUpload", "CreateJob", "CancelJob"),
+            *("MatchModel", "TabulateModel", "MakePlan"),
+        },
+        Scope.OPERATE: {"PruneRecords", "ReplayUnreadable"},
+        Scope.ADMIN: {"ImportRecords"},
+    }
+    for path, scope in SCOPES.items():
+        method = path.rpartition("/")[2]
+        named = next((each for each, methods in beyond_reading.items() if method in methods), Scope.READ)
+        assert scope in {named, None}, path
+
+
 def test_what_is_not_in_the_table_is_for_admins() -> None:
     assert needed_scope("/fractune.v1.JobService/Explode") is Scope.ADMIN
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from fractune_core.fleet.blobs import has_blob, put_blob
-from fractune_core.fleet.messages import (
+from fractune_core.fleet.redis_names import (
     BLOB_TTL_S,
     RELEASED_BLOB_TTL_S,
     blob_key,

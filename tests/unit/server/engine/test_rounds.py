@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.fleet.messages import BUILD_QUEUE
+from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.records import Kind
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
@@ -42,7 +43,7 @@ def live(name: str, instance: str, workload: str, kind: Kind = Kind.TRIAL) -> Li
     return LiveRound(made, LogKey(workload, TARGET_KEY, DEVICE.key), DEVICE, {"j": job})
 
 
-def test_trials_are_found_by_their_instance_and_by_their_operator_as_long_as_they_last(rounds: Rounds) -> None:
+def test_trials_are_found_by_their_instance_and_by_their_search_as_long_as_they_last(rounds: Rounds) -> None:
     made = [
         live("r1", "t1", "w1"),
         live("r2", "t1", "w2"),
@@ -51,11 +52,12 @@ def test_trials_are_found_by_their_instance_and_by_their_operator_as_long_as_the
     ]
     for each in made:
         rounds.start(each, BUILD_QUEUE, [])
+    key = made[1].key
     assert rounds.trials_of("t1") == made[:2]
-    assert rounds.trials_of("w2") == made[1:3]
+    assert rounds.trials_for(key) == rounds.trials_for(replace(key, exact=True)) == made[1:3]
     rounds.end(made[1])
     assert rounds.trials_of("t1") == made[:1]
-    assert rounds.trials_of("w2") == made[2:3]
+    assert rounds.trials_for(key) == made[2:3]
     rounds.end(made[2])
-    assert rounds.trials_of("t2") == rounds.trials_of("w2") == rounds.trials_of("never") == []
+    assert rounds.trials_of("t2") == rounds.trials_for(key) == rounds.trials_of("never") == []
     assert rounds.all() == [made[0], made[3]]

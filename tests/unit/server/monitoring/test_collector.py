@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis.connection import AbstractConnection
 from sqlalchemy import event
 
-from fractune_core.fleet import messages
+from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.messages import WORK_KINDS
 from fractune_core.fleet.worker_counts import CountKey, counts_to_json
 from fractune_server.monitoring.collector import ServerCollector
@@ -86,8 +86,8 @@ def test_what_the_server_knows(context: ServerContext) -> None:
     context.store.log.add([validation("a", 1, 1.0), validation("b", 1, 1.0)])
     queues = WorkQueues(context.redis, SECRET)
     for number in range(3):
-        queues.enqueue(messages.BUILD_QUEUE, work(number))
-    queues.enqueue(messages.measure_queue(DEVICE.key, "cpu:2"), work(3))
+        queues.enqueue(redis_names.BUILD_QUEUE, work(number))
+    queues.enqueue(redis_names.measure_queue(DEVICE.key, "cpu:2"), work(3))
     register(context, 2, "measure", "cpu:1")
     register(context, 1, "build")
     found = samples(context)
@@ -120,8 +120,8 @@ def test_buckets_of_another_version_stay_where_they_were(context: ServerContext)
 
 
 def test_what_others_write_into_redis_does_not_end_a_scrape(context: ServerContext) -> None:
-    context.redis.sadd("rq:queues", f"rq:queue:{messages.BUILD_QUEUE}")
-    context.redis.rpush(f"rq:queue:{messages.BUILD_QUEUE}", b"\xff")
+    context.redis.sadd("rq:queues", f"rq:queue:{redis_names.BUILD_QUEUE}")
+    context.redis.rpush(f"rq:queue:{redis_names.BUILD_QUEUE}", b"\xff")
     context.redis.hset("rq:job:\ufffd", "enqueued_at", "yesterday")
     found = samples(context)
     assert found["fractune_work_waiting", ("build", "")] == 1
@@ -151,7 +151,7 @@ def test_a_scrape_costs_the_same_however_many_workers_there_are(
     register(context, 1, "measure", "cpu:1")
     (entry,) = live_workers(context.redis, SECRET).workers.values()
     context.instruments.workers.take({**entry, "name": f"measure-{number}"} for number in range(1_000))
-    WorkQueues(context.redis, SECRET).enqueue(messages.BUILD_QUEUE, work(0))
+    WorkQueues(context.redis, SECRET).enqueue(redis_names.BUILD_QUEUE, work(0))
     sent: list[object] = []
     send: Any = AbstractConnection.send_packed_command
 

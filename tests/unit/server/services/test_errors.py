@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
 import pytest
 import redis
 
 from fractune_core.errors import FractuneError, RedisGone, error_from_name, error_kinds
-from fractune_server.services.errors import STATUS_CODES, translate
+from fractune_server.services.errors import STATUS_CODES, ErrorInterceptor, translate
 
 
 @pytest.mark.parametrize("name", sorted(error_kinds()))
@@ -28,3 +36,36 @@ def test_redis_away_is_told_and_other_errors_are_not() -> None:
 
 def test_an_unknown_name_is_still_an_error_of_ours() -> None:
     assert type(error_from_name("FromTheFuture", "hm")) is FractuneError
+
+
+@pytest.mark.parametrize("answers", [grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler])
+def test_a_caller_that_goes_while_it_sends_is_no_mistake_of_the_servers(
+    answers: Callable[..., grpc.RpcMethodHandler[Any, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, sent = threading.Event(), queue.SimpleQueue[bytes | None]()
+
+    def read(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Any:
+        for _ in requests:
+            begun.set()
+        return b""
+
+    def read_and_answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield read(requests, context)
+
+    streams = answers is grpc.stream_stream_rpc_method_handler
+    methods = {"Read": answers(read_and_answer if streams else read)}
+    address = f"unix:{tmp_path / 's'}"
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, interceptors=[ErrorInterceptor()])
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", methods)])
+        server.add_insecure_port(address)
+        server.start()
+        with grpc.insecure_channel(address) as channel:
+            method: Any = channel.stream_stream("/test/Read")
+            sent.put(b"first")
+            call = method(iter(sent.get, None), timeout=60)
+            assert begun.wait(60)
+            call.cancel()
+            sent.put(None)
+        server.stop(None).wait()
+    assert not caplog.records

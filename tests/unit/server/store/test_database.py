@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from fractune_core.errors import StateUnusable
 from fractune_core.host import file_systems
@@ -45,3 +46,35 @@ def test_sqlite_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch:
         Store(sqlite_url(tmp_path / "home"))
     assert list((tmp_path / "home").iterdir()) == []
     Store(sqlite_url(tmp_path / "disk")).close()
+
+
+def test_what_is_written_together_is_one_transaction(tmp_path: Path) -> None:
+    store = Store(sqlite_url(tmp_path))
+
+    def write_and_fail() -> None:
+        with store.writing():
+            store.log.add([validation("a", 1, 1.0)])
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        write_and_fail()
+    assert store.log.count(RecordFilter()) == 0
+    with store.writing():
+        store.log.add([validation("a", 1, 1.0)])
+        assert store.log.count(RecordFilter()) == 0  # as others see it
+        store.log.add([validation("b", 1, 1.0)])
+    assert store.log.count(RecordFilter()) == 2
+    store.close()
+
+
+def test_what_is_read_together_takes_one_connection(tmp_path: Path) -> None:
+    store = Store(sqlite_url(tmp_path))
+    taken = []
+    event.listen(store.database.engine, "checkout", lambda *_: taken.append(1))
+    with store.reading():
+        assert store.jobs.open_ids() == set()
+        assert store.log.count(RecordFilter()) == 0
+    assert len(taken) == 1
+    assert store.jobs.open_ids() == set()
+    assert len(taken) == 2
+    store.close()

@@ -20,7 +20,13 @@ from fractune_server.store.store import Store
 from fractune_server.store.tokens import TokenStore
 from tests.support.processes.postgres_process import LOCKED_USER, PASSWORD, STRANGER, Postgres
 from tests.support.processes.redis_process import wait_until
-from tests.unit.server.store.test_store import EVERYTHING, StoreContract, trial
+from tests.support.store_contract import EVERYTHING, trial
+from tests.unit.server.store.database.test_migrations import MigrationsContract
+from tests.unit.server.store.records.test_log import LogContract
+from tests.unit.server.store.records.test_validated import ValidatedContract
+from tests.unit.server.store.test_jobs import JobsContract
+from tests.unit.server.store.test_store import KeptContract
+from tests.unit.server.store.test_tokens import TokensContract
 
 
 @pytest.fixture
@@ -29,7 +35,7 @@ def database(postgres: Postgres) -> Iterator[str]:
         yield name
 
 
-class TestPostgresStore(StoreContract):
+class TestPostgresStore(LogContract, ValidatedContract, JobsContract, TokensContract, KeptContract, MigrationsContract):
     @pytest.fixture
     def make(self, postgres: Postgres, database: str) -> Callable[[], Store]:
         return lambda: Store(postgres.url(database))

@@ -11,7 +11,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.fleet import messages
+from fractune_core.fleet import redis_names
 from fractune_core.fleet.signed_messages import seal_worker
 from fractune_core.fleet.worker_entries import put_entry
 from fractune_server.transport.live_workers import live_workers
@@ -20,6 +20,7 @@ from fractune_server.transport.requeue import Requeuer
 from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.work_loop import WorkLoop
+from tests.support.fleet_messages import worker_info
 from tests.support.processes.redis_process import commands_of
 from tests.support.secret import SECRET
 
@@ -28,38 +29,21 @@ WORKERS = 20
 STARTED_AT = 1.0
 
 
-def info(name: str) -> messages.WorkerInfo:
-    return {
-        "protocol": messages.PROTOCOL,
-        "name": name,
-        "role": "compile",
-        "started_at": STARTED_AT,
-        "host": "",
-        "pid": 0,
-        "cores": [],
-        "device": {},
-        "granted": {},
-        "share": "",
-        "target": "",
-        "versions": {},
-    }
-
-
 def begin_work(connection: redis.Redis, count: int) -> None:
     """Have WORKERS live workers begin `count` pieces of work, and end none."""
     queues = WorkQueues(connection, SECRET)
-    loops = [WorkLoop(f"w{number}", connection, [messages.COMPILE_QUEUE]) for number in range(WORKERS)]
-    for loop in loops:
-        put_entry(connection, loop.name, seal_worker(SECRET, info(loop.name)))
+    loops = [WorkLoop(f"w{number}", connection, [redis_names.COMPILE_QUEUE]) for number in range(WORKERS)]
     for number in range(count):
         work: Any = {"do": "time_model", "work_id": f"work{number}", "job": "job1", "share": "cpu:1", "bundle": "b"}
-        queues.enqueue(messages.COMPILE_QUEUE, work)
+        queues.enqueue(redis_names.COMPILE_QUEUE, work)
         loop = loops[number % WORKERS]
         found = loop.dequeue_job_and_maintain_ttl(timeout=None)
         assert found is not None
-        found[0].origin = messages.COMPILE_QUEUE
+        found[0].origin = redis_names.COMPILE_QUEUE
         loop.prepare_execution(found[0])
         loop.prepare_job_execution(found[0], remove_from_intermediate_queue=True)
+    for loop in loops:  # last, for nobody renews these entries, and on a slow machine they would expire meanwhile
+        put_entry(connection, loop.name, seal_worker(SECRET, worker_info(loop.name, STARTED_AT, "compile")))
 
 
 def round_trips(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> int:
@@ -80,7 +64,7 @@ def round_trips(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> 
 
 def test_the_live_workers_are_two_commands_whatever_else_redis_holds(connection: redis.Redis) -> None:
     for number in range(100):
-        put_entry(connection, f"w{number}", seal_worker(SECRET, info(f"w{number}")))
+        put_entry(connection, f"w{number}", seal_worker(SECRET, worker_info(f"w{number}", STARTED_AT, "compile")))
     connection.mset({f"other:{number}": 1 for number in range(5000)})
     with commands_of(connection) as commands:
         assert len(live_workers(connection, SECRET).workers) == 100
@@ -100,15 +84,15 @@ def test_a_sweep_beside_200_running_pieces_of_work_is_few_round_trips(
         sweep()
     assert commands == {"smembers": 2, "mget": 1, "zrange": 2, "lrange": 1, "hmget": WORK, "hget": WORKERS}
     assert round_trips(monkeypatch, sweep) == 6
-    assert connection.zcard(f"rq:wip:{messages.COMPILE_QUEUE}") == WORK
+    assert connection.zcard(f"rq:wip:{redis_names.COMPILE_QUEUE}") == WORK
 
 
 def test_a_sweep_gives_all_work_of_dead_workers_again(connection: redis.Redis) -> None:
     begin_work(connection, 40)
     for number in range(5):
-        connection.delete(messages.worker_key(f"w{number}"))  # as it expires
+        connection.delete(redis_names.worker_key(f"w{number}"))  # as it expires
     Requeuer(connection, WorkQueues(connection, SECRET), lambda _: None).sweep(live_workers(connection, SECRET))
-    waiting = Queue(messages.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer).get_job_ids()
+    waiting = Queue(redis_names.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer).get_job_ids()
     assert sorted(waiting) == sorted(f"work{number}" for number in range(40) if number % WORKERS < 5)
 
 
@@ -116,17 +100,17 @@ def test_streams_are_trimmed_in_three_round_trips_however_many(
     connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"t{number}" for number in range(50)]
-    connection.sadd(messages.STREAMS, *map(messages.tuner_stream, names))
+    connection.sadd(redis_names.STREAMS, *map(redis_names.tuner_stream, names))
     recorder: Any = Recorder(connection, SimpleNamespace(add=lambda _: None), SECRET)  # type: ignore[arg-type]
     recorder.poll(0)
     for name in names:
-        connection.xadd(messages.tuner_stream(name), {"": ""})
+        connection.xadd(redis_names.tuner_stream(name), {"": ""})
     recorder.acknowledge(recorder.poll(0))
     recorder.acknowledge(recorder.poll(0))
     for name in names:
-        connection.xreadgroup(messages.TUNER, name, {messages.tuner_stream(name): ">"})
+        connection.xreadgroup(redis_names.TUNER, name, {redis_names.tuner_stream(name): ">"})
     assert round_trips(monkeypatch, lambda: trim(connection, recorder, names, ())) == 3
-    assert connection.xlen(messages.tuner_stream("t7")) == 1, "the tuner instance has not acknowledged it"
+    assert connection.xlen(redis_names.tuner_stream("t7")) == 1, "the tuner instance has not acknowledged it"
 
 
 def test_work_is_handed_out_in_one_round_trip(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,12 +118,12 @@ def test_work_is_handed_out_in_one_round_trip(connection: redis.Redis, monkeypat
 
     def hand_out(name: str, *, at_front: bool) -> None:
         work: Any = {"do": "time_model", "work_id": name, "job": "job1", "share": "cpu:1", "bundle": "b"}
-        queues.enqueue(messages.COMPILE_QUEUE, work, at_front=at_front)
+        queues.enqueue(redis_names.COMPILE_QUEUE, work, at_front=at_front)
 
     hand_out("first", at_front=False)
     assert round_trips(monkeypatch, lambda: hand_out("later", at_front=False)) == 1
     hand_out("urgent", at_front=True)
-    waiting = Queue(messages.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer)
+    waiting = Queue(redis_names.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer)
     assert waiting.get_job_ids() == ["urgent", "first", "later"]
     assert [queues.open_or_drop(waiting, job)["job"] for job in waiting.jobs] == ["job1"] * 3  # type: ignore[index]
 
@@ -147,7 +131,7 @@ def test_work_is_handed_out_in_one_round_trip(connection: redis.Redis, monkeypat
 def test_queues_are_dropped_without_a_script(connection: redis.Redis) -> None:
     queues = WorkQueues(connection, SECRET)
     work: Any = {"do": "search", "work_id": "work1", "job": "job1", "round_id": "round1"}
-    queues.enqueue(messages.tune_queue("gone"), work)
+    queues.enqueue(redis_names.tune_queue("gone"), work)
     with commands_of(connection) as commands:
         queues.drop_tuners_but([])
     assert not commands.keys() & {"eval", "evalsha", "script|load"}

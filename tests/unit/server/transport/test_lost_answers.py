@@ -12,7 +12,7 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from fractune_core.fleet.messages import EVENT_FIELD, RECORDER, SERVER_STREAM
+from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url

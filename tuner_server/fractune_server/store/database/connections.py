@@ -18,6 +18,8 @@ from fractune_core.access.url_passwords import without_password
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.host.file_systems import network_file_system
 
+_CONNECTIONS = 16
+"""that stay open: more than there are threads that read at a time, so that none waits for one, or opens its own"""
 _PRAGMAS = (
     "journal_mode=WAL",  # readers do not wait for the writer
     "synchronous=FULL",  # a record is acknowledged after the commit, so the commit must outlive a power cut
@@ -114,7 +116,7 @@ def _no_database(url: str) -> BadRequest:
 
 def _sqlite(url: URL) -> Engine:
     _check_place(url.database or "")
-    engine = create_engine(url)
+    engine = create_engine(url, pool_size=_CONNECTIONS)
     event.listen(engine, "connect", _set_pragmas)
     return engine
 
@@ -139,7 +141,9 @@ def _set_pragmas(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> No
 def _postgresql(url: URL) -> Engine:
     options = {name: value for name, value in _POSTGRESQL_OPTIONS.items() if name not in url.query}
     # A read must not fail because its connection broke while nobody used it.
-    engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=options, pool_pre_ping=True)
+    engine = create_engine(
+        url.set(drivername="postgresql+psycopg"), connect_args=options, pool_pre_ping=True, pool_size=_CONNECTIONS
+    )
     event.listen(engine, "connect", _set_up_postgresql)
     return engine
 

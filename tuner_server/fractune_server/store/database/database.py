@@ -38,6 +38,7 @@ class Database:
         self._url = url
         self._lock = lock
         self._writer = threading.Lock()
+        self._held = threading.local()
         self._engine = make_engine(url)
         try:
             if may_migrate:
@@ -68,14 +69,42 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that is committed at the end, or rolled back whole."""
+        """A transaction that is committed at the end, or rolled back whole; within `writing`, a part of that one."""
+        held: Connection | None = getattr(self._held, "writing", None)
+        if held is not None:
+            yield held
+            return
         with self._writer, errors_in_one_line(self._url), self._begin() as connection:
             yield connection
 
     @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Whatever this thread writes within the block is one transaction: a commit waits for the disk."""
+        with self.write() as connection:
+            self._held.writing = connection
+            try:
+                yield
+            finally:
+                self._held.writing = None
+
+    @contextmanager
     def read(self) -> Iterator[Connection]:
+        held: Connection | None = getattr(self._held, "reading", None)
+        if held is not None:
+            yield held
+            return
         with errors_in_one_line(self._url), self._engine.connect() as connection:
             yield connection
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Whatever this thread reads within the block goes over one connection: to take one costs as much as a read."""
+        with self.read() as connection:
+            self._held.reading = connection
+            try:
+                yield
+            finally:
+                self._held.reading = None
 
     def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
         """An INSERT for which a conflict can be settled."""

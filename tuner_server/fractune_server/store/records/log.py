@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import (
@@ -12,6 +13,7 @@ from sqlalchemy import (
     Connection,
     Select,
     and_,
+    bindparam,
     delete,
     func,
     select,
@@ -37,6 +39,12 @@ from fractune_server.store.records.validated import ValidatedCache, count_change
 _PAGE = 500
 
 
+_ARITHMETIC = select(workloads.c.workload_hash, workloads.c.flops, workloads.c.io_bytes).where(
+    workloads.c.workload_hash.in_(bindparam("names", expanding=True))
+)
+"""used all the time: to make a statement takes longer than to run it"""
+
+
 @dataclass(frozen=True)
 class LogKey:
     """What a number in the log is about, but for the share."""
@@ -49,6 +57,11 @@ class LogKey:
     scope: str = ""
     job: str = ""
     """only what was measured for this job; empty = for any of the scope"""
+
+    @cached_property
+    def search(self) -> LogKey:
+        """Under which the operator is searched: one search proposes for all jobs, exact or not."""
+        return replace(self, exact=False) if self.exact else self
 
     def has(self, record: TuningRecord) -> bool:
         """Whether the record is about this."""
@@ -221,12 +234,10 @@ class TuningLog:
 
     def arithmetic(self, workload_hashes: Iterable[str]) -> dict[str, Arithmetic]:
         """What these workloads ask of a processor, by workload hash; those of which it is not known are absent."""
-        columns = workloads.c
         found: dict[str, Arithmetic] = {}
         with self._database.read() as connection:
             for part in parts(list(dict.fromkeys(workload_hashes))):
-                query = select(columns.workload_hash, columns.flops, columns.io_bytes)
-                rows = connection.execute(query.where(columns.workload_hash.in_(part)))
+                rows = connection.execute(_ARITHMETIC, {"names": part})
                 found.update({name: Arithmetic(flops, io_bytes) for name, flops, io_bytes in rows if flops or io_bytes})
         return found
 

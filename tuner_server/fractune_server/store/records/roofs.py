@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import case, select
+from sqlalchemy import bindparam, case, select
 
 from fractune_core.roofs import Roof
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.tables import roofs
 
 _BEST = (roofs.c.gflops, roofs.c.gb_per_s, roofs.c.cache_bytes)
+_OF_DEVICE = select(roofs.c.share_key, *_BEST).where(roofs.c.device_key == bindparam("device"))
 
 
 class RoofStore:
@@ -26,6 +27,6 @@ class RoofStore:
 
     def of(self, device_key: str) -> dict[str, Roof]:
         """Those of a device, by share key."""
-        query = select(roofs.c.share_key, *_BEST).where(roofs.c.device_key == device_key)
         with self._database.read() as connection:
-            return {share_key: Roof(*figures) for share_key, *figures in connection.execute(query)}
+            rows = connection.execute(_OF_DEVICE, {"device": device_key})
+            return {share_key: Roof(*figures) for share_key, *figures in rows}

@@ -1,0 +1,72 @@
+"""What a store must do on every database: its fixtures, and what the suites of its parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from fractune_core.jobs import JobSpec
+from fractune_core.records import Kind, Status, TuningRecord
+from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.log import LogKey
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import StoredJob
+from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
+
+KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
+EVERYTHING = RecordFilter()
+WORKLOADS = ["f" * 16, "e" * 16, "d" * 16, "c" * 16]
+
+
+def trial(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:
+    fields: dict[str, Any] = {"record_id": f"trial {trace}@{units}", "kind": Kind.TRIAL, **changes}
+    return replace(validation(trace, units, secs), **fields)
+
+
+def failed(trace: str, units: int) -> TuningRecord:
+    return trial(trace, units, 1.0, status=Status.RUN_FAILED, cause="crashed", run_secs=())
+
+
+def job(name: str, **changes: Any) -> StoredJob:
+    spec = JobSpec(model="a" * 64, model_name="net.onnx", shares=("cpu:2", "cpu:1"))
+    made = StoredJob(name, spec, 1.0, DEVICE, {"cpu:2": granted(2), "cpu:1": granted(1)}, "llvm")
+    return replace(made, **changes)
+
+
+def rows_by_group(store: Store) -> dict[tuple[str, str, str], int]:
+    """How many rows the log has now, by share, kind and status."""
+    query = text("SELECT share, kind, status, count(*) FROM records GROUP BY share, kind, status")
+    with store.database.read() as connection:
+        return {(share, kind, status): count for share, kind, status, count in connection.execute(query)}
+
+
+class StoreContract:
+    """Each part of the contract is such a class; a further database inherits them all, and gives its own factory."""
+
+    @pytest.fixture
+    def make(self) -> Callable[[], Store]:
+        raise NotImplementedError
+
+    def plan(self, connection: Connection, query: str) -> str:
+        """How the database would find the rows."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, make: Callable[[], Store]) -> Iterator[Store]:
+        store = make()
+        yield store
+        store.close()
+
+
+class OnSqlite(StoreContract):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Callable[[], Store]:
+        return lambda: Store(sqlite_url(tmp_path))
+
+    def plan(self, connection: Connection, query: str) -> str:
+        return " ".join(str(row) for row in connection.execute(text(f"EXPLAIN QUERY PLAN {query}")))

@@ -1,0 +1,211 @@
+"""The tuning log: what is added, looked up, counted, imported and pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fractune_core.errors import BadRequest, NotFound
+from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, text_of
+from fractune_core.records import Kind, TuningRecord
+from fractune_core.roofs import Arithmetic
+from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.log import Donor, Page
+from fractune_server.store.store import Store
+from fractune_server.store.stored_job import StoredOperator
+from tests.support.samples import DEVICE, DISTURBANCE, divided, granted, validation
+from tests.support.store_contract import (
+    EVERYTHING,
+    KEY,
+    OnSqlite,
+    StoreContract,
+    failed,
+    job,
+    rows_by_group,
+    trial,
+)
+
+
+class LogContract(StoreContract):
+    def test_a_record_comes_back_whole_also_after_a_restart(self, make: Callable[[], Store]) -> None:
+        records = [validation("a", 1, 0.5, versions={"tvm": "x"}, max_error=1e-6), failed("b", 2)]
+        first = make()
+        assert first.log.add(records) == 2
+        first.close()
+        second = make()
+        assert list(second.log.all(EVERYTHING)) == records
+        second.close()
+
+    def test_possible_donors_are_counted_by_workload_and_share(self, store: Store) -> None:
+        other = {"workload_hash": "e" * 16, "operator": "fused_conv2d2_relu"}
+        store.log.add([trial(str(n), 1, 1.0 + n) for n in range(3)] + [trial("x", 2, 1.0), failed("y", 1)])
+        store.log.add([trial(f"o{n}", 1, 1.0, **other) for n in range(2)])
+        store.log.add([trial("m", 1, 1.0, workload_hash="d" * 16, operator="matmul")])
+        share = {units: granted(units).key for units in (1, 2)}
+        assert sorted(store.log.donors(KEY, "%conv2d%"), key=lambda each: -each.trials) == [
+            Donor("f" * 16, share[1], "conv2d", 3),
+            Donor("e" * 16, share[1], "fused_conv2d2_relu", 2),
+            Donor("f" * 16, share[2], "conv2d", 1),
+        ]
+
+    def test_a_record_that_is_there_stays_as_it_is(self, store: Store) -> None:
+        assert store.log.add([trial("a", 1, 1.0)]) == 1
+        assert store.log.add([trial("a", 1, 9.0), trial("b", 1, 2.0)]) == 1
+        assert [record.median_s for record in store.log.all(EVERYTHING)] == [1.0, 2.0]
+        ids = ["trial a@1", "trial none@1"]
+        assert store.log.existing(ids) == {"trial a@1"}
+
+    def test_an_exact_key_leaves_out_what_rounds_otherwise(self, store: Store) -> None:
+        fast, exact = text_of(WINOGRAD4, "[]"), text_of("split", "[]")
+        store.log.add([trial(fast, 1, 1.0), trial(exact, 1, 2.0), trial("t", 1, 3.0)])
+        own, share = replace(KEY, exact=True), granted(1).key
+        assert [record.trace for record in store.log.best_trials(KEY, share, 9)] == [fast, exact, "t"]
+        assert [record.trace for record in store.log.best_trials(own, share, 9)] == [exact, "t"]
+        assert len(store.log.trials(own)) == 2
+        assert [KEY.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [True, True]
+        assert [own.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [False, True]
+
+    def test_a_key_reads_its_scope_and_where_that_is_said_one_job_alone(self, store: Store) -> None:
+        ours, theirs = replace(KEY, scope="a"), replace(KEY, scope="b")
+        own = replace(ours, job="j2")
+        store.log.add([trial("t", 1, 1.0), trial("u", 1, 2.0, scope="a"), trial("v", 1, 3.0, scope="a", job="j2")])
+        store.log.add([validation("u", 1, 2.0, scope="a"), validation("v", 1, 3.0, scope="a", job="j2")])
+        for key, traces in ((KEY, "t"), (ours, "uv"), (own, "v"), (theirs, "")):
+            share = granted(1).key
+            assert [record.trace for record in store.log.best_trials(key, share, 9)] == list(traces)
+            assert len(store.log.trials(key)) == len(traces)
+            assert [donor.trials for donor in store.log.donors(key, "%conv2d%")] == ([len(traces)] if traces else [])
+            assert store.log.count(RecordFilter(scope=key.scope, kind=Kind.TRIAL)) == len(traces) + (key == own)
+        validated = store.log.validated(KEY.workload_hash)
+        assert [record.trace for record in validated.of_scope("a").records] == ["u", "v"]
+        assert [record.trace for record in validated.of_scope("a").of_job("j2").records] == ["v"]
+        assert not validated.of_scope("").records
+        assert [record.trace for record in validated.records if own.has(record)] == ["v"]
+        store.log.prune(RecordFilter(scope="a"), 0, dry_run=False)
+        assert [len(store.log.trials(key)) for key in (KEY, ours)] == [1, 0]
+
+    def test_a_workload_with_more_implementations_takes_the_place_of_one_with_fewer(self, store: Store) -> None:
+        one, both = joined_workloads({DIRECT: ["1"]}), joined_workloads({DIRECT: ["1"], WINOGRAD4: ["2"]})
+        for written, kept in ((one, one), (both, both), (one, both)):
+            store.log.add_workloads([("w", written)])
+            assert store.log.workload("w") == kept
+
+    def test_an_imported_workload_with_more_implementations_leaves_the_arithmetic(self, store: Store) -> None:
+        one, both = joined_workloads({DIRECT: ["1"]}), joined_workloads({DIRECT: ["1"], WINOGRAD4: ["2"]})
+        known = trial("a", 1, 1.0)
+        name = known.workload_hash
+        store.log.import_all([(name, one)], [known])
+        store.log.set_arithmetic({name: Arithmetic(4.0, 8)})
+        store.log.import_all([(name, both)], [trial(text_of(WINOGRAD4, "[]"), 1, 0.5)])
+        assert store.log.workload(name) == both
+        assert store.log.arithmetic([name]) == {name: Arithmetic(4.0, 8)}
+
+    def test_best_trials_one_for_each_candidate_fastest_first(self, store: Store) -> None:
+        again = replace(trial("a", 1, 5.0), record_id="again")
+        store.log.add([trial("a", 1, 1.0), again, trial("b", 1, 0.5), failed("c", 1), trial("d", 2, 0.1)])
+        best = store.log.best_trials(KEY, granted(1).key, 9)
+        assert [(record.trace, record.median_s) for record in best] == [("b", 0.5), ("a", 1.0)]
+        assert len(store.log.best_trials(KEY, granted(1).key, 1)) == 1
+
+    def test_look_ups_keep_to_their_workload_target_and_device(self, store: Store) -> None:
+        other = replace(DEVICE, isa="zen")
+        store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0, device=other), trial("c", 1, 3.0, target_key="{}")])
+        store.log.add([trial("d", 1, 4.0, workload_hash="0" * 16), validation("e", 1, 5.0)])
+        assert [row.median_s for row in store.log.trials(KEY)] == [1.0]
+        assert [record.trace for record in store.log.validated(KEY.workload_hash).records] == ["e"]
+        candidate = trial("a", 1, 1.0).candidate_id
+        assert store.log.traces(KEY, [candidate, "none"]) == {candidate: "a"}
+
+    @pytest.mark.parametrize("fastest_first", [True, False])
+    def test_pages_bring_everything_once(self, store: Store, fastest_first: bool) -> None:  # noqa: FBT001
+        store.log.add([trial(f"t{i}", 1, 1.0 + i % 3) for i in range(10)] + [failed("x", 1), failed("y", 1)])
+        found: list[TuningRecord] = []
+        after: Page | None = None
+        while True:
+            part, after = store.log.page(EVERYTHING, 5, after, fastest_first=fastest_first)
+            found += part
+            if after is None:
+                break
+        assert len({record.record_id for record in found}) == len(found) == 12
+        if fastest_first:
+            assert [r.median_s for r in found] == sorted(r.median_s for r in found)
+
+    def test_filters(self, store: Store) -> None:
+        store.log.add([validation("a", 1, 1.0), trial("b", 2, 1.0, operator="dense_3", job="j2")])
+        store.jobs.create(job("j"))
+        store.jobs.save(store.jobs.get("j"), {0: StoredOperator("f" * 16, "conv2d", 1, selected=True)})
+
+        def count(chosen: RecordFilter) -> int:
+            return store.log.count(chosen)
+
+        assert count(RecordFilter(kind=Kind.VALIDATION)) == 1
+        assert count(RecordFilter(operator="dense")) == count(RecordFilter(operator="DENSE")) == 1
+        assert count(RecordFilter(operator="f" * 16)) == 2
+        assert count(RecordFilter(operator="den%3")) == 0
+        assert count(RecordFilter(share="cpu:2")) == 1
+        assert count(RecordFilter(device="rocket")) == count(RecordFilter(device="Rocket")) == 2
+        assert count(RecordFilter(job="j2")) == 1
+        assert count(RecordFilter(model="a" * 64)) == count(RecordFilter(model="Net")) == 2
+        assert count(RecordFilter(model="other")) == 0
+
+    def test_prune_keeps_the_fastest_and_what_is_published(self, store: Store) -> None:
+        store.log.add([trial(f"t{i}", 1, 1.0 + i) for i in range(4)] + [trial("u", 2, 9.0), validation("f", 1, 1.0)])
+        assert store.log.prune(EVERYTHING, 2, dry_run=True) == (2, 4)
+        assert store.log.count(EVERYTHING) == 6
+        assert store.log.prune(EVERYTHING, 2, dry_run=False) == (2, 4)
+        assert sorted(record.trace for record in store.log.all(EVERYTHING)) == ["f", "t0", "t1", "u"]
+        assert store.log.prune(RecordFilter(kind=Kind.VALIDATION), 0, dry_run=False) == (1, 0)
+
+    def test_what_is_told_of_a_record_neither_orders_nor_keeps_it(self, store: Store) -> None:
+        store.log.add([divided("chosen", 1, 1.0, 3.0), divided("other", 1, 2.0, 2.0)])
+        page, _ = store.log.page(EVERYTHING, 2, None, fastest_first=True)
+        assert [(record.trace, record.median_s) for record in page] == [("chosen", 3.0), ("other", 2.0)]
+        assert store.log.prune(RecordFilter(kind=Kind.VALIDATION), 1, dry_run=False) == (1, 1)
+        assert [record.trace for record in store.log.all(EVERYTHING)] == ["chosen"]
+
+    def test_import_is_all_or_nothing(self, store: Store) -> None:
+        stranger = trial("b", 1, 1.0, workload_hash="0" * 16)
+        with pytest.raises(BadRequest, match=f"records/{stranger.record_id}: workload 0000"):
+            store.log.import_all([("f" * 16, "[]")], [trial("a", 1, 1.0), stranger])
+        assert store.log.count(EVERYTHING) == 0
+        with pytest.raises(NotFound):
+            store.log.workload("f" * 16)
+        assert store.log.import_all([("f" * 16, "[1]")], [trial("a", 1, 1.0)]) == 1
+        assert store.log.import_all([], [trial("a", 1, 1.0)]) == 0
+        assert store.log.workload("f" * 16) == "[1]"
+
+    def test_newest(self, store: Store) -> None:
+        assert store.log.newest("cpu:1") is None
+        store.log.add([trial("a", 1, 1.0), trial("b", 1, 1.0), trial("c", 2, 1.0)])
+        newest = store.log.newest("cpu:1")
+        assert newest is not None
+        assert newest.trace == "b"
+        assert store.log.newest_of_kind("cpu") is not None
+        assert store.log.newest_of_kind("cuda") is None
+
+    def test_what_disturbed_a_measurement_is_kept(self, store: Store) -> None:
+        records = [validation("a", 1, 1.0, disturbance=DISTURBANCE, attempts=2), validation("b", 1, 1.0)]
+        store.log.add(records)
+        assert set(map(repr, store.log.all(EVERYTHING))) == set(map(repr, records))
+        assert set(map(repr, store.log.validated(KEY.workload_hash).records)) == set(map(repr, records))
+
+    def test_what_the_log_took_in_is_counted_once_and_pruning_takes_nothing_away(self, store: Store) -> None:
+        store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0), trial("a", 2, 1.0), failed("c", 1)])
+        assert store.log.add([trial("a", 1, 1.0), validation("a", 1, 1.0)]) == 1
+        totals = store.log.totals()
+        assert totals == rows_by_group(store)
+        assert totals == {
+            ("cpu:1", "trial", "ok"): 2,
+            ("cpu:2", "trial", "ok"): 1,
+            ("cpu:1", "trial", "run_failed"): 1,
+            ("cpu:1", "validation", "ok"): 1,
+        }
+        store.log.prune(RecordFilter(kind=Kind.TRIAL), 0, dry_run=False)
+        assert store.log.count(EVERYTHING) == 1
+        assert store.log.totals() == totals
+
+
+class TestSqliteLog(OnSqlite, LogContract):
+    pass

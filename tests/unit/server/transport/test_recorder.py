@@ -1,0 +1,281 @@
+"""Results on their way into the log, on a real Redis: recorded, set aside, trimmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fractune_core.fleet import redis_names
+from fractune_core.fleet.marks import DONE, is_marked
+from fractune_core.fleet.signed_messages import seal_event
+from fractune_core.fleet.signing import sign_json
+from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.shares import GrantedShare
+from fractune_core.spending import Piece, Spending
+from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
+from fractune_server.transport.recorder import Recorder
+from fractune_server.transport.trim import trim
+from tests.support.fleet_messages import BUILD, STREAM, record, send
+from tests.support.processes.fleet_simulated import DEVICE
+from tests.support.secret import SECRET
+
+
+@pytest.fixture
+def connection(connection: redis.Redis) -> redis.Redis:
+    """With the stream of a tuner instance."""
+    connection.sadd(redis_names.STREAMS, STREAM)
+    return connection
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(sqlite_url(tmp_path))
+    yield store
+    store.close()
+
+
+def count(store: Store) -> int:
+    return store.log.count(RecordFilter())
+
+
+def record_of(store: Store) -> TuningRecord:
+    return next(store.log.all(RecordFilter()))
+
+
+def test_results_are_committed_before_they_are_acknowledged(connection: redis.Redis, store: Store) -> None:
+    send(connection, record("a"), record("b"))
+    send(connection, record("c"), stream=redis_names.SERVER_STREAM)
+    recorder = Recorder(connection, store.log, SECRET)
+    batches = [recorder.poll(10) for _ in range(2)]  # first what was left over, then what is new
+    assert [len(batch.arrivals) for batch in batches] == [0, 3]
+    assert count(store) == 3
+    assert connection.xpending(STREAM, redis_names.RECORDER)["pending"] == 2
+    recorder.acknowledge(batches[1])
+    assert connection.xpending(STREAM, redis_names.RECORDER)["pending"] == 0
+
+
+def test_how_long_a_result_was_under_way_is_told_by_redis_clock(connection: redis.Redis, store: Store) -> None:
+    send(connection, record("now"))
+    event: Any = {"event": "measured", "job": "job1", "round_id": "r", "record": record("late").to_json()}
+    now_s: Any = connection.time()
+    long_ago_ms = (now_s[0] - 100) * 1000
+    entry: Any = {redis_names.EVENT_FIELD: seal_event(SECRET, event)}
+    connection.xadd(redis_names.SERVER_STREAM, entry, id=f"{long_ago_ms}-0")
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(0)
+    lags_s = sorted(recorder.acknowledge(recorder.poll(10)))
+    assert 0 <= lags_s[0] < 60
+    assert 100 <= lags_s[1] < 160
+    assert recorder.acknowledge(recorder.poll(0)) == []
+
+
+def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: redis.Redis, store: Store) -> None:
+    send(connection, record("a"))
+    first = Recorder(connection, store.log, SECRET)
+    first.poll(10)
+    assert len(first.poll(10).arrivals) == 1
+    second = Recorder(connection, store.log, SECRET)
+    batch = second.poll(10)
+    assert [arrival.record for arrival in batch.arrivals] == [record_of(store)]
+    second.acknowledge(batch)
+    assert second.poll(10).arrivals == []
+    assert count(store) == 1
+
+
+def test_a_poll_of_no_length_brings_what_is_there_and_does_not_wait(
+    redis_url: str, connection: redis.Redis, store: Store
+) -> None:
+    with redis.Redis.from_url(redis_url, socket_timeout=5.0, retry=None) as impatient:
+        recorder = Recorder(impatient, store.log, SECRET)
+        recorder.poll(0)
+        assert recorder.poll(0).arrivals == []
+        send(connection, record("a"))
+        assert len(recorder.poll(0).arrivals) == 1
+
+
+def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
+    connection: redis.Redis, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    nameless: Any = {"event": "measured", "record": {"record_id": "x"}}
+    torn: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": {"record_id": "x"}}
+    unreadable = ["no message", seal_event(SECRET, nameless), seal_event(SECRET, torn)]
+    for text in unreadable:
+        connection.xadd(STREAM, {redis_names.EVENT_FIELD: text})
+    send(connection, record("a"))
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    batch = recorder.poll(10)
+    recorder.acknowledge(batch)
+    assert count(store) == 1
+    entries: Any = connection.xrange(redis_names.UNREADABLE)
+    kept = [fields for _, fields in entries]
+    assert [fields[redis_names.EVENT_FIELD.encode()].decode() for fields in kept] == unreadable
+    assert all(fields[b"place"].decode().startswith(f"{STREAM} ") for fields in kept)
+    assert [fields[b"reason"][:8] for fields in kept] == [b"a result", b"it lacks", b"it lacks"]
+    assert caplog.text.count("cannot read a result, and keep it") == 3
+    assert connection.xpending(STREAM, redis_names.RECORDER)["pending"] == 0
+    # Nobody waits for what will not come.
+    lost = [arrival.event for arrival in batch.arrivals if arrival.event["event"] == "work_failed"]
+    assert [(event["job"], event["round_id"]) for event in lost] == [("job1", "round1")]
+
+
+@pytest.mark.parametrize("torn", [[], "x", 1, None, ["device"]])
+@pytest.mark.parametrize("part", ["event", "record", "device", "granted", "policy"])
+def test_a_part_of_a_result_that_is_no_object_is_set_aside(
+    connection: redis.Redis, store: Store, part: str, torn: object
+) -> None:
+    whole: dict[str, Any] = record("a").to_json()
+    if part in whole:
+        whole[part] = torn
+    event: Any = {
+        "event": "measured",
+        "job": "job1",
+        "round_id": "round1",
+        "record": torn if part == "record" else whole,
+    }
+    connection.xadd(
+        STREAM, {redis_names.EVENT_FIELD: sign_json(SECRET, "a result", torn if part == "event" else event)}
+    )
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert connection.xlen(redis_names.UNREADABLE) == 1
+    assert count(store) == 0
+
+
+@pytest.mark.parametrize("forged", ["unsigned", "altered", "of another fleet"])
+def test_a_result_that_the_fleet_did_not_sign_changes_nothing_and_is_set_aside(
+    connection: redis.Redis, store: Store, forged: str
+) -> None:
+    event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": record("a").to_json()}
+    text = {
+        "unsigned": json.dumps(event),
+        "altered": seal_event(SECRET, event).replace('"job1"', '"job2"'),
+        "of another fleet": seal_event(b"another secret", event),
+    }[forged]
+    connection.xadd(STREAM, {redis_names.EVENT_FIELD: text})
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    batch = recorder.poll(10)
+    recorder.acknowledge(batch)
+    assert batch.arrivals == []  # not even a lost round: nobody knows whether the round is the writer's
+    assert count(store) == 0
+    entries: Any = connection.xrange(redis_names.UNREADABLE)
+    ((_, kept),) = entries
+    assert kept[redis_names.EVENT_FIELD.encode()].decode() == text
+    assert b"a result does not carry this fleet's signature" in kept[b"reason"]
+
+
+def test_an_entry_without_an_event_is_nothing_to_keep(connection: redis.Redis, store: Store) -> None:
+    connection.xadd(STREAM, {"other": "field"})
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert connection.xlen(redis_names.UNREADABLE) == 0
+    assert connection.xpending(STREAM, redis_names.RECORDER)["pending"] == 0
+
+
+def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection: redis.Redis, store: Store) -> None:
+    plain = record("a")
+    later = plain.to_json()
+    for part in (later, later["device"], later["granted"], later["policy"]):
+        part["new_in_a_later_version"] = 1
+    event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": later}
+    connection.xadd(STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert record_of(store) == plain
+    assert connection.xlen(redis_names.UNREADABLE) == 0
+
+
+def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis, store: Store) -> None:
+    send(connection, *(record(f"c{index}") for index in range(2500)))
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    while count(store) < 2500:
+        recorder.acknowledge(recorder.poll(10))
+    assert count(store) == 2500
+    assert connection.xpending(STREAM, redis_names.RECORDER)["pending"] == 0
+
+
+def test_a_stream_is_cut_to_what_some_group_still_needs(connection: redis.Redis, store: Store) -> None:
+    connection.xgroup_create(STREAM, redis_names.TUNER, id="0", mkstream=True)
+    send(connection, *(record(f"c{index}") for index in range(10)))
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    trim(connection, recorder, alive=["tune-1"], needed=[])
+    assert connection.xlen(STREAM) == 10
+    entries = connection.xreadgroup(redis_names.TUNER, "tune-1", {STREAM: ">"}, count=6)
+    assert entries
+    first: Any = connection.xrange(STREAM, count=4)
+    connection.xack(STREAM, redis_names.TUNER, *[entry for entry, _ in first])
+    trim(connection, recorder, alive=["tune-1"], needed=[])
+    assert connection.xlen(STREAM) == 6
+
+
+def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
+    connection: redis.Redis, store: Store
+) -> None:
+    send(connection, record("a"))
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    trim(connection, recorder, alive=[], needed=[])
+    assert connection.exists(STREAM)
+    recorder.acknowledge(recorder.poll(10))
+    trim(connection, recorder, alive=[], needed=["tune-1"])
+    assert connection.exists(STREAM)
+    trim(connection, recorder, alive=[], needed=[])
+    assert not connection.exists(STREAM)
+    assert not connection.sismember(redis_names.STREAMS, STREAM)
+    assert recorder.poll(10).arrivals == []
+
+
+def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.Redis, store: Store) -> None:
+    shares = ("cpu:1", "cpu:2")
+    granted = {share: GrantedShare(share, int(share[-1]), 2, "core", 1, reserved=False) for share in shares}
+    write_dead_letters(connection, SECRET, BUILD, None)
+    assert not is_marked(connection, DONE, "work1"), "nobody waits for a round that is over"
+    write_dead_letters(connection, SECRET, BUILD, RoundPlace(DEVICE, granted))
+    recorder = Recorder(connection, store.log, SECRET)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    found = list(store.log.all(RecordFilter()))
+    assert {(each.candidate_id, each.share) for each in found} == {
+        (candidate, share) for candidate in ("c1", "c2") for share in shares
+    }
+    assert {(each.status, each.kind) for each in found} == {(Status.CRASHED, Kind.TRIAL)}
+    assert is_marked(connection, DONE, "work1")
+
+
+def test_what_work_took_is_in_the_ledger_once_though_it_comes_again(connection: redis.Redis, store: Store) -> None:
+    piece = Piece("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0)
+    event: Any = {"event": "piece_done", **asdict(piece)}
+    for _ in range(2):
+        connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+    for _ in range(2):  # a server that ends before it acknowledges, and its successor
+        recorder = Recorder(connection, store.log, SECRET)
+        pieces = [arrival.piece for _ in range(2) for arrival in recorder.poll(10).arrivals]
+        assert len(pieces) >= 2
+        assert set(pieces) == {piece}
+        assert store.ledger.spent(["job1"]) == {"job1": [Spending("measure", "cpu:1", 1, 2.0, 1.5)]}
+
+
+@pytest.mark.parametrize("wrong", [{"cpu_s": -1.0}, {"worked_s": float("nan")}, {"ended_at": "x"}, {"share": None}])
+def test_a_piece_that_cannot_be_read_is_set_aside(connection: redis.Redis, store: Store, wrong: dict[str, Any]) -> None:
+    whole = {"event": "piece_done", **asdict(Piece("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0))}
+    event: Any = {name: value for name, value in {**whole, **wrong}.items() if value is not None}
+    connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+    recorder = Recorder(connection, store.log, SECRET)
+    assert [arrival for _ in range(2) for arrival in recorder.poll(10).arrivals] == []
+    assert connection.xlen(redis_names.UNREADABLE) == 1
+    assert store.ledger.spent(["job1"]) == {}

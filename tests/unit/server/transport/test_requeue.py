@@ -1,0 +1,259 @@
+"""Work in its queue, and work that nobody ends: given again, divided, given up."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import redis
+from rq import Queue, SimpleWorker
+from rq.serializers import JSONSerializer
+
+from fractune_core.fleet import messages, redis_names
+from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
+from fractune_core.fleet.signed_messages import seal_work
+from fractune_server.transport.live_workers import Fleet
+from fractune_server.transport.requeue import ATTEMPTS, Loss, Requeuer
+from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import BUILD, worker_info
+from tests.support.processes.redis_process import wait_until
+from tests.support.secret import SECRET
+
+ALONE: messages.BuildWork = {**BUILD, "candidates": BUILD["candidates"][:1]}
+
+
+def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
+    """Take the next build work as RQ's worker does, and never end it."""
+    queue = Queue(redis_names.BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
+    worker = SimpleWorker([queue], name=name, connection=connection, serializer=JSONSerializer)
+    found = worker.dequeue_job_and_maintain_ttl(timeout=None)
+    assert found is not None
+    if start:
+        worker.prepare_execution(found[0])
+        worker.prepare_job_execution(found[0], remove_from_intermediate_queue=True)
+
+
+def alive(name: str, started_at: float) -> Fleet:
+    return Fleet([worker_info(name, started_at)])
+
+
+def waiting(connection: redis.Redis) -> int:
+    return connection.llen(f"rq:queue:{redis_names.BUILD_QUEUE}")
+
+
+def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    given_up: list[messages.Work] = []
+    requeuer = Requeuer(connection, queues, given_up.append)
+    queues.enqueue(redis_names.BUILD_QUEUE, ALONE)
+    take(connection, "w1")
+    requeuer.sweep(alive("w1", started_at=0.0))
+    assert waiting(connection) == 0
+    for attempt in range(ATTEMPTS):
+        assert given_up == []
+        requeuer.sweep(Fleet(()))
+        if attempt < ATTEMPTS - 1:
+            assert waiting(connection) == 1
+            take(connection, f"w{attempt + 2}")
+    assert given_up == [ALONE]
+    assert not queues.has(BUILD["work_id"])
+    assert queues.idle()
+
+
+def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    given_up: list[messages.Work] = []
+    requeuer = Requeuer(connection, queues, given_up.append)
+    queues.enqueue(redis_names.BUILD_QUEUE, ALONE)
+    for attempt in range(2 * ATTEMPTS):
+        take(connection, f"w{attempt}")
+        mark(connection, HANDED_BACK, BUILD["work_id"])
+        requeuer.sweep(Fleet(()))
+        assert waiting(connection) == 1
+    for attempt in range(ATTEMPTS):
+        assert given_up == []
+        take(connection, f"killed{attempt}")
+        requeuer.sweep(Fleet(()))
+    assert given_up == [ALONE]
+
+
+def test_who_asks_is_told_why_work_goes_back(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    requeued: list[tuple[str, Loss]] = []
+    given_up: list[messages.Work] = []
+    requeuer = Requeuer(
+        connection, queues, given_up.append, lambda work, loss: requeued.append((work["work_id"], loss))
+    )
+    queues.enqueue(redis_names.BUILD_QUEUE, ALONE)
+    take(connection, "w1")
+    requeuer.sweep(Fleet(()))
+    take(connection, "w2")
+    mark(connection, HANDED_BACK, ALONE["work_id"])
+    requeuer.sweep(Fleet(()))
+    for attempt in range(2):
+        take(connection, f"killed{attempt}")
+        requeuer.sweep(Fleet(()))
+    losses = [Loss.WORKER_GONE, Loss.HANDED_BACK, Loss.WORKER_GONE]
+    assert requeued == [(ALONE["work_id"], loss) for loss in losses]  # the last one was given up
+    assert given_up == [ALONE]
+
+
+def test_a_worker_of_the_same_name_that_came_up_later_is_another(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    Requeuer(connection, queues, lambda _: None).sweep(alive("w1", started_at=time.time() + 1))
+    assert waiting(connection) == 1
+
+
+def test_work_that_an_idle_worker_holds_is_given_again(connection: redis.Redis) -> None:
+    """Redis went away while the worker began: it waits for work again, and the work counts as started."""
+    queues = WorkQueues(connection, SECRET)
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    requeuer = Requeuer(connection, queues, lambda _: None)
+    requeuer.sweep(alive("w1", started_at=0.0))
+    assert waiting(connection) == 0
+    connection.hset("rq:worker:w1", "state", "idle")
+    requeuer.sweep(alive("w1", started_at=0.0))
+    assert waiting(connection) == 1
+
+
+def test_work_taken_and_never_started_is_given_again(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fractune_server.transport.requeue._STUCK_S", 0.2)
+    queues = WorkQueues(connection, SECRET)
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    take(connection, "w1", start=False)
+    requeuer = Requeuer(connection, queues, lambda _: None)
+    requeuer.sweep(alive("w1", started_at=0.0))
+    assert waiting(connection) == 0
+    assert not queues.idle()
+
+    def swept() -> bool:
+        requeuer.sweep(alive("w1", started_at=0.0))
+        return waiting(connection) == 1
+
+    wait_until(swept)
+
+
+def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    queues.withdraw("work1")
+    assert queues.idle()
+    assert not queues.has("work1")
+    assert is_marked(connection, DONE, "work1")
+
+
+@pytest.mark.parametrize("kind", ["trial", "validation"])
+def test_a_batch_of_trials_that_ends_every_worker_is_divided_and_only_the_guilty_are_given_up(
+    connection: redis.Redis, kind: str
+) -> None:
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    requeuer = Requeuer(connection, queues, given_up.append)
+    queues.enqueue(redis_names.BUILD_QUEUE, {**BUILD, "kind": kind})
+    for attempt in range(ATTEMPTS):
+        take(connection, f"w{attempt}")
+        requeuer.sweep(Fleet(()))
+    if kind == "validation":  # finalists are timed in turn
+        assert [work["work_id"] for work in given_up] == ["work1"]
+        return
+    assert (given_up, waiting(connection), queues.has("work1")) == ([], 2, False)
+    assert is_marked(connection, DONE, "work1")
+    for attempt in range(ATTEMPTS):
+        take(connection, f"alone{attempt}")
+        requeuer.sweep(Fleet(()))
+    (guilty,) = given_up
+    assert guilty == {**BUILD, "work_id": "work1_1", "candidates": [{"candidate": "c2", "trace": "[2]"}]}
+    assert (waiting(connection), queues.has("work1_0")) == (1, True)
+
+
+def test_work_that_no_worker_has_begun_has_killed_nobody(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fractune_server.transport.requeue._STUCK_S", 0.0)
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    requeuer = Requeuer(connection, queues, given_up.append)
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    for attempt in range(2 * ATTEMPTS):
+        take(connection, f"w{attempt}", start=False)
+        requeuer.sweep(Fleet(()))
+        assert waiting(connection) == 1
+    assert given_up == []
+
+
+def test_work_of_a_cancelled_job_is_not_given_again(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    mark(connection, CANCELLED, "round1")
+    Requeuer(connection, queues, lambda _: None).sweep(Fleet(()))
+    assert queues.idle()
+    assert not queues.has("work1")
+
+
+def test_work_of_another_version_is_neither_given_again_nor_given_up(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    given_up: list[messages.Work] = []
+    old = {"do": "build", "work_id": "old", "job": "job1", "lease": "l"}
+    Queue(redis_names.BUILD_QUEUE, connection=connection, serializer=JSONSerializer).enqueue_call(
+        "workers.entry.handle", args=(old,), job_id="old"
+    )
+    take(connection, "w1")
+    Requeuer(connection, queues, given_up.append).sweep(Fleet(()))
+    assert queues.idle()
+    assert not queues.has("old")
+    assert given_up == []
+
+
+@pytest.mark.parametrize("forged", ["unsigned", "altered", "of another fleet", "of another queue"])
+def test_work_that_the_fleet_did_not_sign_is_neither_given_again_nor_given_up(
+    connection: redis.Redis, forged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = {
+        "unsigned": json.dumps(BUILD),
+        "altered": seal_work(SECRET, redis_names.BUILD_QUEUE, BUILD).replace("[1]", "[3]"),
+        "of another fleet": seal_work(b"another secret", redis_names.BUILD_QUEUE, BUILD),
+        "of another queue": seal_work(SECRET, redis_names.COMPILE_QUEUE, BUILD),
+    }[forged]
+    queue = Queue(redis_names.BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
+    queue.enqueue_call(redis_names.HANDLER, args=(message,), job_id="work1")
+    take(connection, "w1")
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    Requeuer(connection, queues, given_up.append).sweep(Fleet(()))
+    assert queues.idle()
+    assert not queues.has("work1")
+    assert given_up == []
+    assert (
+        f"work1 on the queue {redis_names.BUILD_QUEUE} is dropped: work on the queue {redis_names.BUILD_QUEUE} does not"
+        in caplog.text
+    )
+
+
+@pytest.mark.parametrize(
+    "torn", [{"data": b"\x80"}, {"data": b"[]"}, {"other": b"1"}, {"data": b"1", "status": b"odd"}]
+)
+def test_a_job_that_cannot_be_read_is_dropped(connection: redis.Redis, torn: Any) -> None:
+    queues = WorkQueues(connection, SECRET)
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    connection.hset("rq:job:torn", mapping=torn)
+    failed = Queue(redis_names.BUILD_QUEUE, connection=connection).failed_job_registry
+    connection.zadd(failed.key, {"torn": time.time() + 600})
+    queues.drop_foreign()
+    Requeuer(connection, queues, lambda _: None).sweep(Fleet(()))
+    assert connection.zcard(failed.key) == 0
+    assert queues.has("work1")
+
+
+def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    for name in ("tune-1", "tune-2"):
+        queues.enqueue(redis_names.tune_queue(name), {**BUILD, "work_id": name})
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    queues.drop_tuners_but(["tune-2"])
+    assert [queues.has(name) for name in ("tune-1", "tune-2", "work1")] == [False, True, True]
+    queues.clear()
+    assert queues.idle()
