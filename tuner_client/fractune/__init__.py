@@ -15,26 +15,20 @@ from fractune import errors as errors
 from fractune_core import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
-    from fractune.api.client import Client as Client
-    from fractune.api.client import connect as connect
     from fractune.api.costing import CostResult as CostResult
     from fractune.api.costing import cost as cost
     from fractune.api.fusing import FusedModel as FusedModel
     from fractune.api.fusing import fuse as fuse
-    from fractune.api.job import Job as Job
-    from fractune.api.log import Imported as Imported
-    from fractune.api.log import Log as Log
-    from fractune.api.log import Pruned as Pruned
-    from fractune.api.log import Records as Records
     from fractune.api.noise import NoiseResult as NoiseResult
     from fractune.api.noise import noise as noise
-    from fractune.api.planning import PlanResult as PlanResult
     from fractune.api.planning import plan as plan
-    from fractune.api.results import BundleFile as BundleFile
-    from fractune.api.results import KneeResult as KneeResult
-    from fractune.api.results import MatchResult as MatchResult
-    from fractune.api.results import Matrix as Matrix
-    from fractune.api.results import TuneResult as TuneResult
+    from fractune.api.server.client import Client as Client
+    from fractune.api.server.client import connect as connect
+    from fractune.api.server.job import Job as Job
+    from fractune.api.server.log import Imported as Imported
+    from fractune.api.server.log import Log as Log
+    from fractune.api.server.log import Pruned as Pruned
+    from fractune.api.server.log import Records as Records
     from fractune.api.sharing import pair as pair
     from fractune.api.tuning import bundle as bundle
     from fractune.api.tuning import knee as knee
@@ -42,6 +36,12 @@ if _typing.TYPE_CHECKING:
     from fractune.api.tuning import match as match
     from fractune.api.tuning import matrix as matrix
     from fractune.api.tuning import tune as tune
+    from fractune.api.values.plans import PlanResult as PlanResult
+    from fractune.api.values.results import BundleFile as BundleFile
+    from fractune.api.values.results import KneeResult as KneeResult
+    from fractune.api.values.results import MatchResult as MatchResult
+    from fractune.api.values.results import Matrix as Matrix
+    from fractune.api.values.results import TuneResult as TuneResult
     from fractune.costs import JobCost as JobCost
     from fractune.costs import Prices as Prices
     from fractune.goals import Goal as Goal
@@ -49,8 +49,8 @@ if _typing.TYPE_CHECKING:
     from fractune.goals import GoalStep as GoalStep
     from fractune.goals import PeerTiming as PeerTiming
     from fractune.inference.choosing import VariantChoice as VariantChoice
-    from fractune.inference.compare import Comparison as Comparison
-    from fractune.inference.compare import compare as compare
+    from fractune.inference.comparing.compare import Comparison as Comparison
+    from fractune.inference.comparing.compare import compare as compare
     from fractune.inference.model import Model as Model
     from fractune.inference.model import load as load
     from fractune.inference.session import InferenceSession as InferenceSession
@@ -88,20 +88,21 @@ if _typing.TYPE_CHECKING:
 _os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _HOMES = {
-    "fractune.api.client": ("Client", "connect"),
     "fractune.api.costing": ("CostResult", "cost"),
     "fractune.api.fusing": ("FusedModel", "fuse"),
-    "fractune.api.job": ("Job",),
-    "fractune.api.log": ("Imported", "Log", "Pruned", "Records"),
     "fractune.api.noise": ("NoiseResult", "noise"),
-    "fractune.api.planning": ("PlanResult", "plan"),
-    "fractune.api.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
+    "fractune.api.planning": ("plan",),
+    "fractune.api.server.client": ("Client", "connect"),
+    "fractune.api.server.job": ("Job",),
+    "fractune.api.server.log": ("Imported", "Log", "Pruned", "Records"),
     "fractune.api.sharing": ("pair",),
     "fractune.api.tuning": ("bundle", "knee", "local_stack", "match", "matrix", "tune"),
+    "fractune.api.values.plans": ("PlanResult",),
+    "fractune.api.values.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
     "fractune.costs": ("JobCost", "Prices"),
     "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming"),
     "fractune.inference.choosing": ("VariantChoice",),
-    "fractune.inference.compare": ("Comparison", "compare"),
+    "fractune.inference.comparing.compare": ("Comparison", "compare"),
     "fractune.inference.model": ("Model", "load"),
     "fractune.inference.session": ("InferenceSession",),
     "fractune.inference.signatures": ("sign_bundle",),

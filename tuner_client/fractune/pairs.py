@@ -70,7 +70,7 @@ class PairResult:
     @property
     def table(self) -> Table:
         """A row for each model, and what follows from it in sentences."""
-        from fractune.reports.pair_text import pair_table
+        from fractune.reports.tables.pair import pair_table
 
         return pair_table(self)
 
@@ -81,6 +81,6 @@ class PairResult:
 
     def to_json(self) -> dict[str, Any]:
         """As `fractune pair --json` prints it: times in seconds, intervals as lists, None for what is not known."""
-        from fractune.reports.pair_text import pair_json
+        from fractune.reports.tables.pair import pair_json
 
         return pair_json(self)

@@ -1,5 +1,5 @@
 """The calls of the public contract, with its protobuf messages: every call has a deadline, and every failure is one of
-our errors. `fractune.api.client.Client` is what users are given.
+our errors. `fractune.api.server.client.Client` is what users are given.
 """
 
 from __future__ import annotations

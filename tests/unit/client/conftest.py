@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.client_samples import bundle_bytes, job_script
 from tests.support.paths import REPOSITORY
+from tests.support.processes.scripted_server import ScriptedServer, serving
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ def signals_restored() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """It knows a job from its beginning to its end, and the job's bundle."""
+    with serving(ScriptedServer()) as running:
+        running.script = job_script()
+        running.bundles["bundles/b1"] = bundle_bytes()
+        yield running
 
 
 @pytest.fixture(scope="session")

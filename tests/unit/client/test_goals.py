@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune.goals import Goal, GoalEnd, GoalStep, PeerTiming, goal_end, next_trials
-from fractune.reports.goal_text import goal_json, goal_line, goal_table, step_line, verdict_line
+from fractune.reports.tables.goal import goal_json, goal_line, goal_table, step_line, verdict_line
 
 PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
 

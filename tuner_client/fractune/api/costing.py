@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.api.sessions import session
+from fractune.api.server.sessions import session
 from fractune.api.tuning import folder
 from fractune.costs import JobCost, Prices
 from fractune.planning.tables import TableReader
-from fractune.reports.cost_text import cost_table, token_table
 from fractune.reports.rendering import Table
+from fractune.reports.tables.cost import cost_table, token_table
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune.api.models import ModelSource, model_file
-from fractune.api.requests import shapes
+from fractune.api.values.models import ModelSource, model_file
+from fractune.api.values.requests import shapes
 from fractune.launchers.fusing import describe_fused
 from fractune.local.stack import own_env
 from fractune.output_files import check_writable

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fractune.api.progress import View
-from fractune.api.results import BundleFile, TuneResult
-from fractune.api.running import run_job
-from fractune.api.sessions import tuning_session
+from fractune.api.server.progress import View
+from fractune.api.server.running import run_job
+from fractune.api.server.sessions import tuning_session
+from fractune.api.values.results import BundleFile, TuneResult
 from fractune.goals import Goal, GoalStep, PeerTiming, goal_end, next_trials
 from fractune.jobs import JobStatus
 from fractune.launchers.beside import check_share, time_beside, time_peer

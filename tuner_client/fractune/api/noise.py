@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fractune.api.models import ModelSource, model_file
-from fractune.api.requests import shapes
+from fractune.api.values.models import ModelSource, model_file
+from fractune.api.values.requests import shapes
 from fractune.launchers import measure_noise
 from fractune.local.noise_file import NOISE_FILE, check_noise_file, save_noise
 from fractune.local.stack import own_env
 from fractune.local.state import default_state_dir
-from fractune.reports.noise_text import noise_table
 from fractune.reports.rendering import Table
+from fractune.reports.tables.noise import noise_table
 from fractune_core.analysis.noise import FEWEST_CANDIDATES, NoiseAdvice
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
@@ -55,8 +55,8 @@ class NoiseResult:
 
         Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
         """
-        from fractune.reports.noise_picture import draw_noise
-        from fractune.reports.picture import check_picture
+        from fractune.reports.pictures.figure import check_picture
+        from fractune.reports.pictures.noise import draw_noise
 
         check_picture(Path(path))
         draw_noise(self.data, Path(path))

@@ -8,58 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fractune.api.progress import ProgressOption, choose_view
-from fractune.api.requests import job_spec
-from fractune.api.running import finished_job
-from fractune.api.sessions import session
-from fractune.planning.deployment import deployment
+from fractune.api.server.progress import ProgressOption, choose_view
+from fractune.api.server.running import finished_job
+from fractune.api.server.sessions import session
+from fractune.api.values.plans import PlanResult
+from fractune.api.values.requests import job_spec
 from fractune.planning.plan_file import LogModel, PlanFile, read_plan
-from fractune.planning.plan_text import models_table, parts_table, plan_json
-from fractune.reports.rendering import Table
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.planning.planner import make_plan
-from fractune_core.planning.plans import Plan
 from fractune_core.planning.speeds import Basis
 
 PlanSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 _ROUNDS = 4
 """of planning and measuring what the plan then depends on: each changes what the next one depends on"""
-
-
-@dataclass(frozen=True)
-class PlanResult:
-    """A plan, for a person to confirm: nothing was changed anywhere."""
-
-    plan: Plan
-
-    @property
-    def table(self) -> Table:
-        """A row for each part of each device."""
-        return parts_table(self.plan)
-
-    @property
-    def models(self) -> Table:
-        """A row for each model: what it asks for and what it gets."""
-        return models_table(self.plan)
-
-    def to_json(self) -> dict[str, Any]:
-        """As `fractune plan --json` prints it."""
-        return plan_json(self.plan)
-
-    def deployment(self, form: str = "commands") -> str:
-        """What to run or apply, as text: `commands`, `compose` or `kubernetes`. Raises BadRequest."""
-        return deployment(self.plan, form)
-
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw the devices and their parts to `path` (.svg or .png).
-
-        Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
-        """
-        from fractune.planning.plan_picture import draw_plan
-        from fractune.reports.picture import check_picture
-
-        check_picture(Path(path))
-        draw_plan(self.plan, Path(path))
 
 
 def plan(

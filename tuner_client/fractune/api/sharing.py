@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fractune.api.noise import LineProgress, line_reporter
-from fractune.api.requests import check_above_zero
+from fractune.api.values.requests import check_above_zero
 from fractune.launchers.arrangement import Arrangement, arrange, usable_cores
 from fractune.launchers.sharing import Player, Program, Stage, staged, time_sharing
 from fractune.local.stack import own_env

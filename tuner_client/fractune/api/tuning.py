@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from fractune.api.client import Client
-from fractune.api.finding import named_server
 from fractune.api.goal import goal_spec, tune_until_beaten
-from fractune.api.models import ModelSource, model_file
-from fractune.api.progress import ProgressOption, choose_view
-from fractune.api.requests import bundle_file, check_above_zero, job_spec, shapes, share_names, tuning_spec
-from fractune.api.results import BundleFile, KneeResult, MatchResult, Matrix, TuneResult
-from fractune.api.running import finished_job, operator_tables
-from fractune.api.sessions import session
+from fractune.api.server.client import Client
+from fractune.api.server.finding import named_server
+from fractune.api.server.progress import ProgressOption, choose_view
+from fractune.api.server.running import finished_job, operator_tables
+from fractune.api.server.sessions import session
+from fractune.api.values.models import ModelSource, model_file
+from fractune.api.values.requests import bundle_file, check_above_zero, job_spec, shapes, share_names, tuning_spec
+from fractune.api.values.results import BundleFile, KneeResult, MatchResult, Matrix, TuneResult
 from fractune.local.state import default_state_dir
 from fractune.output_files import check_writable
 from fractune.reports.cross_table import model_table

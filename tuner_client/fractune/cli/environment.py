@@ -1,5 +1,5 @@
 """The environment variables of the command line alone, beside those of `fractune.credentials`; the Python API has two
-more, FRACTUNE_SERVER and FRACTUNE_STATE (`fractune.api.finding`, `fractune.local.state`).
+more, FRACTUNE_SERVER and FRACTUNE_STATE (`fractune.api.server.finding`, `fractune.local.state`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from fractune_core.errors import BadRequest
 
 SECRET = "FRACTUNE_SECRET"  # noqa: S105  - the variable's name
 DEBUG = "FRACTUNE_DEBUG"
+DATABASE = "FRACTUNE_DATABASE"
+DATABASE_PASSWORD_FILE = "FRACTUNE_DATABASE_PASSWORD_FILE"  # noqa: S105  - the variable's name
 
 
 def wants_tracebacks() -> bool:
@@ -35,11 +37,17 @@ def redis_address(url: str, password_file: Path | None) -> str:
     return _with_password("--redis-password-file", url, password_file)
 
 
-def database_address(url: str | None, password_file: Path | None) -> str | None:
-    """As `redis_address`, of the database; None for SQLite in the state folder."""
+def database_address(url: str | None, password_file: Path | None, *, heed_environment: bool = True) -> str | None:
+    """As `redis_address`, of the database that the options name, else the environment; None for SQLite in the state."""
+    option = "--database-password-file"
+    if url is None and heed_environment:
+        url = os.environ.get(DATABASE) or None
+        named = os.environ.get(DATABASE_PASSWORD_FILE)
+        if url and named and password_file is None:
+            option, password_file = DATABASE_PASSWORD_FILE, Path(named)
     if url is None and password_file is not None:
-        raise BadRequest(f"--database-password-file {password_file}: name the database by --database too")
-    return None if url is None else _with_password("--database-password-file", url, password_file)
+        raise BadRequest(f"{option} {password_file}: name the database by --database too")
+    return None if url is None else _with_password(option, url, password_file)
 
 
 def _with_password(option: str, url: str, file: Path | None) -> str:

@@ -10,7 +10,7 @@ import termios
 from collections.abc import Iterator
 from typing import Self
 
-from fractune.api.progress import View
+from fractune.api.server.progress import View
 from fractune.cli.stopped import Stopped, terminal_gone
 from fractune.goals import Goal
 from fractune.jobs import JobStatus

@@ -20,11 +20,19 @@ State = Annotated[
 ]
 Database = Annotated[
     str | None,
-    typer.Option("--database", metavar="URL", help="postgresql://USER@HOST:PORT/NAME (default: SQLite in the state)."),
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="postgresql://USER@HOST:PORT/NAME (else FRACTUNE_DATABASE, else SQLite in the state).",
+    ),
 ]
 DatabasePasswordFile = Annotated[
     Path | None,
-    typer.Option("--database-password-file", help="File with the password of the user that --database names."),
+    typer.Option(
+        "--database-password-file",
+        help="File with the password of the user that --database names (of FRACTUNE_DATABASE: else"
+        " FRACTUNE_DATABASE_PASSWORD_FILE).",
+    ),
 ]
 Server = Annotated[
     str | None,

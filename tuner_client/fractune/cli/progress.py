@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fractune.api.progress import LineView, View, status_text
+from fractune.api.server.progress import LineView, View, status_text
 from fractune.cli.leaving import LeavableView
 from fractune.goals import Goal
 from fractune.jobs import JobStatus
-from fractune.reports.goal_text import goal_json, goal_line, step_line
-from fractune.reports.result import operator_json
+from fractune.reports.tables.goal import goal_json, goal_line, step_line
+from fractune.reports.tables.result import operator_json
 from fractune.reports.text import ratio_text, time_text
 
 _TABLE_ROWS = 24

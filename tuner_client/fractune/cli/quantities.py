@@ -6,9 +6,11 @@ import re
 
 from fractune_core.errors import BadRequest
 
-_FORM = re.compile(r"([1-9][0-9]*)([A-Za-z]*)")
+_FORM = re.compile(r"([1-9][0-9]{0,17})([A-Za-z]*)")
 _BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MOST_BYTES = (1 << 63) - 1
 _SECONDS = {"h": 3600.0, "d": 24 * 3600.0}
+_LONGEST_S = 36_500 * _SECONDS["d"]
 
 
 def parse_bytes(option: str, text: str) -> int:
@@ -16,7 +18,10 @@ def parse_bytes(option: str, text: str) -> int:
     form = _FORM.fullmatch(text)
     if form is None or form[2] not in _BYTES:
         raise BadRequest(f"{option} '{text}': write a size such as 2GiB, 500MiB or 1000000")
-    return int(form[1]) * _BYTES[form[2]]
+    size = int(form[1]) * _BYTES[form[2]]
+    if size > _MOST_BYTES:
+        raise BadRequest(f"{option} '{text}': at most {_MOST_BYTES} bytes can be told")
+    return size
 
 
 def parse_lifetime_s(option: str, text: str) -> float:
@@ -24,4 +29,7 @@ def parse_lifetime_s(option: str, text: str) -> float:
     form = _FORM.fullmatch(text)
     if form is None or form[2] not in _SECONDS:
         raise BadRequest(f"{option} '{text}': write hours or days, such as 12h or 30d")
-    return int(form[1]) * _SECONDS[form[2]]
+    lifetime_s = int(form[1]) * _SECONDS[form[2]]
+    if lifetime_s > _LONGEST_S:
+        raise BadRequest(f"{option} '{text}': write a hundred years (36500d) at most")
+    return lifetime_s

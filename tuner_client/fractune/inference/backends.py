@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fractune.inference.cpu.backend import OnCpu
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.backend import OnGpu
-from fractune.inference.tensors import TensorSpec
+from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
-    from fractune.inference.tensors import Array
+    from fractune.inference.tvm_runtime.tensors import Array
 
 
 class Backend(Protocol):

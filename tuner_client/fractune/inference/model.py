@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference import tensors
 from fractune.inference.backends import backend_for
 from fractune.inference.choosing import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.runner import Runner
 from fractune.inference.signatures import check_signature
 from fractune.inference.slots import Slots
+from fractune.inference.tvm_runtime import tensors
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
-    from fractune.inference.tensors import Array
+    from fractune.inference.tvm_runtime.tensors import Array
 
 
 def load(

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from fractune.inference.runtime import use_cpus
+from fractune.inference.tvm_runtime.runtime import use_cpus
 
 _STOP_TIMEOUT_S = 60.0
 

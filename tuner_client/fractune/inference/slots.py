@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference.runtime import aligned_bytes
-from fractune.inference.tensors import TensorSpec, as_arrays, numpy_dtype
+from fractune.inference.tvm_runtime.runtime import aligned_bytes
+from fractune.inference.tvm_runtime.tensors import TensorSpec, as_arrays, numpy_dtype
 from fractune_core.errors import BadRequest
 
 if TYPE_CHECKING:
-    from fractune.inference.tensors import Array
+    from fractune.inference.tvm_runtime.tensors import Array
 
 
 class Slots:

@@ -39,7 +39,7 @@ def time_peer(
 
 def time_beside(share: Share, model: Path, bundle: Path, repeats: int, env: Mapping[str, str]) -> dict[str, Any]:
     """What the bundle's variant for `share` takes there and what the ONNX file that it was made from takes in ONNX
-    Runtime, in turn: the fields of `fractune.inference.beside.Beside`, and `variant`.
+    Runtime, in turn: the fields of `fractune.inference.comparing.beside.Beside`, and `variant`.
 
     Raises as `time_peer`, and BadBundle.
     """

@@ -19,14 +19,14 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement.enter()
 
     def time_peer(path: str, shapes: dict[str, list[int]], repeats: int) -> dict[str, Any]:
-        from fractune.inference import beside
+        from fractune.inference.comparing import beside
 
         version, run_secs = beside.time_peer(Path(path), len(confinement.cores), shapes, repeats)
         confinement.verify()  # the threads of both are there now
         return {"version": version, "run_secs": run_secs}
 
     def time_beside(path: str, bundle: str, repeats: int) -> dict[str, Any]:
-        from fractune.inference import beside
+        from fractune.inference.comparing import beside
         from fractune.inference.model import load
 
         model = load(bundle, share=share)

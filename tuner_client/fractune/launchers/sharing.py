@@ -55,7 +55,7 @@ class Player:
     """A process at a place, that runs one program in a loop when told."""
 
     def __init__(self, program: Program, place: Place, turns: str, env: Mapping[str, str]) -> None:
-        from fractune.inference.runtime import SPIN_COUNT, SPIN_YIELDS
+        from fractune.inference.tvm_runtime.runtime import SPIN_COUNT, SPIN_YIELDS
         from fractune_workers.calibration.child_thread import ChildThread
         from fractune_workers.child import Child
         from fractune_workers.confinement import confinement_for

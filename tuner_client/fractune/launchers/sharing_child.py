@@ -142,6 +142,6 @@ def _sleep_until(moment_s: float) -> None:
 
 def _come_to_rest() -> None:
     """Threads of a pool that look for more work must not do so beside what is timed next."""
-    from fractune.inference.comparing import wait_for_quiet
+    from fractune.inference.comparing.turns import wait_for_quiet
 
     wait_for_quiet()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.planning.plan_text import rate_text, summary
-from fractune.reports.picture import save_figure
+from fractune.reports.pictures.figure import save_figure
 from fractune_core.planning.plans import Plan, PlannedPart
 
 _DEVICES_AT_MOST = 40

@@ -1,1 +1,1 @@
-"""Tables and pictures of what was measured."""
+"""What was measured, for people and for programs: in tables and in pictures."""

@@ -59,7 +59,7 @@ def test_what_a_server_refuses(
     options: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FRACTUNE_SECRET", "s")
-    monkeypatch.setattr("fractune.cli.commands.launch.run_server", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_server", lambda *_, **__: pytest.fail("started"))
     assert main(["server", "--redis", "unix:///nowhere", *options]) == 2
     assert says in capsys.readouterr().err
 
@@ -67,9 +67,9 @@ def test_what_a_server_refuses(
 def test_sizes_and_times() -> None:
     assert [parse_bytes("--x", text) for text in ("7", "2KiB", "3GiB")] == [7, 2048, 3 << 30]
     assert [parse_lifetime_s("--x", text) for text in ("12h", "2d")] == [43_200, 172_800]
-    for text in ("", "0", "-1", "1.5GiB", "1GB", "GiB", "٣"):
+    for text in ("", "0", "-1", "1.5GiB", "1GB", "GiB", "٣", "8388608TiB", "9" * 5000):
         with pytest.raises(BadRequest, match="--x"):
             parse_bytes("--x", text)
-    for text in ("", "0d", "30", "30m", "d"):
+    for text in ("", "0d", "30", "30m", "d", "36501d"):
         with pytest.raises(BadRequest, match="--x"):
             parse_lifetime_s("--x", text)

@@ -23,9 +23,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setenv("FRACTUNE_SECRET", "secret")
     monkeypatch.setattr(
-        "fractune.cli.commands.launch.run_server", lambda *_, database_url, **__: found.append(database_url)
+        "fractune.cli.commands.fleet.launch.run_server", lambda *_, database_url, **__: found.append(database_url)
     )
-    monkeypatch.setattr("fractune.cli.commands.admin_token.list_tokens", list_tokens)
+    monkeypatch.setattr("fractune.cli.commands.fleet.admin_token.list_tokens", list_tokens)
     return found
 
 
@@ -58,4 +58,35 @@ def test_a_password_of_no_database_and_a_second_one_are_refused(
     assert said[0].endswith("name the database by --database too")
     assert "postgresql://fractune:***@db:5432/tuning has a password, and so has the password file" in said[1]
     assert "first" not in said[1]
+    assert opened == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_environment_may_name_both(
+    command: list[str], file: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRACTUNE_DATABASE", URL)
+    monkeypatch.setenv("FRACTUNE_DATABASE_PASSWORD_FILE", str(file))
+    assert main(command) == 0
+    assert main([*command, "--database", "postgresql://other"]) == 0, "its password is not that of another database"
+    assert opened == [URL.replace("fractune@", "fractune:a%3Ab%40c@"), "postgresql://other"]
+
+
+def test_a_folder_that_is_named_goes_before_the_environment(
+    tmp_path: Path, opened: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRACTUNE_DATABASE", URL)
+    assert main(["admin", "token", "list", "--state", str(tmp_path)]) == 0
+    assert main([*COMMANDS[0], "--state", str(tmp_path)]) == 0, "a server has models in its folder all the same"
+    assert opened == [None, URL]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_password_file_of_the_environment_that_is_not_there_is_named(
+    command: list[str], opened: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FRACTUNE_DATABASE", URL)
+    monkeypatch.setenv("FRACTUNE_DATABASE_PASSWORD_FILE", "/nowhere")
+    assert main(command) == 2
+    assert "cannot read FRACTUNE_DATABASE_PASSWORD_FILE /nowhere" in capsys.readouterr().err
     assert opened == []

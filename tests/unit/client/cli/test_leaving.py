@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from fractune.api.progress import View
+from fractune.api.server.progress import View
 from fractune.cli.leaving import LeavableView
 from fractune.cli.on_done import news, run_when_done
 from fractune.cli.stopped import Stopped, take_signals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune.cli.options import parse_part
+from fractune.cli.options import parse_inputs, parse_part
 from fractune_core.errors import BadRequest
 
 
@@ -34,3 +34,9 @@ def test_any_other_part_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadRequest) as refused:
         parse_part("--slack", text)
     assert says in str(refused.value)
+
+
+def test_input_shapes_are_read() -> None:
+    assert parse_inputs(["x=1,3", "scalar="]) == {"x": [1, 3], "scalar": []}
+    with pytest.raises(BadRequest):
+        parse_inputs(["=1"])

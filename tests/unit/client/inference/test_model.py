@@ -22,8 +22,8 @@ import tvm_ffi
 import fractune
 from fractune import Model
 from fractune.inference.cpu.processor import CPUINFO, isa_name, read_cpuinfo
-from fractune.inference.runtime import aligned_bytes
-from fractune.inference.tensors import as_arguments, as_array
+from fractune.inference.tvm_runtime.runtime import aligned_bytes
+from fractune.inference.tvm_runtime.tensors import as_arguments, as_array
 from fractune_core.analysis.match import How
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.bundles import Bundle, write_bundle
@@ -289,7 +289,7 @@ POOL = """
 import json, os, sys
 import fractune, fractune.inference.cpu.share
 from fractune.inference.cpu.share import ShareHere
-import numpy, fractune.inference.runtime as runtime
+import numpy, fractune.inference.tvm_runtime.runtime as runtime
 runtime.load_runtime()
 cpus = tuple(sorted(os.sched_getaffinity(0)))
 found = []
@@ -351,7 +351,7 @@ def test_a_forked_process_goes_on_with_a_thread_of_its_own(small: Small) -> None
 
 
 def test_without_tvm_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fractune.inference import runtime
+    from fractune.inference.tvm_runtime import runtime
 
     monkeypatch.setitem(sys.modules, "tvm_ffi_orcjit", None)
     runtime._load_libraries.cache_clear()

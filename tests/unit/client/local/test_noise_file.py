@@ -13,7 +13,7 @@ import pytest
 from fractune.api import noise as api_noise
 from fractune.cli import main
 from fractune.local.noise_file import NOISE_FILE, advice_for, load_noise, measuring_text, save_noise
-from fractune.reports.noise_picture import draw_noise
+from fractune.reports.pictures.noise import draw_noise
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import StateUnusable
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune.cli.commands.up import default_shares
+from fractune.cli.commands.fleet.up import default_shares
 from fractune.local.stack import plan_builders, plan_cores, plan_measurers, work_cores
 from fractune_core.shares import Share, parse_shares
 

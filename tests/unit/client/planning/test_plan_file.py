@@ -14,39 +14,10 @@ from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.planning.devices import Layouts
 from fractune_core.planning.speeds import Basis, Row
 from fractune_core.shares import Device, GrantedShare
-from tests.support.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes, plan_file
 from tests.support.paths import REPOSITORY
 
-WHOLE = """
-headroom = 0.05
-penalty = 0.1
-latency_part = 0.45
-
-[device]
-gpu = "A100-80GB"
-count = 4
-
-[[models]]
-name = "resnet50"
-rate_per_s = 829
-latency_ms = 205
-memory_gib = 3.5
-profile = [
-    {share = "1g", batch = 8, processes = 2, throughput_per_s = 400, latency_ms = 40},
-    {share = "mig:2g.20gb", latency_ms = 20},
-    {share = "7g", batch = 8, throughput_per_s = 1000},
-]
-
-[[models]]
-name = "bert"
-rate_per_s = 40
-profile = "curves.csv"
-
-[[interference]]
-model = "resnet50"
-beside = "bert"
-i = 1.08
-"""
+WHOLE = plan_file('profile = "curves.csv"')
 CURVES = "model,share,batch,throughput_per_s,latency_ms\nbert,3g,1,45,22\nother,3g,1,1,1\nbert,7g,4,,50\n"
 
 

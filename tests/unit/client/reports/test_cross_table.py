@@ -10,8 +10,9 @@ import pytest
 
 from fractune.from_proto import job_status, operator_records
 from fractune.reports.cross_table import Cell, CrossTable, model_table, operator_table, sentences
-from fractune.reports.picture import check_picture, draw_table
-from fractune.reports.tables import cell_text, rows, table_json
+from fractune.reports.pictures.cross import draw_table
+from fractune.reports.pictures.figure import check_picture
+from fractune.reports.tables.cross import cell_text, rows, table_json
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb

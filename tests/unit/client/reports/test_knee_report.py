@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fractune.reports.knee_picture import draw_knee
 from fractune.reports.knee_report import KneeReport, drawn_units, knee_report
-from fractune.reports.knee_text import knee_json, knee_lines, knee_table
+from fractune.reports.pictures.knee import draw_knee
+from fractune.reports.tables.knee import knee_json, knee_lines, knee_table
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.shares import units_text
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fractune.from_proto import job_status
 from fractune.reports.rendering import Column, Table
-from fractune.reports.result import latency_table
+from fractune.reports.tables.result import latency_table
 from tests.support.client_samples import job_script
 
 HOSTILE = "<script>alert('[bold]&')</script>"

@@ -1,1 +1,1 @@
-"""One file a command."""
+"""One file a command, in rooms of their own kinds; none knows another room."""

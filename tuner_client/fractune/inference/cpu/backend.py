@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference import tensors
 from fractune.inference.cpu import share
 from fractune.inference.cpu.processor import check_processor
 from fractune.inference.cpu.share import ShareHere
-from fractune.inference.runtime import load_main, load_runtime
-from fractune.inference.tensors import TensorSpec
-from fractune.inference.weights import Weights
+from fractune.inference.tvm_runtime import tensors
+from fractune.inference.tvm_runtime.runtime import load_main, load_runtime
+from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import ShareUnavailable
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
-    from fractune.inference.tensors import Array
+    from fractune.inference.tvm_runtime.tensors import Array
 
 
 class OnCpu:

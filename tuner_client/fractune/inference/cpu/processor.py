@@ -140,7 +140,7 @@ def _skylake_server(flags: set[str]) -> str:
 
 def _ask_llvm() -> str:
     """The processor's name from TVM's compiler, where it happens to be installed; empty where it is not."""
-    from fractune.inference.runtime import compiler_function
+    from fractune.inference.tvm_runtime.runtime import compiler_function
 
     name = compiler_function("target.llvm_get_system_cpu")
     return str(name()) if name is not None else ""

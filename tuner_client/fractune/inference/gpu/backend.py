@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference import runtime, tensors
 from fractune.inference.cpu.processor import check_host_code
 from fractune.inference.cpu.share import ShareHere, share_here
 from fractune.inference.gpu import driver
 from fractune.inference.gpu.driver import GpuHere, NoDriver
 from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
-from fractune.inference.tensors import TensorSpec
-from fractune.inference.weights import Weights
+from fractune.inference.tvm_runtime import runtime, tensors
+from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
-    from fractune.inference.tensors import Array
+    from fractune.inference.tvm_runtime.tensors import Array
 
 _LOST = "after an error of a kernel CUDA gives this process nothing more: start it again"
 

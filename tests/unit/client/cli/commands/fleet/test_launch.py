@@ -1,0 +1,45 @@
+"""`fractune worker`: options that do not fit its role are refused before anything is imported or reached."""
+
+from __future__ import annotations
+
+import pytest
+
+from fractune.cli import main
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--role", "measure"], "needs a share"),
+        (["--role", "build", "--share", "cpu:1"], "--share cpu:1: only a measure worker has a share"),
+        (["--role", "build", "--margin", "2"], "--margin 2.0: only a measure worker races"),
+        (["--role", "measure", "--share", "cpu:1", "--margin", "0.5"], "--margin 0.5: it is a factor"),
+        (
+            ["--role", "measure", "--share", "cpu:1", "--cache", "cold"],
+            "--cache cold: only a measure worker with a share",
+        ),
+        (["--role", "build", "--cache", "cold"], "--cache cold: only a measure worker with a share of a GPU"),
+        (["--role", "measure", "--share", "gpu:1"], "unknown mechanism 'gpu'"),
+        (["--role", "paint"], "'paint' is not one of"),
+    ],
+)
+def test_options_that_do_not_fit_the_role(
+    options: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", lambda *_, **__: pytest.fail("started"))
+    assert main(["worker", "--redis", "unix:///nowhere", *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_environment_may_name_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(
+        "fractune.cli.commands.fleet.launch.run_worker", lambda _, redis, *__, **___: asked.append(redis)
+    )
+    monkeypatch.setenv("FRACTUNE_SECRET", "s")
+    monkeypatch.setenv("FRACTUNE_REDIS", "unix:///from/the/environment")
+    assert main(["worker", "--role", "build"]) == 0
+    assert main(["worker", "--role", "build", "--redis", "unix:///typed"]) == 0
+    assert asked == ["unix:///from/the/environment", "unix:///typed"]

@@ -1,0 +1,94 @@
+"""`fractune admin redis-acl`, and the password file of `server` and `worker`."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractune.cli import main
+from fractune_core.fleet.redis_users import USERS
+
+
+@pytest.fixture(autouse=True)
+def _keep_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+
+def test_the_users_are_written_with_a_password_file_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "secrets"
+    assert main(["admin", "redis-acl", str(folder)]) == 0
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    said = capsys.readouterr().out
+    rules = (folder / "users.acl").read_text()
+    for user in USERS:
+        file = folder / f"{user}.password"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        password = file.read_text().strip()
+        assert len(password) == 64
+        assert password not in said + rules
+        assert f"user {user} on #{hashlib.sha256(password.encode()).hexdigest()} " in rules
+    assert {path.name for path in folder.iterdir()} == {"users.acl", *(f"{user}.password" for user in USERS)}
+
+
+def test_run_again_it_keeps_passwords_and_renews_rules(tmp_path: Path) -> None:
+    assert main(["admin", "redis-acl", str(tmp_path)]) == 0
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    (tmp_path / "users.acl").write_text("user measure on nopass ~* +@all\n")
+    (tmp_path / "build.password").unlink()
+    assert main(["admin", "redis-acl", str(tmp_path)]) == 0
+    after = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {"build.password", "users.acl"}
+    assert "nopass" not in after["users.acl"]
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["admin", "redis-acl", str(tmp_path / "file")]) == 7
+    assert capsys.readouterr().err.startswith(f"fractune: cannot write the users of Redis to {tmp_path / 'file'}: ")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The addresses of Redis that server and workers were started with."""
+    found: list[Any] = []
+    monkeypatch.setenv("FRACTUNE_SECRET", "secret")
+    monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_server", lambda _, url, *__, **___: found.append(url))
+    monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", lambda _, url, *__, **___: found.append(url))
+    return found
+
+
+@pytest.mark.parametrize("command", [["server"], ["worker", "--role", "build"]])
+def test_the_password_comes_from_a_file(command: list[str], started: list[Any], tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("a:b@c\n")
+    assert main([*command, "--redis", "redis://build@host:1/0", "--redis-password-file", str(file)]) == 0
+    assert started == ["redis://build:a%3Ab%40c@host:1/0"]
+
+
+@pytest.mark.parametrize(
+    ("url", "content", "says"),
+    [
+        ("redis://u@h", None, "cannot read --redis-password-file"),
+        ("redis://u@h", b" \n", "is empty; write the password"),
+        ("redis://u@h", b"\xff\xfe", "it is no text"),
+        ("redis://u:first@h", b"second", "redis://u:***@h has a password, and so has the password file"),
+    ],
+)
+def test_a_password_file_that_cannot_be_used(
+    url: str, content: bytes | None, says: str, started: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "password"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["server", "--redis", url, "--redis-password-file", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "first" not in error
+    assert "second" not in error
+    assert started == []

@@ -1,0 +1,148 @@
+"""`fractune shares`: what it prints of a machine, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fractune.cli.commands.fleet.shares as command
+from fractune.cli import main
+from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu import nvml
+from fractune_workers.inventory.shares import PROOF_FAILED
+from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
+from tests.support.hardware.simulated_nvml import SimulatedNvml
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(command, "own_env", dict)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def offer(share: str, units: int | None, **changes: Any) -> dict[str, Any]:
+    usual = {"units_total": 132, "unit": "sm", "memory_bytes": 16 << 30, "reserved": False, "proof": "not proved"}
+    rest: dict[str, Any] = {
+        "instances": [],
+        "refusal": "",
+        "device_key": "",
+        "fraction": None if units is None else units / 132,
+    }
+    return {"share": share, "units": units, **usual, **rest, **changes}
+
+
+def stage(monkeypatch: pytest.MonkeyPatch, *offers: dict[str, Any], no_gpu: str = "") -> list[bool]:
+    """A machine with one GPU that has these offers; gives the values of `--prove` that it was asked with."""
+    asked = []
+
+    def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
+        asked.append(prove)
+        yield {"kind": "cuda", "label": "NVIDIA H200", "uuid": "GPU-1", "offers": list(offers)}
+        if no_gpu:
+            raise ShareUnavailable(no_gpu)
+
+    monkeypatch.setattr(command, "machine_shares", machine_shares)
+    return asked
+
+
+def test_a_table_tells_what_each_share_is_worth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    instance = offer("mig:1g.18gb", 16, reserved=True, proof="UUID, SM count, %smid", instances=["MIG-1", "MIG-2"])
+    refused = [offer(f"mps:{size}", None, reserved=None, refusal=f"no MPS at {size}") for size in (25, 50)]
+    asked = stage(monkeypatch, offer("green:32", 32), instance, offer("mps-sm:4", None), *refused)
+    assert main(["shares", "--prove"]) == 0
+    said = capsys.readouterr().out
+    lines = {
+        cells[0]: cells[1:] for line in said.splitlines() if (cells := [each.strip() for each in line[1:-1].split("│")])
+    }
+    assert lines["green:32"] == ["32 of 132 SMs", "24.2 %", "16.0 GiB", "green", "capped", "not proved"]
+    assert lines["mig:1g.18gb"][1:] == ["12.1 %", "16.0 GiB", "mig", "reserved", "UUID, SM count, %smid"]
+    assert lines["mps-sm:4"][:2] == ["- of 132 SMs", "-"]
+    assert "mig:1g.18gb is MIG-1\nmig:1g.18gb is MIG-2\n" in said
+    assert said.count("not offered: ") == 1
+    assert "not offered: no MPS at 25" in said
+    assert asked == [True]
+
+
+def test_a_machine_without_a_driver_says_so_and_ends_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage(monkeypatch, offer("cpu:1", 1), no_gpu="no NVIDIA driver here")
+    assert main(["shares"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no GPU shares: no NVIDIA driver here"
+    assert main(["shares", "--json"]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event"] for event in events] == ["device", "no_gpu"]
+    assert events[0]["offers"] == [offer("cpu:1", 1)]
+    assert events[1]["reason"] == "no NVIDIA driver here"
+
+
+def test_a_proof_that_failed_ends_with_the_code_of_a_share(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = [offer(f"green:{sms}", None, proof=PROOF_FAILED, refusal=f"{sms} leaked") for sms in (8, 16)]
+    stage(monkeypatch, *failed, offer("full", 132))
+    assert main(["shares", "--prove"]) == 4
+    out, err = capsys.readouterr()
+    assert "not offered: 8 leaked\nnot offered: 16 leaked\n" in out
+    assert err == "fractune: green:8, green:16 could not be proved; the reasons stand above\n"
+
+
+def test_this_machine_lists_its_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shares"]) == 0
+    assert "cpu:1" in capsys.readouterr().out
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> str:
+    gpu = SimulatedGpu(MODELS["H200"])
+    monkeypatch.setattr(nvml, "open_nvml", lambda: nvml.NvidiaMl(SimulatedNvml(gpu)))
+    return gpu.uuid
+
+
+def test_a_layout_is_printed_and_nothing_is_run(
+    h200: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho run >> {tmp_path / 'notes'}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lines = [f"nvidia-smi -i {h200} -mig 1", f"nvidia-smi mig -i {h200} -cgi 9:4,5:0 -C"]
+    assert main(["shares", "--layout", "3g+4g"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+    assert main(["shares", "--layout", "3g+4g", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"event": "layout", "commands": lines}
+    assert not (tmp_path / "notes").exists()
+    assert main(["shares", "--layout", "3g+4g", "--apply"]) == 4  # this program makes no instances: the mode stays off
+    assert (tmp_path / "notes").read_text() == "run\n"
+    assert "is pending, not in force" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--apply"], 2, "--apply runs the commands of a layout"),
+        (["--layout", "3g+4g", "--prove"], 2, "--layout changes what --prove would look at"),
+        (["--layout", "4g+4g"], 2, "does not fit"),
+        (["--layout", "many"], 2, "'many' is no instance"),
+    ],
+)
+@pytest.mark.usefixtures("h200")
+def test_wrong_options(options: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shares", *options]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_layout_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def none() -> None:
+        raise nvml.NoNvidiaDriver("no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(nvml, "open_nvml", none)
+    assert main(["shares", "--layout", "3g+4g"]) == 4
+    assert "no NVIDIA driver" in capsys.readouterr().err

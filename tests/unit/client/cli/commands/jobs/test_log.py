@@ -1,0 +1,65 @@
+"""`fractune log` and `fractune match` against a scripted server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fractune.cli import main
+from fractune_core.convert import record_to_proto
+from fractune_core.pb import fractune_pb2 as pb
+from tests.support.client_samples import record
+from tests.support.processes.cli_process import only_line
+from tests.support.processes.scripted_server import ScriptedServer
+
+
+def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.records = [record_to_proto(record(f"r{number}")) for number in range(3)]
+    at = ["--server", server.address]
+    filters = ["--model", "m", "--operator", "conv", "--share", "cpu:1", "--device", "rocket", "--kind", "trial"]
+    filters += ["--scope", "acme"]
+    assert main(["log", "show", *filters, "--job", "j1", "--json", *at]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    wanted = pb.RecordFilter(model="m", operator="conv", share="cpu:1", device="rocket", kind="trial", job="jobs/j1")
+    wanted.scope = "acme"
+    assert server.filters[-1] == wanted
+    assert main(["log", "show", "--limit", "2", *at]) == 0
+    assert "2 of 3 records" in capsys.readouterr().out
+    assert main(["log", "prune", "--keep-best", "1", "--dry-run", *at]) == 0
+    assert capsys.readouterr().out == "2 records would be deleted, 1 kept\n"
+    assert main(["log", "dead", *at]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("2001-09-09T01:46:40+00:00  fractune:results:tune-1 7-0  KeyError('kind')\n  {}\n")
+    assert said.endswith("1 of 3 unreadable results\n")
+    assert main(["log", "dead", "--replay", *at]) == 0
+    assert capsys.readouterr().out == "3 results are read once more\n"
+    assert main(["log", "show", "--kind", "best", *at]) == 2
+    assert "write trial or validation" in only_line(capsys.readouterr().err)
+
+
+def test_an_exported_log_comes_back_as_it_was(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.records = [record_to_proto(record("r1", max_error=0.5)), record_to_proto(record("r2", run_secs=()))]
+    path, at = tmp_path / "log.jsonl", ["--server", server.address]
+    assert main(["log", "export", str(path), *at]) == 0
+    assert main(["log", "import", str(path), *at]) == 0
+    assert [part.record for part in server.imported[1:]] == server.records
+    assert server.imported[0].workload == pb.Workload(workload_hash="0123", json="[]")
+    capsys.readouterr()
+    assert main(["log", "export", str(path), *at]) == 2
+    assert "--force" in only_line(capsys.readouterr().err)
+    assert main(["log", "export", str(path), "--force", "--format", "csv", "--json", *at]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 2
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_match_says_which_record_and_why(
+    server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["match", str(model), "--share", "cpu:1", "--server", server.address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == "no published record"
+    assert main(["match", str(model), "--share", "cpu:1", "--server", server.address]) == 0
+    assert "no published record" in capsys.readouterr().out

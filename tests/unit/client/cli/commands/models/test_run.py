@@ -1,0 +1,166 @@
+"""`fractune run`, and the inputs and comparisons that it is made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from fractune.cli import main
+from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
+from fractune.inference.comparing.turns import differences, time_in_turns
+from fractune.inference.tvm_runtime.tensors import read_inputs
+from fractune_core.errors import BadBundle, BadRequest, FractuneError
+from tests.support.client_samples import DEVICE, bundle_bytes
+from tests.unit.client.conftest import Small
+
+_FRACTUNE = [sys.executable, "-m", "fractune.cli"]
+
+
+def test_arrays_are_read_by_name_and_objects_never(tmp_path: Path) -> None:
+    np.savez(tmp_path / "good.npz", x=np.arange(3))
+    assert read_inputs(tmp_path / "good.npz")["x"].tolist() == [0, 1, 2]
+    np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
+    np.save(tmp_path / "single.npy", np.arange(3))
+    (tmp_path / "text.npz").write_text("no arrays")
+    for name in ("objects.npz", "single.npy", "text.npz", "missing.npz"):
+        with pytest.raises(BadRequest, match=name):
+            read_inputs(tmp_path / name)
+
+
+def test_differences_are_absolute_and_relative() -> None:
+    assert differences([np.array([1.0, 3.0])], [np.array([1.0, 4.0])]) == (1.0, 0.25)
+    assert differences([np.array([np.nan])], [np.array([1.0])]) == (float("inf"), float("inf"))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_turns_go_forth_and_back(*, apart: bool) -> None:
+    calls: list[str] = []
+
+    def note(name: str) -> None:
+        if calls[-1:] != [name]:
+            calls.append(name)
+
+    run_secs = time_in_turns({"a": lambda: note("a"), "b": lambda: note("b")}, 3, apart=apart)
+    assert calls == ["a", "b", "a", "b", "a", "b"]
+    assert {name: len(secs) for name, secs in run_secs.items()} == {"a": 3, "b": 3}
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
+    """`fractune run` in this process: exit code and standard error. Its signals and variables are taken back."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    with patch.dict(os.environ):
+        yield lambda *args: (main(["run", *args]), capfd.readouterr().err)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*_FRACTUNE, "run", *args], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"device": {**DEVICE.to_json(), "isa": "zx81"}}, "is for the CPU 'zx81', this one is '"),
+        ({"device": {**DEVICE.to_json(), "kind": "abacus"}}, "for a 'abacus' device, of which this version knows"),
+        ({"format": 99}, "newer format (99"),
+        ({"outputs": None}, "'outputs' is missing"),
+    ],
+)
+def test_a_bundle_that_does_not_run_here_is_refused(
+    refused: Callable[..., tuple[int, str]], tmp_path: Path, changes: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "m.fractune"
+    path.write_bytes(bundle_bytes(**changes))
+    code, told = refused(str(path))
+    assert code == BadBundle.exit_code
+    assert told.startswith("fractune: m.fractune")
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_torn_bundles_and_wrong_shares_are_one_line(refused: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    torn = tmp_path / "torn.fractune"
+    torn.write_bytes(bundle_bytes()[:-40])
+    good = tmp_path / "good.fractune"
+    good.write_bytes(bundle_bytes())
+    too_many = f"cpu:{len(os.sched_getaffinity(0)) + 1}"
+    key = tmp_path / "key.pem"
+    key.write_text("rubbish")
+    for args, code, says in (
+        ([str(torn)], 8, "torn.fractune: 'manifest.json' does not match its digest, or the file is torn"),
+        ([str(tmp_path / "none")], 8, "none: no such file"),
+        ([str(good), "--share", too_many], 4, f"share '{too_many}' is larger"),
+        ([str(good), "--share", "mps:25"], 2, "not a CPU share"),
+        ([str(good), "--repeats", "1"], 2, "--repeats"),
+        ([str(good), "--beside", "onnxruntime"], 2, "--beside and --model go together"),
+        ([str(good), "--public-key", str(tmp_path / "none")], 2, "--public-key"),
+        ([str(good), "--public-key", str(key)], 2, "no public key"),
+    ):
+        ended, told = refused(*args)
+        assert (ended, told.count("\n")) == (code, 1), told
+        assert says in told
+
+
+def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", x=np.ones((1, 4, 16, 16), "float32"))
+    args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3", "--inputs", str(tmp_path / "in.npz")]
+    ended = run_cli(*args, "--save-outputs", str(tmp_path / "out.npz"))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for says in (
+        "variant:   cpu:1 (tuned at 1 core",
+        "on 1 core,",
+        "speed-up:",
+        "share:     cpu:1 as asked for, of ",
+    ):
+        assert says in ended.stdout
+    assert np.load(tmp_path / "out.npz")["output0"].shape == (1, 10)
+    report: dict[str, Any] = json.loads(run_cli(*args, "--json").stdout)
+    assert (report["variant"], report["how"], report["exact"], report["units"]) == ("cpu:1", "exact", True, 1)
+    assert report["regret"] is None
+    assert report["max_rel_difference"] == 0.0
+
+
+def test_onnx_runtime_beside(small: Small) -> None:
+    args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3", "--beside", "onnxruntime", "--model"]
+    ended = run_cli(*args, str(small.model))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "in ONNX Runtime 1." in ended.stdout
+    assert "the outputs agree" in ended.stdout
+    beside = json.loads(run_cli(*args, str(small.model), "--json").stdout)["beside"]
+    assert beside["outputs_agree"] is True
+    assert len(beside["run_secs"]) == 3
+    wrong = run_cli(*args, str(small.bundle))
+    assert wrong.returncode == BadRequest.exit_code
+    assert "not the file that small.fractune was made from ('small.onnx')" in wrong.stderr
+    assert "cannot be read" in run_cli(*args, "none.onnx").stderr
+
+
+def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+    from fractune.cli.commands.models.run import _print_beside
+
+    beside = {"run_secs": [1e-3] * 3, "median_s": 1e-3, "version": "1.0", "max_rel_difference": 0.5}
+    _print_beside({**beside, "outputs_agree": False}, ours_s=2e-3)
+    said = capsys.readouterr().out
+    assert "ONNX Runtime is faster, 2.00x" in said
+    assert "DO NOT AGREE" in said
+    _print_beside({**beside, "outputs_agree": True}, ours_s=0.5e-3)
+    assert "the bundle is faster, 2.00x" in capsys.readouterr().out
+
+
+def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(FractuneError, match=r"install 'fractune\[onnxruntime\]'"):
+        OnnxRuntimeModel(small.model, 1)

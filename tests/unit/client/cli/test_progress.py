@@ -1,0 +1,62 @@
+"""How a running job is shown: the live table, lines and events."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from fractune.api.server.progress import LineView, status_text
+from fractune.cli.commands.jobs.jobs import job_json
+from fractune.cli.progress import JsonView, TableView, job_table, progress_json
+from fractune.from_proto import job_status
+from fractune.goals import Goal, GoalStep, PeerTiming
+from fractune.reports.tables.result import print_result, result_json
+from tests.support.client_samples import job_script
+
+
+def test_the_live_table_shows_best_and_gain_per_share() -> None:
+    job = job_script()[2]
+    job.operators[0].untuned_s["cpu:1"] = 3e-3
+    console = Console(width=140, record=True, file=sys.stderr)
+    console.print(job_table(job_status(job)))
+    shown = console.export_text()
+    for expected in ("fused_conv2d", "best cpu:1", "2.00 ms", "1.50x", "8/8 trials"):
+        assert expected in shown
+    assert "softmax" not in shown
+
+
+def test_what_other_jobs_asked_for_is_shown_as_shared(capsys: pytest.CaptureFixture[str]) -> None:
+    script = job_script()
+    for job in script:
+        job.progress.candidates_shared = 3
+    tuning, done = job_status(script[1]), job_status(script[-1])
+    assert status_text(tuning).startswith("tuning, 5/8 trials, 3 shared, 2.0 trials/s")
+    assert tuning.time_left_s == 1.5
+    assert job_json(tuning)["candidates_shared"] == progress_json(tuning)["candidates_shared"] == 3
+    assert result_json(done, "")["trials_shared"] == 3
+    print_result(done, "")
+    assert "shared: 3 more trials, which other jobs asked for\n" in capsys.readouterr().out
+
+
+def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest.CaptureFixture[str]) -> None:
+    timing = PeerTiming("cpu:1", "cpu:1", (2e-3,) * 6, (1e-3,) * 6, 1e-6, outputs_agree=True)
+    known = Goal("onnxruntime", "1.31", 0.0, {"cpu:1": 1e-3})
+    timed = replace(known, steps=(GoalStep(40.0, 7, (timing,)),))
+    console = Console(width=140, record=True, file=sys.stderr, force_terminal=True)
+    for view in (TableView(console), LineView(), JsonView()):
+        with view:
+            view.show_goal(known)
+            view.show(job_status(job_script()[2]))
+            view.show_goal(timed)
+    lines = ("goal  onnxruntime 1.31: cpu:1 1.00 ms", "7 trials, 40 s, ours / theirs: cpu:1 2.00 (2.00 .. 2.00)")
+    said, shown = capsys.readouterr().out, console.export_text()
+    for line in lines:
+        assert line in said
+        assert line in shown
+    assert "fused_conv2d" in shown
+    goals = [json.loads(line) for line in said.splitlines() if line.startswith('{"event": "goal"')]
+    assert [len(goal["steps"]) for goal in goals] == [0, 1]

@@ -1,0 +1,1 @@
+"""What callers hand in, checked, and what they get back."""

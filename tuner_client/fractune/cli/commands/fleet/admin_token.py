@@ -1,0 +1,130 @@
+"""`fractune admin token`: who may call a server, told on its own machine, also while it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fractune.cli import options
+from fractune.cli.environment import database_address
+from fractune.cli.quantities import parse_bytes, parse_lifetime_s
+from fractune.launchers.admin import create_token, list_tokens, revoke_token
+from fractune.local.state import default_state_dir
+from fractune.reports.text import table_console
+from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.errors import StateUnusable
+from fractune_core.priorities import Priority
+
+app = typer.Typer(help="Tokens: create, list, revoke.", rich_markup_mode=None)
+
+_State = Annotated[Path | None, typer.Option("--state", help="The server's state folder (default: user data folder).")]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Whose it is, for people: `fractune admin token list` shows it.")],
+    scope: Annotated[Scope, typer.Option("--scope", help="What it may do; each includes those before it.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write the token to: new, for its owner's eyes only.")],
+    expires: Annotated[str | None, typer.Option("--expires", metavar="30d", help="Good for so long: 12h, 30d.")] = None,
+    open_jobs: Annotated[
+        int | None, typer.Option("--open-jobs", min=0, help="Jobs at most that have not ended.")
+    ] = None,
+    trials_a_day: Annotated[
+        int | None, typer.Option("--trials-a-day", min=0, help="Trials at most of jobs made within 24 hours.")
+    ] = None,
+    upload_bytes: Annotated[
+        str | None, typer.Option("--upload-bytes", metavar="10GiB", help="Size at most of all its models together.")
+    ] = None,
+    max_priority: Annotated[
+        Priority, typer.Option("--max-priority", help="The highest priority that its jobs may have.")
+    ] = Priority.NORMAL,
+    state: _State = None,
+    database: options.Database = None,
+    database_password_file: options.DatabasePasswordFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make a token, and write it to a file: it is kept nowhere else, and cannot be shown again."""
+    lifetime_s = None if expires is None else parse_lifetime_s("--expires", expires)
+    uploads = None if upload_bytes is None else parse_bytes("--upload-bytes", upload_bytes)
+    quotas = Quotas(open_jobs, trials_a_day, uploads)
+    address = _address(state, database, database_password_file)
+    # The file first: a token that nobody has must not be left in the database.
+    descriptor = _new_file(out)
+    try:
+        made = create_token(state or default_state_dir(), address, name, scope, lifetime_s, quotas, max_priority)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(made.text + "\n")
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise
+    if as_json:
+        print(json.dumps({"token": made.token_id, "path": str(out)}))
+    else:
+        print(f"token {made.token_id} ({name}, {scope.value}) is in {out}")
+
+
+@app.command("list")
+def list_(
+    state: _State = None,
+    database: options.Database = None,
+    database_password_file: options.DatabasePasswordFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """List tokens, oldest first, with what they have used of their quotas."""
+    address = _address(state, database, database_password_file)
+    found = list_tokens(state or default_state_dir(), address)
+    if as_json:
+        for each in found:
+            print(json.dumps(each))
+        return
+    table = Table(
+        "token", "name", "scope", "state", "expires (UTC)", "priority", "open jobs", "trials in 24 h", "uploaded bytes"
+    )
+    for each in found:
+        end = each["expires_at"]
+        expires = "never" if end is None else f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M}"
+        table.add_row(
+            each["token"], each["name"], each["scope"], each["state"], expires, each["max_priority"], *_used(each)
+        )
+    table_console().print(table)
+
+
+@app.command()
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id: 12 hex digits.")],
+    state: _State = None,
+    database: options.Database = None,
+    database_password_file: options.DatabasePasswordFile = None,
+    as_json: options.Json = False,
+) -> None:
+    """Revoke a token: its next call is refused. Its jobs go on."""
+    address = _address(state, database, database_password_file)
+    changed = revoke_token(state or default_state_dir(), address, token)
+    if as_json:
+        print(json.dumps({"token": token, "revoked": True, "changed": changed}))
+    else:
+        print(f"token {token} is revoked" if changed else f"token {token} was revoked already")
+
+
+def _address(state: Path | None, database: str | None, password_file: Path | None) -> str | None:
+    """A folder that is named goes before a database that only the environment names."""
+    return database_address(database, password_file, heed_environment=state is None)
+
+
+def _used(token: dict[str, Any]) -> list[str]:
+    used, quotas = token["used"], token["quotas"]
+    return [f"{used[name]}" if quotas[name] is None else f"{used[name]} of {quotas[name]}" for name in quotas]
+
+
+def _new_file(path: Path) -> int:
+    """A new file that its user alone can read. Raises StateUnusable."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise StateUnusable(f"--out {path}: {error.strerror}; name a new file in a folder that exists") from error

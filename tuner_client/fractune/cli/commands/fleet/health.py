@@ -1,0 +1,43 @@
+"""`fractune health`: whether a server works, for people and for what starts servers again."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from fractune.api.server.finding import named_server
+from fractune.cli import options
+from fractune.credentials import Credentials
+from fractune.rpc import RpcClient
+from fractune_core.errors import FractuneError
+from fractune_core.names import HealthPart
+
+
+def health(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="HOST:PORT",
+            help=f"The server to ask; unix:PATH too (else FRACTUNE_SERVER, else {options.DEFAULT_LISTEN}).",
+        ),
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")] = 5.0,
+    live: Annotated[bool, typer.Option("--live", help="Only whether it has to be started again.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Say whether a server is healthy: exit code 0, or 1; 5 when there is no answer."""
+    asked = [HealthPart.ENGINE] if live else list(HealthPart)
+    server = named_server(None, server) or options.DEFAULT_LISTEN
+    with RpcClient(server, timeout_s, Credentials.found()) as client:
+        found = {part.value: client.is_serving(part.value) for part in asked}
+    if as_json:
+        print(json.dumps({"server": server, "healthy": all(found.values()), "parts": found}))
+    else:
+        for part, works in found.items():
+            print(f"{part}: {'ok' if works else 'failing'}")
+    failing = [part for part, works in found.items() if not works]
+    if failing:
+        raise FractuneError(f"the server at {server} is not ready: {', '.join(failing)}; its log says why")

@@ -1,0 +1,92 @@
+"""`fractune noise`: what a measurement is worth on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.api.noise import MOST_CANDIDATES, MOST_MEASURERS, NoiseResult
+from fractune.api.noise import noise as measure_noise
+from fractune.cli import options
+from fractune.reports.pictures.figure import check_picture
+from fractune.reports.text import span_text, table_console
+from fractune_core.analysis.noise import FEWEST_CANDIDATES
+from fractune_core.errors import BadModel, BadRequest
+from fractune_core.shares import Share
+
+
+def noise(
+    share: Annotated[str, typer.Option("--share", metavar="cpu:1", help="Share to measure under.")],
+    measurers: Annotated[
+        str | None,
+        typer.Option("--measurers", metavar="1,2", help="How many to try at the same time (1,2; on a GPU 1,2,4,8)."),
+    ] = None,
+    candidates: Annotated[int, typer.Option("--candidates", help="Candidates to time, 8 to 200.")] = 24,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Take this model's heaviest operator (default: a convolution).")
+    ] = None,
+    only: Annotated[str, typer.Option("--only", help="Only an operator whose name contains one of these (A,B).")] = "",
+    inputs: options.Inputs = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Draw each setting's times over the reference's (.svg or .png).")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the candidates.")] = 0,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Tell what a measurement is worth here, and how many may run at the same time."""
+    Share.parse(share)
+    counts = None if measurers is None else parse_measurers(measurers)
+    if not FEWEST_CANDIDATES <= candidates <= MOST_CANDIDATES:
+        allowed = f"from {FEWEST_CANDIDATES} to {MOST_CANDIDATES}"
+        raise BadRequest(f"--candidates is {candidates}; it must be {allowed}")
+    _check_model(model, only, inputs)
+    if picture is not None:
+        check_picture(picture)
+    found = measure_noise(
+        share,
+        measurers=counts,
+        candidates=candidates,
+        model=model,
+        only=only,
+        inputs=options.parse_inputs(inputs),
+        seed=seed,
+        state=state,
+    )
+    if picture is not None:
+        found.draw(picture)
+    if as_json:
+        print(json.dumps({**found.data, "saved": str(found.saved)}), flush=True)
+    else:
+        _print(found)
+        if picture is not None:
+            print(f"picture: {picture}")
+
+
+def parse_measurers(text: str) -> list[int]:
+    """Read `1,2,4`. Raises BadRequest."""
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BadRequest(f"--measurers '{text}': write whole numbers, such as 1,2") from None
+    if not all(1 <= count <= MOST_MEASURERS for count in counts):
+        raise BadRequest(f"--measurers '{text}': each must be from 1 to {MOST_MEASURERS}")
+    return counts
+
+
+def _check_model(model: Path | None, only: str, inputs: list[str] | None) -> None:
+    options.parse_inputs(inputs)
+    if model is None and (only or inputs):
+        raise BadRequest("--only and --input choose from a model's operators; pass --model too")
+    if model is not None and not model.is_file():
+        raise BadModel(f"{model}: no such model file")
+
+
+def _print(found: NoiseResult) -> None:
+    table = found.table
+    table_console().print(table.grid())
+    print(*table.notes, sep="\n")
+    print(f"took {span_text(found.data['wall_s'])}; saved in {found.saved}")

@@ -1,0 +1,137 @@
+"""`fractune jobs`, `watch`, `cancel` and `workers`: what a server is doing."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fractune.api.server.sessions import server_session, session
+from fractune.cli import options
+from fractune.cli.on_done import run_when_done
+from fractune.cli.progress import choose_view
+from fractune.jobs import JobStatus, Worker
+from fractune.output_files import check_writable
+from fractune.reports.tables.result import print_result, result_json
+from fractune.reports.text import table_console
+from fractune_core.shares import units_text
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
+
+
+def jobs(
+    open_only: Annotated[bool, typer.Option("--open", help="Only jobs that have not ended.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, newest first.")] = 50,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """List jobs, newest first."""
+    with session(state, server) as client:
+        found = client.jobs(open_only=open_only, limit=limit)
+    if as_json:
+        for job in found:
+            print(json.dumps(job_json(job)))
+        return
+    table = Table("job", "model", "shares", "priority", "state", "trials", "shared", "created (UTC)", "message")
+    for job in found:
+        trials, shared = f"{job.candidates_had}/{job.trials_planned}", str(job.candidates_shared)
+        created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
+        place = job.name, job.model_name, ", ".join(job.shares), job.priority
+        table.add_row(*place, job.state.value, trials, shared, created, job.message)
+    table_console().print(table)
+
+
+def watch(
+    job: JobArgument,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write the bundle to when the job is done.")] = None,
+    on_done: options.OnDone = None,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Follow a job of a running server until it ends; Ctrl-C stops watching, not the job."""
+    if out is not None:
+        check_writable("--out", out)
+    view = choose_view(quiet=False, as_json=as_json)
+    with run_when_done(on_done, view) as fetched:
+        with server_session(state, server, lasting=False) as client:
+            followed = client.job(job)
+            ended = followed.wait(progress=view)
+            if out is not None:
+                fetched.bundle = followed.bundle(out).path
+        bundle = str(fetched.bundle or ended.bundle)
+        if as_json:
+            print(json.dumps(result_json(ended, bundle)))
+        else:
+            print_result(ended, bundle)
+
+
+def cancel(
+    job: JobArgument,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Cancel a job; what it has measured stays in the log."""
+    with session(state, server) as client:
+        cancelled = client.job(job).cancel()
+    if as_json:
+        print(json.dumps(job_json(cancelled)))
+    else:
+        print(f"{cancelled.name} is {cancelled.state.value}")
+
+
+def workers(
+    shares: Annotated[str, typer.Option("--shares", help="Without a server: shares to start measurers for.")] = "cpu:1",
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """List the workers, and the shares that can be asked for."""
+    with session(state, server, shares=tuple(shares.split(",")), compile=True, search=True) as client:
+        found = client.workers()
+    if as_json:
+        for worker in found:
+            print(json.dumps(worker_json(worker)))
+        return
+    table = Table("worker", "role", "host", "pid", "share", "granted", "device")
+    for worker in found:
+        granted, device = worker.granted, worker.device.key if worker.device else ""
+        units = f"{granted.units} of {units_text(granted.units_total, granted.unit)}" if granted else ""
+        share = granted.share if granted else ""
+        table.add_row(worker.name, worker.role, worker.host, str(worker.pid), share, units, device)
+    table_console().print(table)
+
+
+def job_json(job: JobStatus) -> dict[str, Any]:
+    return {
+        "job": job.name,
+        "model": job.model_name,
+        "shares": list(job.shares),
+        "priority": job.priority,
+        "state": job.state.value,
+        "trials_planned": job.trials_planned,
+        "candidates_done": job.candidates_done,
+        "candidates_shared": job.candidates_shared,
+        "created_at": job.created_at,
+        "error": job.error,
+        "message": job.message,
+        "bundle": job.bundle,
+    }
+
+
+def worker_json(worker: Worker) -> dict[str, Any]:
+    return {
+        "worker": worker.name,
+        "role": worker.role,
+        "host": worker.host,
+        "pid": worker.pid,
+        "started_at": worker.started_at,
+        "device": worker.device.to_json() if worker.device else None,
+        "granted": worker.granted.to_json() if worker.granted else None,
+    }

@@ -1,0 +1,240 @@
+"""`fractune log show|export|import|prune|dead` and `fractune match`: what is known about speed."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.api.server.log import check_export
+from fractune.api.server.sessions import session
+from fractune.api.tuning import match as match_model
+from fractune.api.values.requests import check_record_filter
+from fractune.cli import options
+from fractune.log_io import jsondatabase
+from fractune.reports.text import table_console
+from fractune_core.errors import BadRequest
+from fractune_core.shares import Share
+
+app = typer.Typer(help="The tuning log: show, export, import, prune, dead.", rich_markup_mode=None)
+
+Model = Annotated[str, typer.Option("--model", help="Part of the model's file name, or models/SHA256.")]
+Operator = Annotated[str, typer.Option("--operator", help="Part of an operator's name, or a workload hash.")]
+ShareText = Annotated[str, typer.Option("--share", help="Share as it was asked for, such as cpu:1.")]
+DeviceText = Annotated[str, typer.Option("--device", help="Part of a device key.")]
+KindText = Annotated[str, typer.Option("--kind", help="trial or validation.")]
+JobText = Annotated[str, typer.Option("--job", help="Only what this job measured.")]
+
+
+class Format(StrEnum):
+    CSV = "csv"
+    JSONL = "jsonl"
+    JSONDATABASE = "jsondatabase"
+
+
+@app.command()
+def show(
+    model: Model = "",
+    operator: Operator = "",
+    share: ShareText = "",
+    device: DeviceText = "",
+    kind: KindText = "",
+    job: JobText = "",
+    scope: options.Scope = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many.")] = 20,
+    fastest: Annotated[bool, typer.Option("--fastest", help="Fastest first, not newest first.")] = False,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show records, newest first."""
+    check_record_filter(share, kind)
+    with session(state, server) as client:
+        found = client.log.query(
+            model=model,
+            operator=operator,
+            share=share,
+            device=device,
+            kind=kind,
+            job=job,
+            scope=scope,
+            limit=limit,
+            fastest=fastest,
+        )
+    if as_json:
+        for row in found.table.rows:
+            print(json.dumps(row))
+        return
+    table_console().print(found.table.grid())
+    print(f"{len(found)} of {found.total} records")
+
+
+@app.command()
+def export(
+    path: Annotated[Path, typer.Argument(help="File to write (a folder for jsondatabase).")],
+    file_format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.JSONL,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    model: Model = "",
+    operator: Operator = "",
+    share: ShareText = "",
+    device: DeviceText = "",
+    kind: KindText = "",
+    job: JobText = "",
+    scope: options.Scope = "",
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write records to a file: CSV, JSON lines, or a MetaSchedule JSONDatabase folder for stock TVM."""
+    check_record_filter(share, kind)
+    check_export(path, file_format.value, force=force)
+    with session(state, server) as client:
+        count = client.log.export(
+            path,
+            file_format=file_format.value,
+            force=force,
+            model=model,
+            operator=operator,
+            share=share,
+            device=device,
+            kind=kind,
+            job=job,
+            scope=scope,
+        )
+    print(json.dumps({"path": str(path), "records": count}) if as_json else f"{count} records written to {path}")
+
+
+@app.command()
+def dead(
+    replay: Annotated[bool, typer.Option("--replay", help="Try to read all of them once more.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many.")] = 20,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show results of workers that the server could not read, newest first: of another version, or torn."""
+    with session(state, server) as client:
+        if replay:
+            count = client.log.replay_unreadable()
+            print(json.dumps({"replayed": count}) if as_json else f"{count} results are read once more")
+            return
+        found, total = client.log.unreadable(limit=limit)
+    for each in found:
+        at = each.set_aside_at.isoformat()
+        told = {"set_aside_at": at, "place": each.place, "reason": each.reason, "event": each.event}
+        print(json.dumps(told) if as_json else f"{at}  {each.place}  {each.reason}\n  {each.event}")
+    if not as_json:
+        print(f"{len(found)} of {total} unreadable results")
+
+
+@app.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="JSON lines of ours, or a MetaSchedule JSONDatabase folder.")],
+    share: Annotated[
+        str,
+        typer.Option("--share", help="JSONDatabase: the share it was measured at; the folder does not say."),
+    ] = "",
+    this_host: Annotated[
+        bool,
+        typer.Option("--device-from-this-host", help="JSONDatabase: it was measured on this very machine."),
+    ] = False,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Add records to the log, all or none; those already there are left as they are."""
+    wanted = _measured_at(path, share, this_host=this_host) if path.is_dir() else ""
+    with session(state, server, shares=(wanted,) if wanted else ()) as client:
+        answer = client.log.import_file(path, share=wanted)
+    if as_json:
+        print(json.dumps({"added": answer.added, "already_there": answer.already_there}))
+    else:
+        print(f"{answer.added} records added, {answer.already_there} already there")
+
+
+def _measured_at(path: Path, share: str, *, this_host: bool) -> str:
+    """The share of a JSONDatabase, which does not say what it was measured on; a live measurer of that share does."""
+    if not share or not this_host:
+        raise BadRequest(
+            f"{path} is a JSONDatabase folder, which does not say what it was measured on: "
+            "pass --share and --device-from-this-host"
+        )
+    jsondatabase.check_tvm()
+    return str(Share.parse(share))
+
+
+@app.command()
+def prune(
+    keep_best: Annotated[
+        int,
+        typer.Option("--keep-best", min=0, help="Trials to keep of each operator, target, device and share."),
+    ] = 64,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only, delete nothing.")] = False,
+    model: Model = "",
+    operator: Operator = "",
+    share: ShareText = "",
+    device: DeviceText = "",
+    kind: KindText = "",
+    job: JobText = "",
+    scope: options.Scope = "",
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Delete trials beyond the best few; published records stay unless --kind validation asks for them."""
+    check_record_filter(share, kind)
+    with session(state, server) as client:
+        answer = client.log.prune(
+            keep_best=keep_best,
+            dry_run=dry_run,
+            model=model,
+            operator=operator,
+            share=share,
+            device=device,
+            kind=kind,
+            job=job,
+            scope=scope,
+        )
+    if as_json:
+        print(json.dumps({"deleted": answer.deleted, "kept": answer.kept, "dry_run": dry_run}))
+    else:
+        print(f"{answer.deleted} records {'would be ' if dry_run else ''}deleted, {answer.kept} kept")
+
+
+def match(
+    model: Annotated[Path, typer.Argument(help="Model file.")],
+    share: Annotated[str, typer.Option("--share", help="Share to match for, such as cpu:1.")],
+    policy: Annotated[
+        str, typer.Option("--policy", help="The loosest way to match that is allowed: exact, near or robust.")
+    ] = "robust",
+    allow_unmeasured: Annotated[
+        bool,
+        typer.Option("--allow-unmeasured", help="Offer a near share's fastest, its loss not measured."),
+    ] = False,
+    inputs: options.Inputs = None,
+    target: options.Target = "",
+    scope: options.Scope = "",
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Say which record each operator of a model would use at a share, and why."""
+    found = match_model(
+        model,
+        share,
+        policy=policy,
+        allow_unmeasured=allow_unmeasured,
+        inputs=options.parse_inputs(inputs),
+        target=target,
+        scope=scope,
+        server=server,
+        state=state,
+    )
+    if as_json:
+        for each in found.to_json():
+            print(json.dumps(each))
+    else:
+        table_console().print(found.table.grid())

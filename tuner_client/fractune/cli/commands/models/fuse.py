@@ -1,0 +1,48 @@
+"""`fractune fuse`: variants of one model become one, with a slot for each."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.api.fusing import FusedModel
+from fractune.api.fusing import fuse as fuse_models
+from fractune.cli import options
+from fractune.reports.tables.slots import apart_text, slots_text
+
+
+def fuse(
+    models: Annotated[list[Path], typer.Argument(help="Model files that are built alike and differ in weights.")],
+    slots: Annotated[
+        int | None, typer.Option("--slots", help="How many slots; those beyond the models stay empty. [default: none]")
+    ] = None,
+    inputs: options.Inputs = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write. [default: FIRST_xSLOTS.fused]")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make one model of several variants of a model, to be tuned and served as one."""
+    found = fuse_models(models, slots=slots, inputs=options.parse_inputs(inputs), out=out)
+    if as_json:
+        print(json.dumps(_json(found)))
+        return
+    print(f"slots:     {slots_text(found.slots)}")
+    print(f"operators: {found.operators} to tune, each for all slots at once")
+    if found.apart:
+        print(f"           {apart_text(found.apart)}")
+    print(f"model:     {found.path}")
+    print(f"next:      fractune tune {os.path.relpath(found.path)} --shares cpu:1")
+
+
+def _json(found: FusedModel) -> dict[str, object]:
+    return {
+        "path": str(found.path),
+        "slots": list(found.slots),
+        "operators": found.operators,
+        "apart": list(found.apart),
+    }

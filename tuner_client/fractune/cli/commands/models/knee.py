@@ -1,0 +1,61 @@
+"""`fractune knee`: the share beyond which a model hardly gains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.api.tuning import knee as model_knee
+from fractune.cli import options
+from fractune.cli.progress import choose_view
+from fractune.reports.pictures.figure import check_picture
+from fractune.reports.tables.knee import knee_json
+from fractune.reports.text import table_console
+
+
+def knee(
+    model: options.ModelFile,
+    shares: Annotated[
+        str, typer.Option("--shares", metavar="cpu:1,cpu:2,cpu:4", help="Shares to look at; best three.")
+    ],
+    slack: Annotated[str, typer.Option("--slack", help="How much slower than the whole device is still good.")] = "10%",
+    operators: Annotated[bool, typer.Option("--operators", help="Also the knee of each operator.")] = False,
+    only: options.Only = "",
+    inputs: options.Inputs = None,
+    target: options.Target = "",
+    scope: options.Scope = "",
+    picture: Annotated[Path | None, typer.Option("--picture", help="Draw the curves here (.svg or .png).")] = None,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Find the smallest share at which a model is almost as fast as on the whole device, by what the log knows."""
+    allowed = options.parse_part("--slack", slack)
+    if picture is not None:
+        check_picture(picture)
+    found = model_knee(
+        model,
+        shares,
+        slack=allowed,
+        operators=operators,
+        only=only,
+        target=target,
+        scope=scope,
+        inputs=options.parse_inputs(inputs),
+        server=server,
+        state=state,
+        progress=choose_view(quiet=False, as_json=as_json),
+    )
+    if picture is not None:
+        found.draw(picture)
+    if as_json:
+        print(json.dumps({"event": "knee", "curves": [knee_json(report) for report in found.reports]}))
+        return
+    table_console().print(found.table.grid())
+    for line in found.table.notes:
+        print(line)
+    if picture is not None:
+        print(f"picture: {picture}")

@@ -1,0 +1,83 @@
+"""`fractune matrix`: the model tuned at each share, run at each share."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.api.tuning import matrix as model_matrix
+from fractune.cli import options
+from fractune.cli.progress import choose_view
+from fractune.output_files import check_writable, replacing
+from fractune.reports.cross_table import CrossTable
+from fractune.reports.pictures.figure import check_picture
+from fractune.reports.tables.cross import COLUMNS, rows, table_json
+from fractune.reports.text import table_console
+
+
+def matrix(
+    model: options.ModelFile,
+    shares: Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to compare.")],
+    operators: Annotated[bool, typer.Option("--operators", help="Also one table for each operator.")] = False,
+    rerank: Annotated[
+        int,
+        typer.Option("--rerank", min=1, help="Measure this many of every share's best trials."),
+    ] = 1,
+    only: options.Only = "",
+    inputs: options.Inputs = None,
+    target: options.Target = "",
+    scope: options.Scope = "",
+    picture: Annotated[Path | None, typer.Option("--picture", help="Draw the table here (.svg or .png).")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write all cells here.")] = None,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show how the schedules tuned for each share do at each of the others; measures what the log lacks."""
+    if picture is not None:
+        check_picture(picture)
+    if csv_file is not None:
+        check_writable("--csv", csv_file)
+    found = model_matrix(
+        model,
+        shares,
+        operators=operators,
+        rerank=rerank,
+        only=only,
+        target=target,
+        scope=scope,
+        inputs=options.parse_inputs(inputs),
+        server=server,
+        state=state,
+        progress=choose_view(quiet=False, as_json=as_json),
+    )
+    if csv_file is not None:
+        _write_csv(found.tables, csv_file)
+    if picture is not None:
+        found.draw(picture)
+    if as_json:
+        tables = [table_json(table) for table in found.tables]
+        print(json.dumps({"event": "matrix", "shares": list(found.tables[0].shares), "tables": tables}))
+        return
+    console = table_console()
+    for table in (found.table, *found.operators):
+        console.print(table.grid())
+    for sentence in found.sentences:
+        print(sentence)
+    if picture is not None:
+        print(f"picture: {picture}")
+
+
+def _write_csv(tables: Sequence[CrossTable], path: Path) -> None:
+    """Raises StateUnusable when the file cannot be written."""
+    with replacing(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(("subject", "weight", *COLUMNS))
+        for table in tables:
+            for *row, repeats in rows(table):
+                writer.writerow([table.name, table.weight, *row, " ".join(map(str, repeats))])

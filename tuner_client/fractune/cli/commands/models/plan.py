@@ -1,0 +1,75 @@
+"""`fractune plan`: which model goes onto which part of which device."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.api.planning import plan as make_plan
+from fractune.cli import options
+from fractune.cli.progress import choose_view
+from fractune.planning.deployment import FORMS
+from fractune.reports.pictures.figure import check_picture
+from fractune.reports.text import table_console
+from fractune_core.errors import BadRequest
+
+
+class Minimised(StrEnum):
+    GPUS = "gpus"
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The models, their rates, and the device.")],
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Devices at most.")] = None,
+    minimise: Annotated[
+        Minimised | None, typer.Option("--minimise", help="As few devices as will do (what happens anyway).")
+    ] = None,
+    layouts: Annotated[str, typer.Option("--layouts", metavar="mig|mps|green|cpu", help="How to divide.")] = "",
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate random arrivals; as much headroom as p99 needs.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the simulation.")] = 0,
+    measure: Annotated[bool, typer.Option("--measure", help="Time what the plan depends on first.")] = False,
+    apply: Annotated[
+        str, typer.Option("--apply", metavar="|".join(FORMS), help="Print what to run or apply. Nothing is run.")
+    ] = "",
+    picture: Annotated[Path | None, typer.Option("--picture", help="Draw the devices here (.svg or .png).")] = None,
+    server: options.Server = None,
+    state: options.State = None,
+    as_json: options.Json = False,
+) -> None:
+    """Plan models onto parts of devices: the fewest devices for their rates, or the best layout of one device."""
+    if minimise is not None and gpus is not None:
+        raise BadRequest("--gpus and --minimise exclude each other: --gpus N allows N devices, of which few are used")
+    if apply and apply not in FORMS:
+        raise BadRequest(f"--apply {apply}: write {', '.join(FORMS)}")
+    if picture is not None:
+        check_picture(picture)
+    made = make_plan(
+        file,
+        gpus=gpus,
+        layouts=layouts,
+        simulate=simulate,
+        seed=seed,
+        measure=measure,
+        server=server,
+        state=state,
+        progress=choose_view(quiet=bool(apply), as_json=as_json),
+    )
+    if picture is not None:
+        made.draw(picture)
+    if as_json:
+        print(json.dumps({"event": "plan", **made.to_json()}))
+    elif apply:
+        print(made.deployment(apply))
+    else:
+        table_console().print(made.table.grid())
+        table_console().print(made.models.grid())
+        for line in made.table.notes:
+            print(line)
+        if picture is not None:
+            print(f"picture: {picture}")

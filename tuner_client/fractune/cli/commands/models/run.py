@@ -1,0 +1,200 @@
+"""`fractune run`: a bundle at the share that this process is under."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fractune.cli import options
+from fractune.inference.comparing.beside import Beside, time_beside
+from fractune.inference.comparing.onnxruntime_model import NAME
+from fractune.inference.comparing.turns import differences, spread_text, time_in_turns
+from fractune.inference.cpu.share import confine
+from fractune.inference.gpu.share import confine_gpu
+from fractune.inference.model import Model, load
+from fractune.inference.tvm_runtime.tensors import read_inputs
+from fractune.reports.tables.slots import apart_text, slots_text
+from fractune.reports.text import ratio_text
+from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.shares import Share, units_text
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+
+class Peer(StrEnum):
+    """What a bundle can be compared with."""
+
+    ONNXRUNTIME = NAME
+
+
+def run(
+    bundle: Annotated[Path, typer.Argument(help="Bundle file.")],
+    share: Annotated[
+        str | None, typer.Option("--share", help="Confine this process to the share first (default: as it is).")
+    ] = None,
+    inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz file with the inputs by name.")] = None,
+    slot: Annotated[
+        int | None, typer.Option("--slot", help="Of a fused model: run this slot alone (default: all of them).")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=3, help="Times that each variant is timed.")] = 15,
+    save_outputs: Annotated[Path | None, typer.Option("--save-outputs", help=".npz file for the outputs.")] = None,
+    beside: Annotated[Peer | None, typer.Option("--beside", help="Time the model there too.")] = None,
+    model_file: Annotated[
+        Path | None, typer.Option("--model", help="The ONNX file that the bundle was made from, for --beside.")
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option("--public-key", help="PEM file; refuse a bundle that its owner did not sign.")
+    ] = None,
+    unmeasured: Annotated[
+        bool, typer.Option("--allow-unmeasured", help="Allow a variant whose speed at this share was never measured.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run a bundle at this process's share and time it beside the untuned model."""
+    if (beside is None) != (model_file is None):
+        raise BadRequest("--beside and --model go together: --beside onnxruntime --model FILE.onnx")
+    key = options.read_key("--public-key", public_key) if public_key else None
+    if share:
+        _confine(Share.parse(share))
+    policy = Policy(allow_unmeasured=True) if unmeasured else DEFAULT_POLICY
+    model = load(bundle, share=share, public_key=key, policy=policy)
+    if beside is not None and model.share.unit != "core":
+        raise BadRequest(f"--beside compares on the CPU, and {bundle.name} runs on a GPU; leave it out")
+    if beside is not None and model.slots:
+        raise BadRequest(f"--beside compares one model, and {bundle.name} is several that were fused; leave it out")
+    given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
+    report = _report(model, given, slot, repeats, model_file)
+    if save_outputs is not None:
+        _save(save_outputs, model.run(given, slot=slot))
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _print(report, given_by="random inputs" if inputs is None else str(inputs))
+
+
+def _confine(share: Share) -> None:
+    if share.device_kind == "cpu":
+        confine(share)
+    else:
+        confine_gpu(share)
+
+
+def _random_inputs(model: Model, slot: int | None) -> dict[str, Array]:
+    """Those of one slot, where that is asked for and there is such; else of all."""
+    inputs = model.random_inputs()
+    if slot is None or not 0 <= slot < len(model.slots):
+        return inputs
+    return {name: array[slot] for name, array in inputs.items()}
+
+
+def _report(
+    model: Model, inputs: dict[str, Array], slot: int | None, repeats: int, beside_file: Path | None
+) -> dict[str, Any]:
+    choice = model.choice
+    outputs, reference = model.run(inputs, slot=slot), model.run(inputs, UNTUNED_VARIANT, slot=slot)
+    absolute, relative = differences(outputs, reference)
+    variants = tuple(dict.fromkeys((UNTUNED_VARIANT, choice.variant)))
+    if beside_file is None:
+        beside = None
+        run_secs = time_in_turns({name: _call(model, inputs, slot, name) for name in variants}, repeats)
+    else:
+        beside = time_beside(beside_file, model, inputs, variants, repeats)
+        run_secs = beside.run_secs
+    report: dict[str, Any] = {
+        "variant": choice.variant,
+        "how": choice.how.value,
+        "regret": None if math.isnan(choice.regret) else choice.regret,
+        "exact": choice.exact,
+        "reason": choice.reason,
+        "units": model.share.units,
+        "unit": model.share.unit,
+        "share": model.share.reason,
+        "tuned_s": statistics.median(run_secs[choice.variant]),
+        "untuned_s": statistics.median(run_secs[UNTUNED_VARIANT]),
+        "tuned_run_secs": run_secs[choice.variant],
+        "untuned_run_secs": run_secs[UNTUNED_VARIANT],
+        "max_abs_difference": absolute,
+        "max_rel_difference": relative,
+        "outputs": [{"dtype": str(output.dtype), "shape": list(output.shape)} for output in outputs],
+    }
+    if model.slots:
+        report |= {"slots": list(model.slots), "apart": model.bundle.manifest["apart"], "slot": slot}
+    if beside is not None:
+        report["beside"] = _beside_json(beside)
+    return report
+
+
+def _call(model: Model, inputs: dict[str, Array], slot: int | None, variant: str) -> Callable[[], Any]:
+    """One inference to be timed: on a GPU from memory there to memory there."""
+    if model.share.unit == "core" or slot is not None:
+        return lambda: model.run(inputs, variant, slot=slot)
+    placed = model.placed(inputs)
+    return lambda: model.run_tensors(placed, variant)
+
+
+def _beside_json(beside: Beside) -> dict[str, Any]:
+    return {
+        "name": NAME,
+        "version": beside.version,
+        "run_secs": beside.peer_secs,
+        "median_s": statistics.median(beside.peer_secs),
+        "max_abs_difference": beside.max_abs_difference,
+        "max_rel_difference": beside.max_rel_difference,
+        "outputs_agree": beside.outputs_agree,
+    }
+
+
+def _print(report: dict[str, Any], given_by: str) -> None:
+    print(f"share:     {report['share']}")
+    print(f"variant:   {report['variant']} ({report['reason']})")
+    if "slots" in report:
+        _print_slots(report)
+    print(f"tuned:     {spread_text(report['tuned_run_secs'])}")
+    print(f"untuned:   {spread_text(report['untuned_run_secs'])}")
+    speed_up = ratio_text(report["untuned_s"], report["tuned_s"])
+    print(f"speed-up:  {speed_up} on {units_text(report['units'], report['unit'])}, {given_by}")
+    absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
+    print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
+    if "beside" in report:
+        _print_beside(report["beside"], report["tuned_s"])
+
+
+def _print_slots(report: dict[str, Any]) -> None:
+    print(f"slots:     {slots_text(report['slots'])}")
+    if report["slot"] is not None:
+        count = len(report["slots"])
+        print(f"           slot {report['slot']} alone was asked for: 1 of {count} that each run computes")
+    if report["apart"]:
+        print(f"           {apart_text(report['apart'])}")
+
+
+def _print_beside(beside: dict[str, Any], ours_s: float) -> None:
+    print(f"beside:    {spread_text(beside['run_secs'])} in ONNX Runtime {beside['version']}, with as many threads")
+    theirs_s = beside["median_s"]
+    if theirs_s < ours_s:
+        print(f"verdict:   ONNX Runtime is faster, {ratio_text(ours_s, theirs_s)}")
+    else:
+        print(f"verdict:   the bundle is faster, {ratio_text(theirs_s, ours_s)}")
+    relative = beside["max_rel_difference"]
+    verdict = "agree" if beside["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
+    print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
+
+
+def _save(path: Path, outputs: list[Array]) -> None:
+    import numpy as np
+
+    try:
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, **{f"output{index}": output for index, output in enumerate(outputs)})
+    except OSError as error:
+        raise StateUnusable(f"--save-outputs {path}: {error.strerror}") from error

@@ -1,0 +1,222 @@
+"""`fractune tune`: a model in, a bundle out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fractune.api.goal import DEFAULT_MINUTES, PEERS
+from fractune.api.server.sessions import server_session
+from fractune.api.tuning import tune as tune_model
+from fractune.api.values.requests import check_above_zero
+from fractune.api.values.results import TuneResult
+from fractune.cli import options
+from fractune.cli.on_done import run_when_done
+from fractune.cli.progress import choose_view
+from fractune.goals import Goal
+from fractune.local.noise_file import advice_for, measuring_text
+from fractune.local.state import default_state_dir
+from fractune.output_files import check_writable
+from fractune.reports.pictures.figure import check_picture
+from fractune.reports.tables.goal import goal_json, goal_table, verdict_line
+from fractune.reports.tables.result import print_result, result_json
+from fractune.reports.tables.slots import apart_text, slots_text
+from fractune.reports.text import table_console
+from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
+from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import SUFFIX, Bundle
+from fractune_core.priorities import Priority
+
+GOAL_MISSED = 10
+"""exit code: everything went well, and --until-beats was not reached"""
+
+
+Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]
+Trials = Annotated[
+    int | None,
+    typer.Option(
+        "--trials",
+        help="Candidates to have measured in all, known ones counted in; 0 searches nothing. "
+        f"[default: {DEFAULT_TRIALS}; with --until-beats no limit]",
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option("--minutes", help=f"Stop searching after this long. [with --until-beats: {DEFAULT_MINUTES:g}]"),
+]
+UntilBeats = Annotated[
+    str | None,
+    typer.Option(
+        "--until-beats",
+        metavar=PEERS[0],
+        help="Tune until the bundle is faster than the model there, at all shares.",
+    ),
+]
+By = Annotated[
+    str | None, typer.Option("--by", metavar="5%", help="With --until-beats: faster by more than this part.")
+]
+More = Annotated[int | None, typer.Option("--more", help="Candidates to measure beyond those known.")]
+RoundSize = Annotated[int, typer.Option("--round", help="Candidates of a round at most.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the search.")]
+Rerank = Annotated[
+    int | None,
+    typer.Option("--rerank", help="Search nothing: measure the best this many of every share in the log here."),
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Use nothing that other jobs measured, and share no search with them.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the bundle (default: the current one).")]
+Picture = Annotated[
+    Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
+]
+HowUrgent = Annotated[
+    Priority, typer.Option("--priority", help="How much it gets beside other jobs: each step four times as much.")
+]
+Webhook = Annotated[
+    str, typer.Option("--webhook", metavar="URL", help="Have the server call this when the job has ended.")
+]
+Detach = Annotated[bool, typer.Option("--detach", help="Print the job's name and leave the job to a running server.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result.")]
+
+
+def tune(
+    model: options.ModelFile,
+    shares: Shares,
+    trials: Trials = None,
+    minutes: Minutes = None,
+    until_beats: UntilBeats = None,
+    by: By = None,
+    more: More = None,
+    round_size: RoundSize = DEFAULT_ROUND_SIZE,
+    seed: Seed = 0,
+    target: options.Target = "",
+    rerank: Rerank = None,
+    only: options.Only = "",
+    exact: options.Exact = False,
+    scope: options.Scope = "",
+    fresh: Fresh = False,
+    inputs: options.Inputs = None,
+    out: Out = None,
+    picture: Picture = None,
+    priority: HowUrgent = Priority.NORMAL,
+    webhook: Webhook = "",
+    detach: Detach = False,
+    on_done: options.OnDone = None,
+    server: options.Server = None,
+    state: options.State = None,
+    quiet: Quiet = False,
+    as_json: options.Json = False,
+) -> None:
+    """Tune a model for shares of this machine, or of a server's machines."""
+    for option, value in (("--more", more), ("--minutes", minutes), ("--rerank", rerank)):
+        check_above_zero(option, value)
+    part = None if by is None else options.parse_part("--by", by)
+    asked: dict[str, Any] = {
+        "minutes": minutes,
+        "more": more,
+        "round_size": round_size,
+        "seed": seed,
+        "target": target,
+        "rerank": rerank,
+        "only": only,
+        "exact": exact,
+        "scope": scope,
+        "fresh": fresh,
+        "inputs": options.parse_inputs(inputs),
+        "priority": priority.value,
+        "webhook": webhook,
+    }
+    if detach:
+        _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})
+        asked["trials"] = DEFAULT_TRIALS if trials is None else trials
+        _leave(model, shares, asked, server, state, as_json=as_json)
+        return
+    _check_paths(model, out or Path(), picture)
+    view = choose_view(quiet=quiet, as_json=as_json)
+    with run_when_done(on_done, view) as fetched:
+        result = tune_model(
+            model,
+            shares,
+            trials=trials,
+            until_beats=until_beats,
+            by=part,
+            out=out or Path(),
+            server=server,
+            state=state,
+            progress=view,
+            **asked,
+        )
+        fetched.bundle = result.bundle.path
+        _print(result, state, as_json=as_json)
+        if picture is not None:
+            result.matrix.draw(picture)
+            if not as_json:
+                print(f"picture: {picture}")
+        if result.goal is not None and not result.goal.beaten:
+            raise typer.Exit(GOAL_MISSED)
+
+
+def _check_detached(given: dict[str, object]) -> None:
+    """Who leaves at once cannot do what comes at the end."""
+    for option, value in given.items():
+        if value is not None:
+            raise BadRequest(
+                f"{option} and --detach exclude each other: nobody waits for the end; 'fractune watch' can"
+            )
+
+
+def _leave(
+    model: Path, shares: str, asked: dict[str, Any], server: str | None, state: Path | None, *, as_json: bool
+) -> None:
+    """Hand the job in and say its name."""
+    with server_session(state, server, lasting=True) as client:
+        job = client.submit(model, shares, **asked)
+        print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
+
+
+def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_json(result)), flush=True)
+        return
+    several = result.goal is not None and len(result.goal.steps) > 1
+    print_result(result.job, str(result.bundle.path), step=" in the last step" if several else "")
+    if result.measurers:
+        for share, advice in advice_for(state or default_state_dir(), result.job.shares).items():
+            print(measuring_text(share, advice, result.measurers[share]))
+    if result.goal is not None:
+        _print_goal(result.goal)
+    _print_slots(result.bundle.path)
+
+
+def _print_slots(bundle: Path) -> None:
+    """Of a fused model: whose slot each is, and what could not be fused."""
+    with contextlib.closing(Bundle(bundle)) as opened:
+        slots, apart = (opened.manifest.get(name) for name in ("slots", "apart"))
+    if slots:
+        print(f"slots: {slots_text(slots)}")
+    if apart:
+        print(f"note: {apart_text(apart)}")
+
+
+def _print_goal(goal: Goal) -> None:
+    """Both times at every share, and how it ended."""
+    table = goal_table(goal)
+    table_console().print(table.grid())
+    for line in (*table.notes, verdict_line(goal)):
+        print(line)
+
+
+def _json(result: TuneResult) -> dict[str, Any]:
+    goal = {} if result.goal is None else {"goal": goal_json(result.goal)}
+    return {**result_json(result.job, str(result.bundle.path)), **goal}
+
+
+def _check_paths(model: Path, out: Path, picture: Path | None) -> None:
+    """What cannot be written is found out before anything starts."""
+    check_writable("--out", out.absolute() / f"{model.stem}{SUFFIX}")
+    if picture is not None:
+        check_picture(picture)

@@ -1,0 +1,1 @@
+"""Models beside each other: timed in turn, their outputs compared."""

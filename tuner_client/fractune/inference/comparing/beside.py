@@ -1,0 +1,94 @@
+"""A bundle beside its peer: the model that it was made from, in ONNX Runtime. Both timed in turn in this process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel
+from fractune.inference.comparing.turns import differences, time_in_turns
+from fractune.inference.model import Model
+from fractune.inference.tvm_runtime.tensors import random_inputs
+from fractune_core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+_AGREE = {"float16": 2e-2, "bfloat16": 2e-2}
+_AGREE_ELSE = 1e-3
+"""largest difference to the peer's outputs that is taken for rounding, over their largest value"""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What variants of a bundle and the peer took for one inference, timed in turn on the same inputs."""
+
+    version: str
+    """of the peer"""
+    run_secs: dict[str, list[float]]
+    """all repeats in seconds, by variant"""
+    peer_secs: list[float]
+    max_abs_difference: float
+    """largest difference of the outputs of the model's chosen variant to the peer's; infinite where only one has a
+    number"""
+    max_rel_difference: float
+    """the same over the largest value of that output"""
+    outputs_agree: bool
+    """it is no more than rounding"""
+
+
+def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants: Sequence[str], repeats: int) -> Beside:
+    """Time `variants` of `model` beside the ONNX file at `path` in ONNX Runtime, which has as many threads.
+
+    Raises BadRequest when the bundle was not made from this file, BadModel when ONNX Runtime cannot load or run it,
+    FractuneError when it is not installed.
+    """
+    _check_same(path, model)
+    peer = OnnxRuntimeModel(path, model.share.units)
+    feed_names = _paired([spec.name for spec in model.inputs], peer.input_names, "inputs")
+    output_names = list(_paired([spec.name for spec in model.outputs], peer.output_names, "outputs").values())
+    run_peer = partial(peer.run, {feed_names[name]: array for name, array in inputs.items()}, output_names)
+    outputs, theirs = model.run(inputs), run_peer()
+    finalists = {name: partial(model.run, inputs, name) for name in variants}
+    run_secs = time_in_turns({**finalists, NAME: run_peer}, repeats, apart=True)
+    absolute, relative = differences(outputs, theirs)
+    allowed = max(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs)
+    peer_secs = run_secs.pop(NAME)
+    return Beside(peer.version, run_secs, peer_secs, absolute, relative, outputs_agree=relative <= allowed)
+
+
+def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], repeats: int) -> tuple[str, list[float]]:
+    """The version of ONNX Runtime, and seconds of one inference of the ONNX file at `path`, `repeats` times, on random
+    inputs; `shapes` for inputs that the model leaves open.
+
+    Raises BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
+    """
+    peer = OnnxRuntimeModel(path, threads)
+    run_peer = partial(peer.run, random_inputs(peer.input_specs(shapes)), peer.output_names)
+    return peer.version, time_in_turns({NAME: run_peer}, repeats, apart=True)[NAME]
+
+
+def _check_same(path: Path, model: Model) -> None:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadRequest(f"--model {path}: cannot be read ({error.strerror})") from error
+    if digest != model.bundle.manifest["model"]["sha256"]:
+        name = model.bundle.manifest["model"]["name"]
+        raise BadRequest(
+            f"--model {path}: not the file that {model.bundle.name} was made from ('{name}'); give that one"
+        )
+
+
+def _paired(ours: Sequence[str], theirs: Sequence[str], what: str) -> dict[str, str]:
+    """Their name by ours: the same where all are the same, else by position. Raises BadRequest."""
+    if set(ours) == set(theirs):
+        return {name: name for name in ours}
+    if len(ours) != len(theirs):
+        raise BadRequest(f"the bundle has {len(ours)} {what}, ONNX Runtime finds {len(theirs)}: nothing to compare")
+    return dict(zip(ours, theirs, strict=True))

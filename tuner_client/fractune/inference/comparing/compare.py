@@ -1,0 +1,81 @@
+"""Two bundles of one model beside each other, for the gate of a release."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune.inference.choosing import VariantChoice
+from fractune.inference.comparing.turns import differences, time_in_turns
+from fractune.inference.model import Model, load
+from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
+from fractune_core.errors import BadRequest
+
+FEWEST_REPEATS = 6
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a new bundle does against the last one, on the same inputs."""
+
+    slowdown: Slowdown
+    """of the new bundle: 0.05 = takes 5 % longer, below 0 = is faster; with its 95 % interval"""
+    new_secs: tuple[float, ...]
+    """seconds of one inference by the new bundle, all repeats, in turn with `last_secs`"""
+    last_secs: tuple[float, ...]
+    max_abs_difference: float
+    """largest difference of the outputs; infinite where only one has a number"""
+    max_rel_difference: float
+    """the same over the largest value of that output: 1e-6 is what another order of additions makes"""
+    new: VariantChoice
+    """the variant of the new bundle that ran, and why"""
+    last: VariantChoice
+
+    def is_slower(self, tolerance: float = 0.0) -> bool:
+        """Whether the new bundle is slower beyond the noise, and by more than `tolerance` (0.03 = 3 %)."""
+        return not self.slowdown.is_tie and self.slowdown.median > tolerance
+
+
+def compare(
+    new: str | os.PathLike[str] | Model,
+    last: str | os.PathLike[str] | Model,
+    *,
+    share: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    repeats: int = 21,
+) -> Comparison:
+    """Run two bundles of one model in turn in this process: their times, and whether their outputs agree.
+
+    Both are loaded for `share`, by default the one that this process is under, and confined to it; models that are
+    loaded already stay as they are. `inputs` as for `Model.run`, by default random ones. Each is timed `repeats` times,
+    6 at least, in pairs, so that what slows the machine for both cancels out.
+
+    Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM's runtime is not installed.
+    """
+    if repeats < FEWEST_REPEATS:
+        raise BadRequest(f"repeats is {repeats}; it must be at least {FEWEST_REPEATS} for an interval")
+    mine, theirs = (each if isinstance(each, Model) else load(Path(each), share=share) for each in (new, last))
+    feed = mine.random_inputs() if inputs is None else inputs
+    outputs, reference = mine.run(feed), theirs.run(feed)
+    if [each.shape for each in outputs] != [each.shape for each in reference]:
+        raise BadRequest(f"{mine.bundle.name} and {theirs.bundle.name} have other outputs: are they of one model?")
+    absolute, relative = differences(outputs, reference)
+    run_secs = time_in_turns({"new": _call(mine, feed), "last": _call(theirs, feed)}, repeats, apart=True)
+    return Comparison(
+        slowdown(run_secs["new"], run_secs["last"], in_turn=True),
+        tuple(run_secs["new"]),
+        tuple(run_secs["last"]),
+        absolute,
+        relative,
+        mine.choice,
+        theirs.choice,
+    )
+
+
+def _call(model: Model, inputs: Mapping[str, Any]) -> Callable[[], Any]:
+    """One inference, its inputs where the model runs already."""
+    placed = model.placed(inputs)
+    return lambda: model.run_tensors(placed)

@@ -1,0 +1,220 @@
+"""Inputs and outputs: what a model takes, arrays to tensors and back."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fractune.inference.tvm_runtime.runtime import aligned_bytes, viewed
+from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import ALIGNMENT_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+MEMORY_OF_CPUS = (1, 3)
+"""DLPack's numbers for plain memory, and for memory that was pinned for a GPU"""
+_DEFAULT_STREAM = 1
+"""DLPack's number for the stream on which a model runs on a GPU: the writer of an input makes sure that it waits"""
+_KINDS_OF_DLPACK = "fiub"
+"""NumPy's kinds of types that its DLPack knows; others that models have (bfloat16) go through as bytes"""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or an output of a model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    """None = depends on the data, of outputs only"""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}{list(self.shape)}"
+
+
+def specs_of(tensors: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
+    """Those of a manifest."""
+    return [TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in tensors]
+
+
+def as_arguments(
+    specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None = None
+) -> list[Any]:
+    """The inputs as tensors in the order of `specs`.
+
+    NumPy arrays, and anything with `__dlpack__`, are used where they lie if they are contiguous, writable and begin at
+    a multiple of 64 bytes; else they are copied. They may lie on the `gpu` (DLPack's numbers) too, and are not copied
+    there. Raises BadRequest, which lists what is expected, for wrong inputs.
+    """
+    readable = _checked(specs, inputs, gpu)
+    return [_tensor(spec.name, readable[spec.name]) for spec in specs]
+
+
+def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """The inputs, in memory of the CPU, as NumPy arrays over that. Raises BadRequest as `as_arguments`."""
+    import numpy as np
+
+    readable = _checked(specs, inputs, None)
+    return {name: value if isinstance(value, np.ndarray) else as_array(value) for name, value in readable.items()}
+
+
+def _checked(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None) -> dict[str, Any]:
+    """The inputs as what can be read, just those that `specs` ask for."""
+    readable = {name: _readable(name, value, gpu) for name, value in inputs.items()}
+    check_inputs(specs, readable)
+    return readable
+
+
+def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
+    """Raises BadRequest that lists what is expected unless names, types and shapes are just these."""
+    if len(inputs) == len(specs) and all(spec.name in inputs and _is(spec, inputs[spec.name]) for spec in specs):
+        return
+    found = [
+        str(TensorSpec(spec.name, str(inputs[spec.name].dtype), tuple(inputs[spec.name].shape)))
+        for spec in specs
+        if spec.name in inputs
+    ]
+    found += [f"{name} (unknown)" for name in inputs if name not in {spec.name for spec in specs}]
+    expected = [str(spec) for spec in specs]
+    if found != expected:
+        raise BadRequest(f"the model takes {', '.join(expected)}; given: {', '.join(found) or 'nothing'}")
+
+
+def _is(spec: TensorSpec, value: Any) -> bool:
+    """Whether an array or a tensor is just this; its type as text would take ten times as long."""
+    dtype = numpy_dtype(spec.dtype) if hasattr(value, "ctypes") else spec.dtype
+    return bool(value.dtype == dtype) and tuple(value.shape) == spec.shape
+
+
+def _readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
+    """The value as a NumPy array, or as a tensor over the memory of something with `__dlpack__`."""
+    import numpy as np
+    import tvm_ffi
+
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if not hasattr(value, "__dlpack__"):
+        raise BadRequest(f"input '{name}' is a {type(value).__name__}; give a NumPy array, or what has __dlpack__")
+    try:
+        device = device_of(value)
+        if device == gpu:
+            return tvm_ffi.from_dlpack(value.__dlpack__(stream=_DEFAULT_STREAM))
+        if device[0] not in MEMORY_OF_CPUS:
+            raise BadRequest(f"input '{name}' lies on another device; copy it to the CPU first")
+        return tvm_ffi.from_dlpack(value)
+    except (AttributeError, TypeError, ValueError, BufferError, RuntimeError) as error:
+        message = str(error).partition("\n")[0]
+        raise BadRequest(f"input '{name}' cannot be read by DLPack ({message}); give a NumPy array") from error
+
+
+def device_of(value: Any) -> tuple[int, int]:
+    """Kind and number of the device that something with `__dlpack__` lies on, by DLPack's numbers."""
+    kind, number = value.__dlpack_device__()
+    return int(kind), int(number)
+
+
+def _tensor(name: str, value: Any) -> Any:
+    import numpy as np
+    import tvm_ffi
+
+    if isinstance(value, np.ndarray):
+        fits = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % ALIGNMENT_BYTES == 0
+        fitting = value if fits else _aligned_copy(value)
+        if value.dtype.kind in _KINDS_OF_DLPACK:
+            return tvm_ffi.from_dlpack(fitting)
+        return viewed(tvm_ffi.from_dlpack(_bare(fitting)), value.shape, str(value.dtype))
+    if value.is_contiguous() and value.data_ptr() % ALIGNMENT_BYTES == 0:
+        return value
+    if device_of(value)[0] not in MEMORY_OF_CPUS:
+        raise BadRequest(
+            f"input '{name}' is no whole array on the GPU, or begins at an odd place; make a copy of it there"
+        )
+    return _tensor(name, _aligned_copy(as_array(value)))
+
+
+def _aligned_copy(array: Array) -> Array:
+    copy: Array = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _bare(array: Array) -> Array:
+    """The array as bytes."""
+    import numpy as np
+
+    return array.reshape(-1).view(np.uint8)
+
+
+def as_array(tensor: Any) -> Array:
+    """A tensor's memory as a NumPy array; they share it."""
+    import numpy as np
+
+    dtype = numpy_dtype(str(tensor.dtype))
+    if dtype.kind in _KINDS_OF_DLPACK:
+        return np.from_dlpack(tensor)
+    size = math.prod(tensor.shape) * dtype.itemsize
+    return np.from_dlpack(viewed(tensor, (size,), "uint8")).view(dtype).reshape(tuple(tensor.shape))
+
+
+def empty_array(like: Any) -> tuple[Array, Any]:
+    """An array for what a tensor holds, and a tensor over the array's memory."""
+    dtype, shape = numpy_dtype(str(like.dtype)), tuple(like.shape)
+    array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    return array, _tensor("output", array)
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    import numpy as np
+
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extended
+
+
+def flat(result: Any) -> list[Any]:
+    """The outputs as tensors, whether the model gives one tensor or a (nested) tuple of them."""
+    if hasattr(result, "__dlpack__"):
+        return [result]
+    return [tensor for part in result for tensor in flat(part)]
+
+
+def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:
+    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    return {spec.name: _random_array(rng, spec) for spec in specs}
+
+
+def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:
+    dtype, shape = numpy_dtype(spec.dtype), [dim for dim in spec.shape if dim is not None]
+    if spec.dtype.startswith(("float", "bfloat")):
+        return rng.uniform(0.1, 1.0, size=shape).astype(dtype)
+    return rng.integers(0, 2, size=shape).astype(dtype)
+
+
+def read_inputs(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz file by name. Raises BadRequest when it is none, or holds Python objects."""
+    import numpy as np
+
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise BadRequest(f"--inputs {path}: cannot be read as .npz ({error})") from error
