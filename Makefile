@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test unit lint format stubs lock bench compose-test release-check clean
+.PHONY: help setup demo test test-long unit lint format stubs lock bench compose-test release-check clean
 
 help:
 	@echo "make setup          fill $(VENV) from locks/dev.lock"
 	@echo "make demo           tune a real model at two shares of this CPU and show the gain"
-	@echo "make test           all tests        make unit   the quick ones"
+	@echo "make test           all tests but the long ones        make unit   the quick ones"
+	@echo "make test-long      the long ones"
 	@echo "make lint           ruff, mypy and the width of the pages"
 	@echo "make format         ruff's formatter and its repairs"
 	@echo "make stubs          Python code from protos/"
@@ -33,11 +34,17 @@ demo: setup
 # waits for its turn, or for something else.
 SIDE_BY_SIDE := -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 MEASURING := -n 2 --dist loadfile --no-loadscope-reorder
-SLOWEST_FIRST := tests/integration tests/processes tests/unit tests
+SLOWEST_FIRST := tests/integration tests/processes tests/packaging tests/unit tests
+MEASURE := tests/integration tests/processes
 
 test: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not alone" $(SLOWEST_FIRST) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest $(MEASURING) -m alone tests/integration $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not alone and not long" $(SLOWEST_FIRST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(MEASURING) -m "alone and not long" $(MEASURE) $(PYTEST_ARGS)
+
+# Rare things that take long by nature; what they promise has a quick test too, where it can have one.
+test-long: setup
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not alone" $(SLOWEST_FIRST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(MEASURING) -m "long and alone" $(MEASURE) $(PYTEST_ARGS)
 
 unit: setup
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(PYTEST_ARGS)

@@ -19,7 +19,17 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Whoever runs the tests may use a server of their own, or a PostgreSQL.
-_OWN = ("FRACTUNE_SERVER", "FRACTUNE_STATE", "FRACTUNE_REDIS", "PGHOST", "PGPASSWORD", "PGPASSFILE", "PGOPTIONS")
+_OWN = (
+    "FRACTUNE_SERVER",
+    "FRACTUNE_STATE",
+    "FRACTUNE_REDIS",
+    "FRACTUNE_DATABASE",
+    "FRACTUNE_DATABASE_PASSWORD_FILE",
+    "PGHOST",
+    "PGPASSWORD",
+    "PGPASSFILE",
+    "PGOPTIONS",
+)
 for _name in _OWN:
     os.environ.pop(_name, None)
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import users_of
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.alone, pytest.mark.long, pytest.mark.timeout(280)]
 
 
 def test_a_stack_whose_processes_are_killed_loses_doubles_and_invents_nothing(tmp_path: Path) -> None:

@@ -46,19 +46,8 @@ class Stage:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Jobs that are created within begin to search at the same time."""
-        with self.held("compile-1"):
+        with self.fleet.held("compile-1"):
             yield
-
-    @contextmanager
-    def held(self, *names: str) -> Iterator[None]:
-        """These workers take work within, and finish it afterwards."""
-        for name in names:
-            self.fleet.workers[name].hold.set()
-        try:
-            yield
-        finally:
-            for name in names:
-                self.fleet.workers[name].hold.clear()
 
     def finish(self, *names: str) -> list[pb.Job]:
         jobs = [self.client.finish(name) for name in names]
@@ -135,7 +124,15 @@ def test_equal_jobs_cost_the_trials_of_one(stage: Stage, budget: dict[str, int])
         assert sum(op.trials for op in job.operators) == count
 
 
-@pytest.mark.parametrize("shares", [[ONE, BOTH], [BOTH, ONE], [ONE, TWO], [TWO, BOTH, ONE, BOTH, ONE]])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [ONE, BOTH],
+        [ONE, TWO],
+        pytest.param([BOTH, ONE], marks=pytest.mark.long),
+        pytest.param([TWO, BOTH, ONE, BOTH, ONE], marks=pytest.mark.long),
+    ],
+)
 def test_jobs_whose_shares_overlap_build_a_candidate_once_and_measure_it_once_at_each(
     stage: Stage, shares: list[list[str]]
 ) -> None:
@@ -152,7 +149,7 @@ def test_jobs_whose_shares_overlap_build_a_candidate_once_and_measure_it_once_at
 
 def test_a_job_that_joins_while_rounds_are_under_way_has_their_candidates_without_a_build(stage: Stage) -> None:
     model = stage.model()
-    with stage.held("measure-1"):
+    with stage.fleet.held("measure-1"):
         first = stage.start(model, ONE, trials=48)
         wait_until(lambda: len(stage.fleet.workers["build-1"].built) > 0)
         second = stage.start(model, BOTH, trials=48)
@@ -265,10 +262,18 @@ def _exported(stage: Stage, model: str, scope: str) -> tuple[set[str], set[str]]
     return texts, {part.record.workload_hash for part in parts if part.WhichOneof("part") == "record"}
 
 
-@pytest.mark.parametrize("held", ["tune-1", "build-1", "measure-1", "measure-2"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        "build-1",
+        "measure-1",
+        pytest.param("tune-1", marks=pytest.mark.long),
+        pytest.param("measure-2", marks=pytest.mark.long),
+    ],
+)
 def test_when_the_job_that_asked_first_is_cancelled_the_others_take_over(stage: Stage, held: str) -> None:
     model = stage.model()
-    with stage.held(held):
+    with stage.fleet.held(held):
         with stage.together():
             first = stage.start(model, BOTH, trials=48, priority=1)
             others = [stage.start(model, shares, trials=48) for shares in (BOTH, ONE)]
@@ -310,13 +315,14 @@ with Client(sys.argv[1]) as client:
 """
 
 
+@pytest.mark.long
 def test_when_the_client_that_asked_first_dies_and_the_server_restarts_all_finish(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with running_redis() as url, simulated_fleet(url) as fleet:
         with running_server(url, state) as server, server.client() as client:
             stage = Stage(client, fleet)
             model = stage.model()
-            with stage.held("measure-1"):
+            with stage.fleet.held("measure-1"):
                 command = [sys.executable, "-c", _CLIENT, server.address, model]
                 with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
                     assert process.stdout is not None
@@ -334,13 +340,14 @@ def test_when_the_client_that_asked_first_dies_and_the_server_restarts_all_finis
             stage.check_once(model)
 
 
+@pytest.mark.long
 def test_a_job_cancelled_just_before_the_server_dies_holds_no_other_up(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with running_redis() as url, simulated_fleet(url) as fleet:
         with running_server(url, state) as server, server.client() as client:
             stage = Stage(client, fleet)
             model = stage.model()
-            with stage.held("build-1"):
+            with stage.fleet.held("build-1"):
                 with stage.together():
                     first, other = stage.start(model, BOTH, trials=24), stage.start(model, ONE, trials=24)
                 stage.begins(other)

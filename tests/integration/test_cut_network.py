@@ -36,6 +36,7 @@ def postgres(networks: tuple[Network, Network, Network]) -> Iterator[Postgres]:
         yield server
 
 
+@pytest.mark.long
 def test_a_second_server_takes_over_when_the_first_one_s_network_is_cut(
     networks: tuple[Network, Network, Network], postgres: Postgres
 ) -> None:

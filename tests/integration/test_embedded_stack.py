@@ -46,6 +46,7 @@ def find(process: subprocess.Popen[str], *words: str) -> int:
     return pid
 
 
+@pytest.mark.long
 def test_a_state_folder_in_use_is_told_and_kill_minus_nine_of_its_user_leaves_no_process(state: Path) -> None:
     tuning = start_tuning(state)
     with stopped_at_end(tuning):
@@ -69,7 +70,9 @@ def test_a_state_folder_in_use_is_told_and_kill_minus_nine_of_its_user_leaves_no
         assert job["state"] == "tuning"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_a_stopped_command_cancels_its_job_and_ends_everything(state: Path, number: signal.Signals, code: int) -> None:
     tuning = start_tuning(state)
     with stopped_at_end(tuning):
@@ -90,6 +93,7 @@ def redis_of(process: subprocess.Popen[str]) -> list[int]:
     return [pid for pid, command in commands.items() if "redis.sock" in command and "fractune.cli" not in command]
 
 
+@pytest.mark.long
 def test_redis_killed_in_mid_job_is_started_again_and_the_budget_is_spent_once(state: Path) -> None:
     model = write_model(state.parent / "m.onnx")
     where = ("--state", str(state), "--out", str(state.parent), "--json", "--only", "conv2d")
@@ -111,6 +115,7 @@ def test_redis_killed_in_mid_job_is_started_again_and_the_budget_is_spent_once(s
     assert len(trials) == len({record["candidate_id"] for record in trials}) == TRIALS
 
 
+@pytest.mark.long
 def test_redis_that_does_not_stay_up_is_told_and_the_next_run_goes_on(state: Path) -> None:
     tuning = start_tuning(state)
     with stopped_at_end(tuning):

@@ -24,7 +24,8 @@ import pytest
 import redis
 
 from fractune_core.fleet.blobs import put_signed_blob
-from fractune_core.fleet.messages import SERVER_STREAM, Work, artifact_blob, measure_queue, worker_key
+from fractune_core.fleet.messages import Work
+from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, measure_queue, worker_key
 from fractune_core.fleet.worker_entries import drop_entry
 from fractune_core.records import Status, TuningRecord, candidate_id
 from fractune_core.shares import Device
@@ -198,6 +199,7 @@ def test_a_stopped_worker_leaves_no_attempt_behind(measurers: Measurers) -> None
     assert {record.status for record in measurers.records()} == {Status.OK}
 
 
+@pytest.mark.long
 def test_work_of_a_device_that_stays_down_is_handed_back_and_blames_nobody(measurers: Measurers) -> None:
     for attempt in range(ATTEMPTS + 1):
         name = measurers.arrive(patience_s=0.3)

@@ -12,7 +12,7 @@ import fractune
 from benchmarks.support.reference import expected_outputs
 from tests.support.processes.cli_process import write_model
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 GATE = 1e-4
 

@@ -34,6 +34,7 @@ from tests.support.processes.redis_process import running_redis
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
     pytest.mark.timeout(300),
+    pytest.mark.long,
 ]
 
 SHARES = ("mps:25", "mps:50", "full")

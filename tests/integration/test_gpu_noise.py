@@ -18,7 +18,10 @@ from tests.support.hardware.cubins import cubin_arch, cubins_in
 from tests.support.hardware.simulated_session import SimulatedGpuMachine, SimulatedSession
 from tests.support.processes.cli_process import write_model
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
+pytestmark = [
+    pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
+    pytest.mark.long,
+]
 
 CANDIDATES = 8
 

@@ -14,7 +14,7 @@ import redis
 
 from fractune.rpc import RECONNECT_S
 from fractune_core.access.keepalive import CLIENT_KEEPALIVE, SERVER_KEEPALIVE
-from fractune_core.fleet.messages import COMPILE_QUEUE, SERVER_STREAM, worker_key
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.jobs import MAX_WATCHERS
 from fractune_server.transport.work_queues import WorkQueues
@@ -32,6 +32,7 @@ from tests.support.secret import SECRET
 pytestmark = pytest.mark.timeout(240)
 ROUND_TRIP_S = 0.2
 AWAY_S = 4.0
+CUT_OR_SWALLOWED = ["cut", pytest.param("swallowed", marks=pytest.mark.long)]
 
 
 def noticed_s(keepalive: tuple[tuple[str, int], ...]) -> float:
@@ -47,8 +48,14 @@ def away_for_a_while(network: Network, how: str) -> None:
     network.mend()
 
 
-@pytest.mark.parametrize("ill", ["slow", "cut", "swallowed"])
-@pytest.mark.parametrize("link", ["server", "workers"])
+@pytest.mark.parametrize(
+    ("link", "ill"),
+    [
+        pytest.param(link, ill, marks=[] if (link, ill) == ("server", "cut") else pytest.mark.long)
+        for link in ("server", "workers")
+        for ill in ("slow", "cut", "swallowed")
+    ],
+)
 def test_a_job_goes_on_over_a_bad_network_to_redis(tmp_path: Path, link: str, ill: str) -> None:
     with running_redis() as url, network_to_redis(url) as (network, far):
         near_or_far = {"server": (far, url), "workers": (url, far)}[link]
@@ -68,7 +75,7 @@ def test_a_job_goes_on_over_a_bad_network_to_redis(tmp_path: Path, link: str, il
             assert measured_once_at_both_shares(client, name, 24)
 
 
-@pytest.mark.parametrize("ill", ["cut", "swallowed"])
+@pytest.mark.parametrize("ill", CUT_OR_SWALLOWED)
 def test_a_worker_that_waits_for_work_finds_its_way_back(tmp_path: Path, ill: str) -> None:
     with (
         running_redis() as url,
@@ -103,7 +110,7 @@ def watched(folder: Path) -> Iterator[tuple[Network, Client, SimulatedFleet, sub
                 yield network, client, fleet, watcher, name
 
 
-@pytest.mark.parametrize("ill", ["cut", "swallowed"])
+@pytest.mark.parametrize("ill", CUT_OR_SWALLOWED)
 def test_a_watcher_goes_on_after_the_network_was_away(tmp_path: Path, ill: str) -> None:
     with watched(tmp_path) as (network, client, fleet, watcher, name):
         away_for_a_while(network, ill)
@@ -114,6 +121,7 @@ def test_a_watcher_goes_on_after_the_network_was_away(tmp_path: Path, ill: str) 
         assert "done" in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ill", ["cut", "swallowed"])
 def test_a_watcher_of_a_network_that_stays_away_ends_in_one_line(tmp_path: Path, ill: str) -> None:
     with watched(tmp_path) as (network, _, _, watcher, _):
@@ -126,6 +134,7 @@ def test_a_watcher_of_a_network_that_stays_away_ends_in_one_line(tmp_path: Path,
         )
 
 
+@pytest.mark.long
 def test_watchers_that_are_gone_without_a_word_give_their_places_back(tmp_path: Path) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet, running_server(url, tmp_path / "state") as server:
         fleet.workers["build-1"].hold.set()

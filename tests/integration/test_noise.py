@@ -23,6 +23,7 @@ from tests.support.processes.worker_processes import alive
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.long
 def test_the_report_has_every_setting_and_its_advice_is_saved(tmp_path: Path) -> None:
     state, picture = tmp_path / "state", tmp_path / "noise.svg"
     model = write_model(tmp_path / "m.onnx")  # the built-in convolution takes seconds to compile
@@ -63,6 +64,7 @@ def test_a_share_that_cannot_be_had_is_refused(tmp_path: Path, share: str, says:
     assert not (tmp_path / NOISE_FILE).exists()
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     model.write_bytes(b"\x00\x01 this is no model")
@@ -72,6 +74,7 @@ def test_a_model_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.long
 def test_stopping_it_leaves_no_process(tmp_path: Path) -> None:
     process = start_fractune("noise", "--share", "cpu:1", "--state", str(tmp_path))
     try:

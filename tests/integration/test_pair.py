@@ -13,7 +13,7 @@ import pytest
 
 import fractune
 from fractune.errors import BadBundle
-from fractune.inference.runtime import SPIN_COUNT, SPIN_YIELDS
+from fractune.inference.tvm_runtime.runtime import SPIN_COUNT, SPIN_YIELDS
 from fractune.launchers import sharing
 from fractune.launchers.arrangement import arrange, usable_cores
 from fractune.launchers.sharing import Program, staged
@@ -61,6 +61,7 @@ def test_each_process_is_confined_to_its_place_and_does_not_spin_for_long(bundle
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.long
 def test_a_pair_on_cores_of_their_own(bundle: Path) -> None:
     found = fractune.pair(bundle, bundle, shares="cpu:1,cpu:1", rounds=ROUNDS, rate=100, progress=False)
     assert (len(found.rounds), found.whole) == (ROUNDS, f"cpu:{SIDES}")
@@ -74,6 +75,7 @@ def test_a_pair_on_cores_of_their_own(bundle: Path) -> None:
     assert "makespan: " in str(found.table)
 
 
+@pytest.mark.long
 def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
     found = fractune.pair(bundle, bundle, in_turn=True, rounds=ROUNDS, progress=False)
     for side in found.figures.sides:
@@ -82,6 +84,7 @@ def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
         assert side.i.median > 1.3
 
 
+@pytest.mark.long
 def test_a_bubble_in_place_of_a_model(bundle: Path) -> None:
     found = fractune.pair(bundle, neighbour="bubble:8MiB", rounds=ROUNDS, rate=50, progress=False)
     assert [len(each) for each in found.rounds] == [1] * ROUNDS

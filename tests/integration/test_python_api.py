@@ -110,11 +110,13 @@ def test_the_documented_lines_run_as_they_stand(folder: Path) -> None:
     run_python(_RUNS_LINES, folder, lines)
 
 
+@pytest.mark.long
 def test_any_thread_may_tune_a_model_in_memory_and_ask_the_log(folder: Path) -> None:
     run_python(_IN_A_THREAD, folder)
     assert users_of(folder) == []
 
 
+@pytest.mark.long
 def test_ctrl_c_cancels_the_job_and_ends_the_stack(folder: Path) -> None:
     tuning = subprocess.Popen(
         [sys.executable, "-c", _TUNES_LONG],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.fleet import messages
+from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_blob, put_blob
 from fractune_core.fleet.marks import DONE
 from fractune_core.fleet.redis_users import ROLES, SERVER, USERS, acl_file
@@ -26,8 +26,8 @@ from tests.support.processes.server_process import model_bytes, running_server
 from tests.support.secret import SECRET
 
 Urls = Callable[[str], str]
-MODEL, BUNDLE, ARTIFACT = "f" * 64, "b" * 32, messages.artifact_blob("round1", "c1")
-MEASURES = messages.measure_queue(DEVICE.key, "cpu:1")
+MODEL, BUNDLE, ARTIFACT = "f" * 64, "b" * 32, redis_names.artifact_blob("round1", "c1")
+MEASURES = redis_names.measure_queue(DEVICE.key, "cpu:1")
 MEASURE_JOB = "rq:job:work1"
 
 
@@ -41,7 +41,12 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Urls]:
 def server(urls: Urls) -> Iterator[redis.Redis]:
     """Redis as the server sees it, with a model, a bundle, an artifact and a piece of work there."""
     with redis.Redis.from_url(urls(SERVER)) as connection:
-        for name in (messages.model_blob(MODEL), messages.bundle_blob(BUNDLE), ARTIFACT, messages.workload_blob("w")):
+        for name in (
+            redis_names.model_blob(MODEL),
+            redis_names.bundle_blob(BUNDLE),
+            ARTIFACT,
+            redis_names.workload_blob("w"),
+        ):
             put_blob(connection, name, b"code")
         work: Any = {"do": "time_model", "work_id": "work1", "job": "job1", "share": "cpu:1", "bundle": BUNDLE}
         WorkQueues(connection, SECRET).enqueue(MEASURES, work)
@@ -74,6 +79,7 @@ def test_a_whole_fleet_works_each_as_its_user(tmp_path: Path) -> None:
         assert "no permissions" not in server.said()
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_real_job_is_done_each_part_as_its_user(tmp_path: Path) -> None:
     workers = [
@@ -114,7 +120,7 @@ def test_a_worker_may_tell_that_its_work_failed(
 def test_a_stranger_gets_nothing(urls: Urls) -> None:
     plain = urls(SERVER).partition("@")[2]
     with redis.Redis.from_url(f"unix://{plain}", retry=None) as stranger:
-        for command in (("PING",), ("GET", messages.PROTOCOL_KEY), ("INFO",), ("CONFIG", "GET", "*")):
+        for command in (("PING",), ("GET", redis_names.PROTOCOL_KEY), ("INFO",), ("CONFIG", "GET", "*")):
             with pytest.raises(redis.AuthenticationError):
                 stranger.execute_command(*command)
     for user, password in (("measure", "wrong"), ("nobody", "any"), ("default", "")):
@@ -167,14 +173,14 @@ def test_nobody_administers_looks_at_all_keys_or_runs_scripts(
 
 
 BLOBS = {
-    "model": messages.model_blob(MODEL),
-    "bundle": messages.bundle_blob(BUNDLE),
+    "model": redis_names.model_blob(MODEL),
+    "bundle": redis_names.bundle_blob(BUNDLE),
     "artifact": ARTIFACT,
-    "workload": messages.workload_blob("w"),
+    "workload": redis_names.workload_blob("w"),
 }
 READS = {"compile": {"model"}, "tune": {"workload"}, "build": {"workload"}, "measure": {"artifact", "bundle"}}
 WRITES = {"compile": {"bundle"}, "tune": set[str](), "build": {"artifact"}, "measure": set[str]()}
-ENQUEUES = {"compile": None, "tune": messages.BUILD_QUEUE, "build": MEASURES, "measure": None}
+ENQUEUES = {"compile": None, "tune": redis_names.BUILD_QUEUE, "build": MEASURES, "measure": None}
 
 
 @pytest.mark.parametrize("kind", BLOBS)
@@ -191,7 +197,7 @@ def test_a_worker_reads_and_writes_the_files_of_its_role_alone(
             get_blob(worker, BLOBS[kind])
         for command in ("LRANGE", "GETRANGE", "SORT"):
             with pytest.raises(redis.exceptions.NoPermissionError):
-                worker.execute_command(command, messages.blob_key(BLOBS[kind]), "0", "-1")  # type: ignore[no-untyped-call]
+                worker.execute_command(command, redis_names.blob_key(BLOBS[kind]), "0", "-1")  # type: ignore[no-untyped-call]
     if kind in WRITES[user]:
         put_blob(worker, BLOBS[kind], b"code")
     else:
@@ -199,12 +205,12 @@ def test_a_worker_reads_and_writes_the_files_of_its_role_alone(
             put_blob(worker, BLOBS[kind], b"other")
         for forbidden in (("DEL",), ("RPUSH", "x"), ("EXPIRE", "1"), ("SET", "x")):
             with pytest.raises(redis.exceptions.NoPermissionError):
-                worker.execute_command(forbidden[0], messages.blob_key(BLOBS[kind]), *forbidden[1:])  # type: ignore[no-untyped-call]
+                worker.execute_command(forbidden[0], redis_names.blob_key(BLOBS[kind]), *forbidden[1:])  # type: ignore[no-untyped-call]
     assert get_blob(server, BLOBS[kind]) == b"code"
 
 
 @pytest.mark.parametrize(
-    "queue", [messages.COMPILE_QUEUE, messages.BUILD_QUEUE, messages.tune_queue("tune-1"), MEASURES]
+    "queue", [redis_names.COMPILE_QUEUE, redis_names.BUILD_QUEUE, redis_names.tune_queue("tune-1"), MEASURES]
 )
 @pytest.mark.parametrize("user", ROLES)
 def test_a_worker_enqueues_only_for_the_next_role(
@@ -231,40 +237,40 @@ def test_a_worker_enqueues_only_for_the_next_role(
 
 
 FORBIDDEN_TO_A_MEASURER = [
-    ("LRANGE", f"rq:queue:{messages.BUILD_QUEUE}", "0", "-1"),
+    ("LRANGE", f"rq:queue:{redis_names.BUILD_QUEUE}", "0", "-1"),
     ("LRANGE", f"rq:queue:{MEASURES}", "0", "-1"),
-    ("LMOVE", f"rq:queue:{messages.BUILD_QUEUE}", f"rq:queue:{MEASURES}", "LEFT", "RIGHT"),
-    ("LMOVE", f"rq:queue:{MEASURES}", f"rq:queue:{messages.BUILD_QUEUE}", "LEFT", "RIGHT"),
-    ("BLMOVE", f"rq:queue:{messages.COMPILE_QUEUE}", f"rq:queue:{MEASURES}", "LEFT", "RIGHT", "1"),
-    ("LPOP", f"rq:queue:{messages.BUILD_QUEUE}"),
+    ("LMOVE", f"rq:queue:{redis_names.BUILD_QUEUE}", f"rq:queue:{MEASURES}", "LEFT", "RIGHT"),
+    ("LMOVE", f"rq:queue:{MEASURES}", f"rq:queue:{redis_names.BUILD_QUEUE}", "LEFT", "RIGHT"),
+    ("BLMOVE", f"rq:queue:{redis_names.COMPILE_QUEUE}", f"rq:queue:{MEASURES}", "LEFT", "RIGHT", "1"),
+    ("LPOP", f"rq:queue:{redis_names.BUILD_QUEUE}"),
     ("DEL", f"rq:queue:{MEASURES}"),
     ("SADD", "rq:queues", "rq:queue:other"),
     ("SMEMBERS", "rq:queues"),
     ("SMEMBERS", "rq:workers"),
-    ("SMEMBERS", messages.WORKERS),
+    ("SMEMBERS", redis_names.WORKERS),
     ("SET", "rq:suspended", "1"),
-    ("SET", messages.PROTOCOL_KEY, "1"),
-    ("SET", messages.GREETING_KEY, "1"),
-    ("SET", messages.worker_key("build-1"), "1"),
-    ("GET", messages.worker_key("build-1")),
-    ("DEL", messages.worker_key("tune-1")),
+    ("SET", redis_names.PROTOCOL_KEY, "1"),
+    ("SET", redis_names.GREETING_KEY, "1"),
+    ("SET", redis_names.worker_key("build-1"), "1"),
+    ("GET", redis_names.worker_key("build-1")),
+    ("DEL", redis_names.worker_key("tune-1")),
     ("HSET", "rq:worker:build-1", "state", "idle"),
     ("HGETALL", "rq:worker:build-1"),
-    ("ZADD", f"rq:wip:{messages.BUILD_QUEUE}", "1", "work1:x"),
-    ("ZADD", f"rq:failed:{messages.BUILD_QUEUE}", "1", "work1"),
+    ("ZADD", f"rq:wip:{redis_names.BUILD_QUEUE}", "1", "work1:x"),
+    ("ZADD", f"rq:failed:{redis_names.BUILD_QUEUE}", "1", "work1"),
     ("ZRANGE", f"rq:wip:{MEASURES}", "0", "-1"),
     ("ZRANGE", DONE, "0", "-1"),
     ("ZREM", DONE, "work1"),
     ("DEL", DONE),
-    ("XRANGE", messages.SERVER_STREAM, "-", "+"),
-    ("XREADGROUP", "GROUP", messages.RECORDER, "x", "STREAMS", messages.SERVER_STREAM, ">"),
-    ("XACK", messages.SERVER_STREAM, messages.RECORDER, "1-1"),
-    ("XTRIM", messages.SERVER_STREAM, "MAXLEN", "0"),
-    ("XDEL", messages.SERVER_STREAM, "1-1"),
-    ("DEL", messages.SERVER_STREAM),
-    ("XGROUP", "DESTROY", messages.SERVER_STREAM, messages.RECORDER),
-    ("SADD", messages.STREAMS, "other"),
-    ("XRANGE", messages.UNREADABLE, "-", "+"),
+    ("XRANGE", redis_names.SERVER_STREAM, "-", "+"),
+    ("XREADGROUP", "GROUP", redis_names.RECORDER, "x", "STREAMS", redis_names.SERVER_STREAM, ">"),
+    ("XACK", redis_names.SERVER_STREAM, redis_names.RECORDER, "1-1"),
+    ("XTRIM", redis_names.SERVER_STREAM, "MAXLEN", "0"),
+    ("XDEL", redis_names.SERVER_STREAM, "1-1"),
+    ("DEL", redis_names.SERVER_STREAM),
+    ("XGROUP", "DESTROY", redis_names.SERVER_STREAM, redis_names.RECORDER),
+    ("SADD", redis_names.STREAMS, "other"),
+    ("XRANGE", redis_names.UNREADABLE, "-", "+"),
 ]
 
 

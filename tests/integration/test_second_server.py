@@ -132,6 +132,7 @@ def test_a_call_to_a_server_that_has_lost_the_lock_is_refused_or_finds_nobody(pl
         server.process.wait(30)
 
 
+@pytest.mark.long
 def test_a_dump_taken_in_mid_job_is_restored_elsewhere_and_its_job_goes_on(place: Place, tmp_path: Path) -> None:
     with place.postgres.database(empty=True) as name:
         with place.server() as server:

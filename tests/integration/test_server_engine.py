@@ -13,8 +13,8 @@ import redis
 from sqlalchemy import event
 
 from fractune_core.errors import FractuneError, RedisGone, StateUnusable
-from fractune_core.fleet import messages
-from fractune_core.fleet.messages import tuner_stream
+from fractune_core.fleet import redis_names
+from fractune_core.fleet.redis_names import tuner_stream
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_server.engine.engine import Engine
@@ -25,6 +25,7 @@ from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
+from tests.support.fleet_messages import BUILD, send
 from tests.support.processes.fleet_simulated import (
     DEVICE,
     TARGET,
@@ -37,7 +38,6 @@ from tests.support.processes.fleet_simulated import (
 )
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.secret import SECRET
-from tests.unit.server.transport.test_streams import BUILD, send
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_an_engine_outlasts_a_redis_that_is_out_of_memory_for_a_while(
     wait_until(lambda: "Redis takes nothing" in caplog.text)
     context.redis.config_set("maxmemory", 0)
     records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x") for i in range(3)]
-    send(context.redis, *records, stream=messages.SERVER_STREAM)
+    send(context.redis, *records, stream=redis_names.SERVER_STREAM)
     wait_until(lambda: context.store.log.count(RecordFilter()) == 3)
     engine.stop()
     assert (engine.failure, ended.is_set()) == (None, True)
@@ -103,11 +103,11 @@ def test_a_full_disk_ends_the_engine_and_no_result_is_acknowledged(context: Serv
         connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
 
     records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x" * 10_000) for i in range(100)]
-    send(context.redis, *records, stream=messages.SERVER_STREAM)
+    send(context.redis, *records, stream=redis_names.SERVER_STREAM)
     failure = run_to_its_end(context)
     assert isinstance(failure, StateUnusable)
     assert "database or disk is full" in str(failure)
-    assert context.redis.xpending(messages.SERVER_STREAM, messages.RECORDER)["pending"] == 100
+    assert context.redis.xpending(redis_names.SERVER_STREAM, redis_names.RECORDER)["pending"] == 100
     assert context.store.log.count(RecordFilter()) == 0
     assert records[0].device == DEVICE
 
@@ -147,14 +147,19 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     proposed: Any = {"event": "proposed", "job": "job1", "round_id": round_id, "workload_hash": name}
     proposed |= {"candidates": candidates, "exhausted": False}
     with context.redis.pipeline(transaction=True) as pipe:
-        pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: seal_event(SECRET, proposed)})
+        pipe.xadd(tuner_stream("tune-1"), {redis_names.EVENT_FIELD: seal_event(SECRET, proposed)})
         for candidate in candidates:
             work = {**BUILD, "share": "cpu:1", "round_id": round_id, "operator": target_operator("conv2d")}
             record = made_up_record(work, candidate, "[]")
             event: Any = {"event": "measured", "job": "job1", "round_id": round_id, "record": record.to_json()}
-            pipe.xadd(tuner_stream("tune-1"), {messages.EVENT_FIELD: seal_event(SECRET, event)})
+            pipe.xadd(tuner_stream("tune-1"), {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
         pipe.execute()
-    engine._turn()
+
+    def turned_until_searched_on() -> bool:
+        engine._turn()
+        return [each.round_id for each in context.store.jobs.rounds()] != [round_id]
+
+    wait_until(turned_until_searched_on)
     second = context.store.jobs.rounds()
     assert [(each.asked, each.candidates) for each in second] == [(4, None)]
     assert second[0].round_id != round_id

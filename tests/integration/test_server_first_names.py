@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import redis
 
 from fractune.log_io.log_files import read_jsonl
-from fractune_core.fleet import messages
+from fractune_core.fleet import messages, redis_names
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support import first_names
@@ -17,6 +18,7 @@ from tests.support.processes.server_process import running_server
 from tests.support.secret import SECRET
 
 
+@pytest.mark.long
 def test_a_job_cut_off_in_its_validation_asks_for_it_again(tmp_path: Path) -> None:
     """Its last results wait in Redis under the first names, unsigned, as does work that no worker of today can do."""
     state = tmp_path / "state"
@@ -28,7 +30,7 @@ def test_a_job_cut_off_in_its_validation_asks_for_it_again(tmp_path: Path) -> No
         queues = WorkQueues(connection, SECRET)
         assert queues.has(first_names.STALE_WORK)
         with running_server(url, state) as server, server.client() as client:
-            wait_until(lambda: connection.llen(f"rq:queue:{messages.BUILD_QUEUE}"))
+            wait_until(lambda: connection.llen(f"rq:queue:{redis_names.BUILD_QUEUE}"))
             kept = client.log.ListUnreadable(pb.ListUnreadableRequest(page_size=100)).results
             chosen = pb.RecordFilter(job=f"jobs/{first_names.JOB}", kind="validation")
             records = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen, page_size=100)).records
@@ -38,7 +40,7 @@ def test_a_job_cut_off_in_its_validation_asks_for_it_again(tmp_path: Path) -> No
         assert len(kept) == len(waited)
         assert all("does not carry this fleet's signature" in result.reason for result in kept)
         assert same.total_size == len(records) == 20 - len(waited)
-        assert connection.xpending(messages.SERVER_STREAM, messages.RECORDER)["pending"] == 0
+        assert connection.xpending(redis_names.SERVER_STREAM, redis_names.RECORDER)["pending"] == 0
         assert not queues.has(first_names.STALE_WORK)
 
 
@@ -71,7 +73,7 @@ def test_work_of_another_version_is_dropped_and_the_rest_stays() -> None:
         first_names.fill_redis(connection)
         queues = WorkQueues(connection, SECRET)
         mine: messages.TimeModelWork = {"do": "time_model", "work_id": "mine", "job": "j", "share": "s", "bundle": "b"}
-        queues.enqueue(messages.COMPILE_QUEUE, mine)
+        queues.enqueue(redis_names.COMPILE_QUEUE, mine)
         queues.enqueue("compile.1", {**mine, "work_id": "of-another-protocol"})
         queues.drop_foreign()
         names = (first_names.STALE_WORK, "mine", "of-another-protocol")

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fractune_core.fleet.marks import CANCELLED, is_marked
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import candidate_id
 from fractune_server.services.jobs import MAX_WATCHERS
@@ -276,6 +277,8 @@ def test_what_a_cancelled_job_left_unmeasured_is_asked_for_again(client: Client,
         name = client.create(model, trials=48).name
         wait_until(lambda: len(searches(name)) > 1)  # a second search begins once the first one's proposals are known
         client.jobs.CancelJob(pb.CancelJobRequest(name=name))
+        # A job that comes before its rounds are taken back would take them over.
+        wait_until(lambda: all(is_marked(tuner.redis, CANCELLED, work["round_id"]) for work in searches(name)))
         following = client.create(model, trials=48).name
         wait_until(lambda: len(searches(following)) > 0)
     finally:
@@ -339,6 +342,7 @@ def test_time_is_up_ends_the_search_and_finishes_the_job(client: Client) -> None
     assert 0 < job.progress.candidates_done < 10_000
 
 
+@pytest.mark.long
 def test_watchers_beyond_the_places_are_refused_and_the_others_go_on(client: Client, fleet: SimulatedFleet) -> None:
     fleet.workers["compile-1"].hold.set()
     try:

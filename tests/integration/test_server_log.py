@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from fractune_core.convert import record_from_proto
-from fractune_core.fleet import messages
+from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.unreadable import set_aside
@@ -293,11 +293,11 @@ def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(clie
     with redis.Redis.from_url(redis_url) as connection:
         incomplete: Any = {"event": "measured", "record": {"record_id": "x"}}
         torn = seal_event(SECRET, incomplete)
-        connection.xadd(messages.SERVER_STREAM, {messages.EVENT_FIELD: torn})
+        connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: torn})
         wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
         (kept,) = client.log.ListUnreadable(pb.ListUnreadableRequest(page_size=5)).results
         assert (kept.event, kept.reason) == (torn, "it lacks 'job'")
-        assert kept.place.startswith(f"{messages.SERVER_STREAM} ")
+        assert kept.place.startswith(f"{redis_names.SERVER_STREAM} ")
         assert abs(kept.set_aside_time.ToSeconds() - time.time()) < 600
         # Another version has left one that this one can read.
         readable = made_up_record({**BUILD, "share": "cpu:1"}, "left behind", '["left behind"]')
@@ -309,4 +309,4 @@ def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(clie
         assert again.event == torn
         chosen = pb.RecordFilter(operator=readable.workload_hash)
         wait_until(lambda: client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).total_size == 1)
-        connection.delete(messages.UNREADABLE)
+        connection.delete(redis_names.UNREADABLE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -18,12 +20,12 @@ import pytest
 import redis
 
 from fractune.local.embedded_redis import redis_command
-from fractune_core.fleet.messages import BUILD_QUEUE, tune_queue, worker_key
+from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.backup import back_up, restore
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
+from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
 
 
 def fresh(operators: int = 3) -> bytes:
@@ -43,18 +45,45 @@ def measured_once_at_both_shares(client: Client, job: str, count: int) -> bool:
 
 
 def test_server_killed_in_mid_job_goes_on_without_paying_twice(tmp_path: Path) -> None:
-    with running_redis() as url, simulated_fleet(url) as fleet:
+    with running_redis() as url, simulated_fleet(url):
         with running_server(url, tmp_path / "state") as server, server.client() as client:
             name = client.create(client.upload(fresh()), trials=60, round_size=6).name
             client.wait(name, lambda job: job.progress.candidates_done >= 12)
             server.kill()
-        fleet.workers["measure-1"].hold.set()  # some results come in before the server is back, some after
-        fleet.workers["measure-1"].hold.clear()
         with running_server(url, tmp_path / "state") as server, server.client() as client:
             job = client.finish(name)
             assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
             assert job.progress.candidates_done == 60
             assert measured_once_at_both_shares(client, name, 60)
+
+
+def turns_of(server: ServerProcess) -> float:
+    """How many turns its engine has taken."""
+    place = re.search(r"metrics at (http://\S+/metrics)", server.said())
+    assert place
+    with urllib.request.urlopen(place[1], timeout=10) as answer:  # noqa: S310  our own server's
+        count = re.search(r"^fractune_engine_turn_seconds_count (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert count
+    return float(count[1])
+
+
+def test_a_server_that_is_started_again_waits_for_what_is_under_way(tmp_path: Path) -> None:
+    with running_redis() as url, simulated_fleet(url) as fleet:
+        measurers = [fleet.workers[name] for name in ("measure-1", "measure-2")]
+        with running_server(url, tmp_path / "state") as server, server.client() as client:
+            model = client.upload(fresh(operators=1))
+            client.finish(client.create(model, trials=6).name)
+            for measurer in measurers:
+                measurer.hold.set()
+            name = client.create(model, trials=12).name  # what it lacks is one round
+            wait_until(lambda: sum(kind == "trial" for kind, _ in set(fleet.workers["build-1"].built)) == 12)
+            server.kill()
+        with running_server(url, tmp_path / "state", metrics="127.0.0.1:0") as server, server.client() as client:
+            wait_until(lambda: turns_of(server) >= 5)
+            for measurer in measurers:
+                measurer.hold.clear()
+            assert client.finish(name).progress.candidates_done == 6
+            assert measured_once_at_both_shares(client, name, 6)
 
 
 def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
@@ -77,6 +106,7 @@ def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_spac
             assert measured_once_at_both_shares(client, name, 60)
 
 
+@pytest.mark.long
 def test_a_backup_taken_in_mid_job_is_restored_elsewhere_and_its_job_goes_on(tmp_path: Path) -> None:
     with (
         running_redis() as url,
@@ -135,6 +165,7 @@ def held_worker(url: str, role: str) -> Iterator[str]:
         process.wait()
 
 
+@pytest.mark.long
 def test_tuner_instance_killed_before_it_proposed(tmp_path: Path) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet:
         fleet.remove("tune-1")
@@ -198,7 +229,7 @@ def _answers(connection: redis.Redis) -> bool:
         return False
 
 
-@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize("empty", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_redis_killed_in_mid_job_comes_back(tmp_path: Path, empty: bool) -> None:  # noqa: FBT001
     with tempfile.TemporaryDirectory(prefix="fractune-redis-") as folder:
         broker = StoppableRedis(Path(folder))

@@ -105,6 +105,7 @@ def scrapes_until_done(server: ServerProcess, client: Client, job: str) -> list[
     return [*seen, scrape(server)]
 
 
+@pytest.mark.long
 def test_counters_equal_sql_after_workers_were_killed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with (

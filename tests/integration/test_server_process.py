@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from fractune_core.fleet.messages import PROTOCOL, PROTOCOL_KEY
+from fractune_core.fleet.redis_names import PROTOCOL, PROTOCOL_KEY
 from fractune_server.main import announce
 from tests.support.processes.cli_process import error_line, run_fractune
 from tests.support.processes.redis_process import running_redis

@@ -48,6 +48,7 @@ def parents(spans: list[Span]) -> dict[str, set[str]]:
     return {kind: {names[span.parent] for span in spans if span.name == kind} for kind in PARENTS}
 
 
+@pytest.mark.long
 def test_a_job_of_a_stack_is_one_trace_with_a_span_for_each_piece_of_work(
     receiver: OtlpReceiver, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
     assert np.load(outputs)["output0"].shape == tuple(report["outputs"][0]["shape"])
 
 
+@pytest.mark.long
 def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: Fleet, tmp_path: Path) -> None:
     model = find_model("magika")
     args = ["--shares", ",".join(SHARES), "--trials", "8", "--only", "conv2d", *model.options]
@@ -211,6 +212,7 @@ ms.relax_integration.compile_relax(database, mod, target, params=None)
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tuned")
 def test_stock_tvm_uses_an_exported_jsondatabase(fleet: Fleet, tmp_path: Path) -> None:
     at, folder = ("--server", fleet.address), tmp_path / "db"
@@ -350,6 +352,7 @@ def test_the_knee_of_two_shares_is_a_bound(fleet: Fleet, tuned: list[dict[str, A
     assert "--slack 'a lot'" in error_line(ended)
 
 
+@pytest.mark.long
 def test_jobs_at_the_same_time_build_once_and_measure_once_at_each_share(fleet: Fleet) -> None:
     with fractune.connect(fleet.address) as client:
         jobs = [
@@ -378,6 +381,7 @@ def test_a_bundle_for_all_shares_is_one_variant(fleet: Fleet, tuned: list[dict[s
     assert report["variant"] == "robust"
 
 
+@pytest.mark.long
 def test_a_build_pipeline_releases_and_gates(fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path) -> None:
     assert tuned
     script = REPOSITORY / "examples" / "pipeline" / "release.py"

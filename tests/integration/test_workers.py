@@ -14,7 +14,7 @@ import redis
 
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
 from fractune_core.fleet.marks import CANCELLED, mark
-from fractune_core.fleet.messages import (
+from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
     SERVER_STREAM,
     artifact_blob,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from tests.support.arrows.imports import imports_of
 from tests.support.paths import REPOSITORY
 from tests.support.processes.clean_environments import NAME, Environment, asked_for, closure, empty_environment, link
-from tests.test_arrows import imports_of
 
 QUEUE = {"redis", "rq"}
 SERVER = {*QUEUE, "sqlalchemy", "alembic", "grpc_reflection", "prometheus_client"}
@@ -80,6 +80,8 @@ folder = pathlib.Path.cwd()
 compile_model(write_model(folder / "small.onnx"), folder / "small.fractune", tuned=["cpu:1"])
 """
 SEARCH = """
+from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
+keep_out_gpu_intrinsics()  # as searches do: they take a minute to load
 from tvm.s_tir.meta_schedule import TuneContext
 TuneContext(num_threads="physical")
 """
@@ -97,7 +99,8 @@ assert [len(parts) for parts in planned.plan.devices] == [2]
 DRAW = """
 import pathlib, sys
 from fractune.reports.cross_table import Cell, CrossTable
-from fractune.reports.picture import check_picture, draw_table
+from fractune.reports.pictures.cross import draw_table
+from fractune.reports.pictures.figure import check_picture
 picture = pathlib.Path(sys.argv[1])
 check_picture(picture)
 draw_table(CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": Cell([1e-3, 1.1e-3, 0.9e-3], "j1")}}), picture)
@@ -149,6 +152,7 @@ def succeed(environment: Environment, *args: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("extra", HELD)
 def test_an_extra_holds_its_own_packages_and_no_others(extra: str, with_extra: Callable[[str], Environment]) -> None:
     assert set(succeed(with_extra(extra), "-c", WHICH_ARE_THERE, *OPTIONAL).split()) == HELD[extra]
@@ -173,6 +177,7 @@ def test_an_extra_asks_for_nothing_that_its_part_does_not_use(extra: str, client
     assert asked - imported == {pair for pair in NOT_IMPORTED_BY_US if pair[0] == extra}
 
 
+@pytest.mark.long
 def test_a_worker_can_begin_a_search(with_extra: Callable[[str], Environment]) -> None:
     succeed(with_extra("worker"), "-c", SEARCH)
 
@@ -191,6 +196,7 @@ def test_the_client_alone_runs(client: Environment) -> None:
     assert "pip install 'fractune[run]' (lacks apache-tvm, " in examined.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("args", "wanted"),
     [
@@ -220,12 +226,14 @@ def test_the_client_alone_says_what_to_install(
     assert re.findall(r"install 'fractune\[(.*?)\]'", ended.stderr) == [wanted]
 
 
+@pytest.mark.long
 def test_server_imports_and_makes_its_database(with_extra: Callable[[str], Environment]) -> None:
     server = with_extra("server")
     succeed(server, "-c", IMPORT_ALL + OPEN_STORE, "fractune_server")
     assert (server.folder / "fractune.db").is_file()
 
 
+@pytest.mark.long
 def test_a_server_without_the_driver_of_its_database_says_what_to_install(
     with_extra: Callable[[str], Environment], tmp_path: Path
 ) -> None:
@@ -238,24 +246,29 @@ def test_a_server_without_the_driver_of_its_database_says_what_to_install(
     )
 
 
+@pytest.mark.long
 def test_postgres_brings_the_client_library(with_extra: Callable[[str], Environment]) -> None:
     succeed(with_extra("postgres"), "-c", "import psycopg; psycopg.pq.version()")
 
 
+@pytest.mark.long
 def test_worker_imports_and_compiles(bundle: Path) -> None:
     assert bundle.is_file()
 
 
+@pytest.mark.long
 def test_local_has_the_one_machine_stack(with_extra: Callable[[str], Environment]) -> None:
     examined = with_extra("local").run_command("doctor", "--for", "tune")
     assert examined.returncode == 0, examined.stdout
 
 
+@pytest.mark.long
 def test_run_runs_a_bundle(with_extra: Callable[[str], Environment], bundle: Path) -> None:
     ended = with_extra("run").run_command("run", str(bundle), "--share", "cpu:1", "--json")
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.long
 def test_cuda_brings_what_asks_the_driver_and_a_compiler(with_extra: Callable[[str], Environment]) -> None:
     examined = with_extra("cuda").run_command("doctor", "--json")
     findings = {
@@ -267,16 +280,19 @@ def test_cuda_brings_what_asks_the_driver_and_a_compiler(with_extra: Callable[[s
     assert "NVRTC" in findings["CUDA compiler"]
 
 
+@pytest.mark.long
 def test_plan_plans(with_extra: Callable[[str], Environment]) -> None:
     succeed(with_extra("plan"), "-c", PLAN)
 
 
+@pytest.mark.long
 def test_plot_draws(with_extra: Callable[[str], Environment], tmp_path: Path) -> None:
     picture = tmp_path / "table.svg"
     succeed(with_extra("plot"), "-c", DRAW, str(picture))
     assert "</svg>" in picture.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_sign_signs(with_extra: Callable[[str], Environment], bundle: Path, tmp_path: Path) -> None:
     signed = tmp_path / "signed.fractune"
     signed.write_bytes(bundle.read_bytes())
@@ -284,9 +300,11 @@ def test_sign_signs(with_extra: Callable[[str], Environment], bundle: Path, tmp_
     assert signed.read_bytes() != bundle.read_bytes()
 
 
+@pytest.mark.long
 def test_trace_traces(with_extra: Callable[[str], Environment]) -> None:
     succeed(with_extra("trace"), "-c", TRACE)
 
 
+@pytest.mark.long
 def test_onnxruntime_is_found_beside(with_extra: Callable[[str], Environment]) -> None:
-    succeed(with_extra("onnxruntime"), "-c", "import fractune.inference.beside, onnxruntime")
+    succeed(with_extra("onnxruntime"), "-c", "import fractune.inference.comparing.beside, onnxruntime")

@@ -138,12 +138,14 @@ def test_the_stack_is_found_by_its_state_folder(address: str, state: Path) -> No
     assert [worker["granted"]["share"] for worker in found if worker["role"] == "measure"] == ["cpu:1"]
 
 
+@pytest.mark.long
 def test_a_second_server_cannot_have_the_same_address(address: str, tmp_path: Path) -> None:
     ended = run_fractune("up", "--shares", "cpu:1", "--listen", address, "--state", str(tmp_path / "state"))
     assert ended.returncode == 2
     assert address in error_line(ended)
 
 
+@pytest.mark.long
 def test_an_address_that_others_reach_must_be_meant(tmp_path: Path) -> None:
     ended = run_fractune("up", "--shares", "cpu:1", "--listen", "0.0.0.0:0", "--state", str(tmp_path / "state"))
     assert ended.returncode == 2

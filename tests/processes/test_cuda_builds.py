@@ -23,7 +23,7 @@ from rq.serializers import JSONSerializer
 from fractune_core.cuda.toolkit import find_cudart, find_toolkits
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob
-from fractune_core.fleet.messages import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
+from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED
@@ -241,7 +241,7 @@ print(device.kind, module.implements_function("main"), device.implements_functio
 _LOAD_BUNDLE = """
 import sys
 from pathlib import Path
-from fractune.inference import runtime
+from fractune.inference.tvm_runtime import runtime
 from fractune_core.files.bundles import Bundle
 runtime.load_cuda_runtime()
 import tvm_ffi_orcjit
@@ -334,6 +334,7 @@ print(json.dumps([built(each, int(sys.argv[2])) for each in json.loads(sys.argv[
 """
 
 
+@pytest.mark.long
 def test_half_precision_is_searched_with_tensor_cores(tmp_path: Path) -> None:
     """In one process: TVM takes long to load what it knows of tensor cores."""
     operators = ingested(half_precision_model(tmp_path / "halves.onnx"))

@@ -14,7 +14,8 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.fleet.blobs import put_signed_blob
 from fractune_core.fleet.marks import HANDED_BACK, is_marked
-from fractune_core.fleet.messages import BUILD_QUEUE, Work, measure_queue, worker_key, workload_blob
+from fractune_core.fleet.messages import Work
+from fractune_core.fleet.redis_names import BUILD_QUEUE, measure_queue, worker_key, workload_blob
 from fractune_core.fleet.signed_messages import open_work
 from fractune_core.records import UNTUNED, candidate_id
 from fractune_server.transport.live_workers import live_workers
@@ -74,6 +75,7 @@ def is_idle(connection: redis.Redis, process: WorkerProcess) -> bool:
     return connection.hget(f"rq:worker:{process.name}", "state") == b"idle"
 
 
+@pytest.mark.long
 def test_work_whose_workers_are_drained_again_and_again_is_done_in_the_end(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with running_redis() as url:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
-from fractune_core.fleet.messages import measure_queue
+from fractune_core.fleet.redis_names import measure_queue
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.priorities import Priority
 from fractune_core.records import Kind
@@ -41,17 +40,6 @@ class Stage:
 
     def client(self, token: TokenText) -> Client:
         return Client(self.place.server.address, client_credentials(self.place.authority, token))
-
-    @contextmanager
-    def held(self, *names: str) -> Iterator[None]:
-        """These workers take work within, and finish it afterwards."""
-        for name in names:
-            self.fleet.workers[name].hold.set()
-        try:
-            yield
-        finally:
-            for name in names:
-                self.fleet.workers[name].hold.clear()
 
     def waiting(self, share: str) -> int:
         """Batches that wait to be measured."""
@@ -99,11 +87,14 @@ def up_to_the_last_of(name: str, parts: list[tuple[str, int]]) -> list[tuple[str
     return parts[: last + 1]
 
 
-@pytest.mark.parametrize("is_another", [True, False], ids=["another token", "the same token"])
+@pytest.mark.parametrize(
+    "is_another",
+    [pytest.param(True, id="another token"), pytest.param(False, id="the same token", marks=pytest.mark.long)],
+)
 def test_a_small_job_is_not_stuck_behind_a_large_one(stage: Stage, is_another: bool) -> None:  # noqa: FBT001
     token = stage.token()
     with stage.client(token) as mine, stage.client(stage.token() if is_another else token) as theirs:
-        with stage.held("measure-1", "measure-2"):
+        with stage.fleet.held("measure-1", "measure-2"):
             large = job(mine, 2000)
             # Two rounds, four candidates in a batch, one batch in hand.
             wait_until(lambda: len(stage.measured(large)) == 1 and stage.waiting("cpu:1") == 2 * FIRST_ROUND // 4 - 1)
@@ -123,9 +114,10 @@ def test_a_small_job_is_not_stuck_behind_a_large_one(stage: Stage, is_another: b
         mine.jobs.CancelJob(pb.CancelJobRequest(name=large.name))
 
 
+@pytest.mark.long
 def test_jobs_of_equal_priority_get_equal_parts(stage: Stage) -> None:
     with stage.client(stage.token()) as one, stage.client(stage.token()) as other:
-        with stage.held("compile-1"):
+        with stage.fleet.held("compile-1"):
             jobs = [job(one, 400), job(other, 400)]
         for client, created in zip((one, other), jobs, strict=True):
             assert client.finish(created.name).progress.candidates_done == 400
@@ -137,7 +129,7 @@ def test_jobs_of_equal_priority_get_equal_parts(stage: Stage) -> None:
 
 def test_a_low_priority_gets_less_and_is_not_left_out(stage: Stage) -> None:
     with stage.client(stage.token(Priority.HIGH)) as client:
-        with stage.held("compile-1"):
+        with stage.fleet.held("compile-1"):
             low, high = job(client, 320, priority=-1), job(client, 320, priority=1)
         client.finish(high.name)
         got = total(up_to_the_last_of(high.name, stage.asked(low, high)))

@@ -58,6 +58,7 @@ def test_a_variant_that_cannot_be_read_is_named(models: list[str], tmp_path: Pat
     assert "a_x3.fused: variant 'torn': is a damaged or truncated ONNX file" in error_line(ended)
 
 
+@pytest.mark.long
 def test_models_in_memory_and_files_of_one_name(models: list[str], tmp_path: Path) -> None:
     loaded = [onnx.load(model) for model in models]
     found = fractune.fuse(loaded, out=tmp_path / "memory.fused")

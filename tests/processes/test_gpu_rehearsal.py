@@ -14,6 +14,7 @@ from benchmarks.gpu.parts import PARTS
 from tests.support.paths import REPOSITORY
 
 
+@pytest.mark.long
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is an NVIDIA driver here")
 def test_every_part_is_carried_and_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     command = [str(REPOSITORY / "scripts" / "gpu_rehearse"), "--quick", "--work", str(tmp_path)]

@@ -14,6 +14,7 @@ from tests.support.hardware.simulated_mps import H200
 pytestmark = [
     pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is an NVIDIA driver here"),
     pytest.mark.timeout(240),
+    pytest.mark.long,
 ]
 REFUSED = "NVIDIA"
 

@@ -27,6 +27,7 @@ LIGHT_OPERATORS = {
     "shufflenet": 30,
     "squeezenet": 24,
 }
+QUICK = {"shufflenet", "squeezenet"}
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 """layouts, and so the operators, depend on the vector width: the same on every machine here"""
 
@@ -96,14 +97,16 @@ def assert_same_outputs(path: Path, inputs: Arrays) -> None:
         np.testing.assert_allclose(mine, reference, rtol=1e-3, atol=1e-5 * float(np.abs(reference).max()))
 
 
-@pytest.mark.parametrize("name", LIGHT_OPERATORS)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in LIGHT_OPERATORS]
+)
 def test_every_light_model_yields_its_operators(name: str) -> None:
     operators = extract(prepare(load_model(light(name)), TARGET), TARGET)
     assert len(operators) == LIGHT_OPERATORS[name]
     assert sum(operator.flops * operator.weight for operator in operators) > 1e8
 
 
-@pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
+@pytest.mark.parametrize("name", ["squeezenet", pytest.param("shufflenet", marks=pytest.mark.long)])
 def test_a_light_model_with_random_weights_is_right(name: str, tmp_path: Path) -> None:
     path = with_random_weights(light(name), tmp_path / "model.onnx")
     image = np.random.default_rng(1).standard_normal((1, 3, 224, 224), np.float32)

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from fractune_core.fleet.blobs import put_blob
-from fractune_core.fleet.messages import COMPILE_QUEUE, SERVER_STREAM, model_blob
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, model_blob
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
@@ -30,7 +30,7 @@ def kill_next_child(process: WorkerProcess, before: set[int]) -> None:
     before.add(child)
 
 
-@pytest.mark.parametrize(("kills", "event"), [(2, "ingested"), (3, "work_failed")])
+@pytest.mark.parametrize(("kills", "event"), [(2, "ingested"), pytest.param(3, "work_failed", marks=pytest.mark.long)])
 def test_a_model_is_read_though_the_child_that_reads_it_is_killed(tmp_path: Path, kills: int, event: str) -> None:
     model = write_model(tmp_path / "small.onnx").read_bytes()
     digest = hashlib.sha256(model).hexdigest()

@@ -15,7 +15,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.access.tokens import Quotas, Scope
-from fractune_core.fleet.messages import BUILD_QUEUE
+from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import create_token
 from tests.processes.test_access import client_credentials, running_place
@@ -69,6 +69,7 @@ def test_a_job_costs_what_its_pieces_cost_though_servers_are_killed_and_results_
             assert dict(ended.progress.busy_s) == dict(sums)
 
 
+@pytest.mark.long
 def test_what_a_killed_worker_did_not_deliver_costs_once(tmp_path: Path) -> None:
     with (
         running_redis() as url,
@@ -104,5 +105,9 @@ def test_whose_jobs_are_is_told_to_admins_alone(tmp_path: Path) -> None:
             later = pb.ListCostsRequest()
             later.since.FromSeconds(int(cost.job.end_time.seconds) + 60)
             assert not ours.jobs.ListCosts(later).costs
+            never = pb.ListCostsRequest()
+            never.since.seconds = 2**63 - 1
+            with pytest.raises(grpc.RpcError, match="no time of the years 1 to 9999"):
+                ours.jobs.ListCosts(never)
             with pytest.raises(grpc.RpcError, match="no job 'none'"):
                 cost_of(mine, "jobs/none")

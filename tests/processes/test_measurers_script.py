@@ -62,6 +62,7 @@ def measurers(tmp_path: Path, shares: str) -> Iterator[Measurers]:
             started.process.wait(60)
 
 
+@pytest.mark.long
 def test_a_share_named_twice_has_two_measurers_and_sigterm_ends_both(tmp_path: Path) -> None:
     with measurers(tmp_path, "cpu:1,cpu:1") as started:
         wait_until(lambda: len(started.workers()) == 2, 60)
@@ -79,6 +80,7 @@ def test_when_one_measurer_dies_the_others_end_and_the_script_tells_its_code(tmp
         assert started.end()[0] == 128 + signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_share_that_is_refused_ends_all_with_its_message(tmp_path: Path) -> None:
     with measurers(tmp_path, "cpu:1,cpu:9999") as started:
         code, said = started.end()

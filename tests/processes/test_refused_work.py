@@ -23,7 +23,7 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.fleet.blobs import put_blob
 from fractune_core.fleet.marks import DONE, unmark
-from fractune_core.fleet.messages import (
+from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
     COMPILE_QUEUE,
     HANDLER,

@@ -16,13 +16,7 @@ import redis
 
 from benchmarks.support.simulated_workers import ARTIFACT, SHARE, FleetLife, SimulatedWorker
 from fractune_core.fleet.blobs import put_signed_blob
-from fractune_core.fleet.messages import (
-    BUILD_QUEUE,
-    artifact_blob,
-    measure_queue,
-    tune_queue,
-    workload_blob,
-)
+from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, tune_queue, workload_blob
 from fractune_core.records import Status, candidate_id
 from fractune_core.shares import Share
 from fractune_server.transport.work_queues import WorkQueues
@@ -172,6 +166,7 @@ def test_a_simulated_worker_sends_the_commands_of_a_real_one(
     assert found["blmove"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [

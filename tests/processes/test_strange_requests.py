@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fractune_core.fleet.messages import EVENT_FIELD, SERVER_STREAM, UNREADABLE
+from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM, UNREADABLE
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.fuzz import served

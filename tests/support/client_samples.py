@@ -1,4 +1,4 @@
-"""Records, jobs and bundles for tests of the client."""
+"""Records, jobs, bundles and a plan file for tests of the client."""
 
 from __future__ import annotations
 
@@ -145,3 +145,37 @@ def bundle_bytes(**changes: Any) -> bytes:
     file = io.BytesIO()
     write_bundle(file, {name: value for name, value in manifest.items() if value is not None}, entries)
     return file.getvalue()
+
+
+def plan_file(second: str) -> str:
+    """A plan file that says all there is to say; `second` are the lines that tell the second model's speed."""
+    return f"""
+headroom = 0.05
+penalty = 0.1
+latency_part = 0.45
+
+[device]
+gpu = "A100-80GB"
+count = 4
+
+[[models]]
+name = "resnet50"
+rate_per_s = 829
+latency_ms = 205
+memory_gib = 3.5
+profile = [
+    {{share = "1g", batch = 8, processes = 2, throughput_per_s = 400, latency_ms = 40}},
+    {{share = "mig:2g.20gb", latency_ms = 20}},
+    {{share = "7g", batch = 8, throughput_per_s = 1000}},
+]
+
+[[models]]
+name = "bert"
+rate_per_s = 40
+{second}
+
+[[interference]]
+model = "resnet50"
+beside = "bert"
+i = 1.08
+"""

@@ -27,15 +27,25 @@ DEFAULT_ROUND_SIZE = 64
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Seconds since 1970 as protobuf's timestamp."""
+    """Seconds since 1970 as protobuf's timestamp. Raises BadRequest for what is not of the years 1 to 9999."""
     stamp = Timestamp()
-    stamp.FromNanoseconds(round(seconds * 1e9))
+    try:
+        stamp.FromNanoseconds(round(seconds * 1e9))
+    except (ValueError, OverflowError):
+        raise _no_time(f"{seconds:g} s") from None
     return stamp
 
 
 def seconds(stamp: Timestamp) -> float:
-    """Seconds since 1970."""
-    return stamp.ToNanoseconds() / 1e9
+    """Seconds since 1970. Raises BadRequest for what is not of the years 1 to 9999."""
+    try:
+        return stamp.ToNanoseconds() / 1e9
+    except ValueError:
+        raise _no_time(f"{stamp.seconds} s and {stamp.nanos} ns") from None
+
+
+def _no_time(what: str) -> BadRequest:
+    return BadRequest(f"{what} after 1970 began is no time of the years 1 to 9999")
 
 
 def when(stamp: Timestamp) -> datetime:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from fractune_core.fields import known_fields
+from fractune_core.fields import known_fields, own_fields
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Disturbance:
         return min(1.0, max(self.off_core_s, self.steal_s + self.waited_s) / self.wall_s) if self.wall_s else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return own_fields(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Disturbance:

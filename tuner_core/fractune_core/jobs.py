@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from fractune_core.errors import BadRequest
-from fractune_core.fields import known_fields
+from fractune_core.fields import known_fields, own_fields
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import Share
 
@@ -113,7 +113,7 @@ class JobSpec:
             raise BadRequest(f"rerank is {self.rerank}, which reads the log; leave it out, or fresh")
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "shares": list(self.shares)}
+        return {**own_fields(self), "shares": list(self.shares)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> JobSpec:
@@ -129,7 +129,7 @@ class OperatorTask:
     weight: int
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return own_fields(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> OperatorTask:

@@ -6,13 +6,13 @@ import hashlib
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 from fractune_core.disturbances import Disturbance, disturbance_of
-from fractune_core.fields import known_fields
+from fractune_core.fields import known_fields, own_fields
 from fractune_core.implementations import implementation_of
 from fractune_core.shares import Device, GrantedShare
 
@@ -80,7 +80,7 @@ class TimingPolicy:
         return replace(self, repeats=self.repeats - self.choosing, choosing=0)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return own_fields(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TimingPolicy:
@@ -205,10 +205,14 @@ class TuningRecord:
         return (max(self.reported_secs) - min(self.reported_secs)) / self.median_s
 
     def to_json(self) -> dict[str, Any]:
-        data = asdict(self)
-        data["granted"] = self.granted.to_json()
-        data["run_secs"] = list(self.run_secs)
-        return data
+        return {
+            **own_fields(self),
+            "device": self.device.to_json(),
+            "granted": self.granted.to_json(),
+            "policy": self.policy.to_json(),
+            "run_secs": list(self.run_secs),
+            "disturbance": self.disturbance and self.disturbance.to_json(),
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TuningRecord:

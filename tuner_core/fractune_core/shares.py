@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from fractune_core.errors import BadRequest
-from fractune_core.fields import known_fields
+from fractune_core.fields import known_fields, own_fields
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Device:
         return f"{self.kind}-{self.isa}-{self.units}u-{self.memory_gib}gib-l2.{self.l2_kib}kib"
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return own_fields(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Device:
@@ -153,7 +153,7 @@ class GrantedShare:
         return f"{key}-{round(self.memory_bytes / 2**30)}gib" if self.mechanism == "mig" else key
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "ids": list(self.ids)}
+        return {**own_fields(self), "ids": list(self.ids)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GrantedShare:

@@ -18,15 +18,8 @@ from fractune_core import tracing
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
-from fractune_core.fleet.messages import (
-    EVENT_FIELD,
-    HANDLER,
-    SERVER_STREAM,
-    Event,
-    PieceDone,
-    Work,
-    cancelled_by,
-)
+from fractune_core.fleet.messages import Event, PieceDone, Work, cancelled_by
+from fractune_core.fleet.redis_names import EVENT_FIELD, HANDLER, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks

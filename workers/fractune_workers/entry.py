@@ -12,7 +12,8 @@ import redis
 
 from fractune_core import tracing
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
-from fractune_core.fleet.messages import SERVER_STREAM, Work, WorkFailed
+from fractune_core.fleet.messages import Work, WorkFailed
+from fractune_core.fleet.redis_names import SERVER_STREAM
 from fractune_core.fleet.signed_messages import Refused, open_dated_work
 from fractune_core.log_fields import log_fields
 from fractune_workers.context import WorkerContext

@@ -18,7 +18,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker_registration import clean_worker_registry
 
-from fractune_core.fleet.messages import HANDLER
+from fractune_core.fleet.redis_names import HANDLER
 from fractune_workers import entry
 
 _DATA = b"data"

@@ -12,7 +12,7 @@ from fractune.planning.plan_file import read_plan
 from fractune_core.convert import record_from_proto, record_to_proto
 from fractune_core.files.bundles import Bundle, write_archive
 from fractune_server.store.records.record_check import check_record, check_workload
-from tests.support.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes, plan_file
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target
 from tests.support.fuzz.texts import file_target
@@ -20,30 +20,7 @@ from tests.support.samples import DISTURBANCE, divided
 
 RECORD = divided("[]", 2, 1e-3, 1.1e-3, record_id="r1", disturbance=DISTURBANCE).to_json()
 WORKLOAD = {"workload_hash": "f" * 16, "json": "[1, 2]"}
-_PLAN = b"""
-headroom = 0.05
-[device]
-gpu = "A100-80GB"
-count = 4
-[[models]]
-name = "resnet50"
-rate_per_s = 829
-latency_ms = 205
-memory_gib = 3.5
-profile = [
-    {share = "1g", batch = 8, processes = 2, throughput_per_s = 400, latency_ms = 40},
-    {share = "7g", batch = 8, throughput_per_s = 1000},
-]
-[[models]]
-name = "bert"
-rate_per_s = 40
-model = "m.onnx"
-inputs = {data = [1, 3]}
-[[interference]]
-model = "resnet50"
-beside = "bert"
-i = 1.08
-"""
+_PLAN = plan_file('model = "m.onnx"\ninputs = {data = [1, 3]}').encode()
 _PLAN_WORDS = (
     b"1e400",
     b"inf",

@@ -8,7 +8,7 @@ from typing import Any
 
 from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto, timestamp
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import BUILD_QUEUE
+from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.fleet.signed_messages import (
     check_greeting,
     check_work,

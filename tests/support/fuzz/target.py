@@ -57,7 +57,9 @@ class Outcome:
         self.failures += 1
         kind = f"{type(error).__name__} at {_place(error)}"
         if kind not in self.by_kind and len(self.examples) < _KEPT:
-            self.examples.append({"number": number, "kind": kind, "error": str(error)[:300], "input": repr(made)[:600]})
+            self.examples.append(
+                {"number": number, "kind": kind, "error": str(error)[:3000], "input": repr(made)[:600]}
+            )
         self.by_kind[kind] = self.by_kind.get(kind, 0) + 1
 
 

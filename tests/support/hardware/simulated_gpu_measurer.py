@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from fractune_core.files.bundles import Bundle
-from fractune_core.fleet import messages
+from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_signed_blob
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
@@ -40,7 +40,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
             self._send(work["reply"], {**event, "record": self._record(work, item).to_json()})
 
     def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = Bundle(get_signed_blob(self.redis, SECRET, messages.bundle_blob(work["bundle"])))
+        bundle = Bundle(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"])))
         names = [variant["name"] for variant in bundle.variants]
         for name in names:
             _check_cubins(*bundle.objects(name))
@@ -48,7 +48,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         event["granted"] = self.granted().to_json()
         event["run_secs"] = {name: [2e-3] * 3 if name == UNTUNED_VARIANT else [1e-3] * 3 for name in names}
         event["max_error"] = dict.fromkeys(names, 0.0)
-        self._send(messages.SERVER_STREAM, event)
+        self._send(redis_names.SERVER_STREAM, event)
 
     def _record(self, work: dict[str, Any], item: dict[str, Any]) -> TuningRecord:
         status = Status(item["status"])
@@ -68,7 +68,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
 
     def _secs(self, work: dict[str, Any], item: dict[str, Any]) -> float:
         """Seconds that follow from the machine code and the share; the untuned default is slow."""
-        archive = get_signed_blob(self.redis, SECRET, messages.artifact_blob(work["round_id"], item["candidate"]))
+        archive = get_signed_blob(self.redis, SECRET, redis_names.artifact_blob(work["round_id"], item["candidate"]))
         code = unpack(archive)["device.o"]
         _check_cubins(code)
         draw = hashlib.sha256(code + self.share.encode()).digest()[0] / 255

@@ -78,8 +78,13 @@ def events(ended: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 def error_line(ended: subprocess.CompletedProcess[str]) -> str:
     """The one line on standard error of a command that must have failed."""
-    lines = ended.stderr.splitlines()
-    assert len(lines) == 1, ended.stderr
+    return only_line(ended.stderr)
+
+
+def only_line(said: str) -> str:
+    """What a command that must have failed said on standard error."""
+    lines = said.splitlines()
+    assert len(lines) == 1, said
     assert lines[0].startswith("fractune: ")
     return lines[0]
 

@@ -30,7 +30,7 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 from rq.worker import WorkerStatus
 
-from fractune_core.fleet import messages
+from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.messages import cancelled_by
@@ -131,11 +131,11 @@ class SimulatedWorker:
 
     def start(self) -> SimulatedWorker:
         if self.role == "tune":
-            stream = messages.tuner_stream(self.name)
-            for group in (messages.RECORDER, messages.TUNER):
+            stream = redis_names.tuner_stream(self.name)
+            for group in (redis_names.RECORDER, redis_names.TUNER):
                 with contextlib.suppress(redis.ResponseError):
                     self.redis.xgroup_create(stream, group, id="0", mkstream=True)
-            self.redis.sadd(messages.STREAMS, stream)
+            self.redis.sadd(redis_names.STREAMS, stream)
         self.started_at = time.time()
         self.register()
         self._threads = [
@@ -159,7 +159,7 @@ class SimulatedWorker:
     def register(self, line: redis.Redis | None = None) -> None:
         measuring = self.role == "measure"
         info: messages.WorkerInfo = {
-            "protocol": messages.PROTOCOL,
+            "protocol": redis_names.PROTOCOL,
             "name": self.name,
             "role": self.role,
             "host": "here",
@@ -186,10 +186,10 @@ class SimulatedWorker:
     def queue(self) -> str:
         """Where its work comes from."""
         return {
-            "compile": messages.COMPILE_QUEUE,
-            "build": messages.BUILD_QUEUE,
-            "tune": messages.tune_queue(self.name),
-            "measure": messages.measure_queue(self.device.key, self.share),
+            "compile": redis_names.COMPILE_QUEUE,
+            "build": redis_names.BUILD_QUEUE,
+            "tune": redis_names.tune_queue(self.name),
+            "measure": redis_names.measure_queue(self.device.key, self.share),
         }[self.role]
 
     def _work(self) -> None:
@@ -235,7 +235,7 @@ class SimulatedWorker:
             return
         try:
             # Of a real worker these come together, in one transaction.
-            self._send(messages.SERVER_STREAM, piece_done(work))
+            self._send(redis_names.SERVER_STREAM, piece_done(work))
             self._handlers[work["do"]](work)
             self.delivered.append(work)
             mark(self.redis, DONE, work["work_id"])
@@ -246,11 +246,11 @@ class SimulatedWorker:
 
     def _send(self, stream: str, event: Any) -> None:
         for _ in range(2 if self.twice else 1):
-            self.redis.xadd(stream, {messages.EVENT_FIELD: seal_event(SECRET, event)})
+            self.redis.xadd(stream, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
 
     def _enqueue(self, queue: str, work: Any) -> None:
         Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(
-            messages.HANDLER,
+            redis_names.HANDLER,
             args=(seal_work(SECRET, queue, work),),
             job_id=work["work_id"],
             at_front=work["at_front"],
@@ -258,11 +258,11 @@ class SimulatedWorker:
 
     def _ingest(self, work: dict[str, Any]) -> None:
         try:
-            model = json.loads(get_blob(self.redis, messages.model_blob(work["model"])))
+            model = json.loads(get_blob(self.redis, redis_names.model_blob(work["model"])))
         except ValueError:
             message = f"{work['model_name']} is not an ONNX file"
             failed = {"event": "work_failed", "job": work["job"], "do": "ingest", "error": "BadModel"}
-            self._send(messages.SERVER_STREAM, {**failed, "message": message})
+            self._send(redis_names.SERVER_STREAM, {**failed, "message": message})
             return
         operators = [
             {
@@ -275,11 +275,11 @@ class SimulatedWorker:
             for op in model["operators"]
         ]
         event = {"event": "ingested", "job": work["job"], "target": TARGET, "target_key": TARGET_KEY}
-        self._send(messages.SERVER_STREAM, {**event, "operators": operators})
+        self._send(redis_names.SERVER_STREAM, {**event, "operators": operators})
 
     def _search(self, work: dict[str, Any]) -> None:
         name = work["operator"]["workload_hash"]
-        operator = json.loads(get_signed_blob(self.redis, SECRET, messages.workload_blob(name)))
+        operator = json.loads(get_signed_blob(self.redis, SECRET, redis_names.workload_blob(name)))
         space = operator.get("space", 1_000_000)
         known = {*work["known"], *(past["candidate"] for past in work["history"])}
         items: list[dict[str, str]] = []
@@ -292,7 +292,7 @@ class SimulatedWorker:
             candidate = candidate_id(name, work["operator"]["target_key"], trace)
             if candidate not in known:
                 items.append({"candidate": candidate, "trace": trace})
-        stream = messages.tuner_stream(self.name)
+        stream = redis_names.tuner_stream(self.name)
         proposed = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
         proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
         self._send(stream, proposed)
@@ -300,7 +300,7 @@ class SimulatedWorker:
         for start in range(0, len(items), 4):
             build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": stream}
             build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
-            self._enqueue(messages.BUILD_QUEUE, build)
+            self._enqueue(redis_names.BUILD_QUEUE, build)
 
     def _build(self, work: dict[str, Any]) -> None:
         same = ("round_id", "job", "scope", "kind", "operator", "reply", "at_front")
@@ -309,7 +309,7 @@ class SimulatedWorker:
             for item in work["candidates"]
         ]
         for item in artifacts:
-            artifact = messages.artifact_blob(work["round_id"], item["candidate"])
+            artifact = redis_names.artifact_blob(work["round_id"], item["candidate"])
             if "built" not in item or not has_blob(self.redis, artifact):
                 self.built.append((work["kind"], item["candidate"]))
                 if item["status"] == Status.OK:
@@ -317,7 +317,7 @@ class SimulatedWorker:
         for share in work["shares"]:
             measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
             measure |= {field: work[field] for field in same} | {"artifacts": artifacts}
-            self._enqueue(messages.measure_queue(work["device_key"], share), measure)
+            self._enqueue(redis_names.measure_queue(work["device_key"], share), measure)
 
     def _measure(self, work: dict[str, Any]) -> None:
         for item in work["artifacts"]:
@@ -328,22 +328,22 @@ class SimulatedWorker:
         if self.roof is not None:
             found = {"event": "roof_measured", "job": work["job"], "roof": self.roof.to_json()}
             found |= {"device_key": self.device.key, "share_key": self.granted().key}
-            self._send(messages.SERVER_STREAM, found)
+            self._send(redis_names.SERVER_STREAM, found)
             self.roof = None
 
     def _compile(self, work: dict[str, Any]) -> None:
         payload = json.dumps({"manifest": work["manifest"], "variants": work["variants"]}).encode()
-        put_signed_blob(self.redis, SECRET, messages.bundle_blob(work["bundle"]), payload)
-        self._send(messages.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
+        put_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"]), payload)
+        self._send(redis_names.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
 
     def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = json.loads(get_signed_blob(self.redis, SECRET, messages.bundle_blob(work["bundle"])))
+        bundle = json.loads(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"])))
         variants = [variant["name"] for variant in bundle["variants"]]
         event = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event["granted"] = granted(work["share"]).to_json()
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
         event["max_error"] = dict.fromkeys(variants, 0.0)
-        self._send(messages.SERVER_STREAM, event)
+        self._send(redis_names.SERVER_STREAM, event)
 
 
 def piece_done(work: Any) -> messages.PieceDone:
@@ -400,6 +400,17 @@ class SimulatedFleet:
 
     def remove(self, name: str) -> None:
         self.workers.pop(name).stop()
+
+    @contextlib.contextmanager
+    def held(self, *names: str) -> Iterator[None]:
+        """These workers take work within, and finish it afterwards."""
+        for name in names:
+            self.workers[name].hold.set()
+        try:
+            yield
+        finally:
+            for name in names:
+                self.workers[name].hold.clear()
 
     def stop(self) -> None:
         for name in list(self.workers):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import fractune_core
-from fractune_core.fleet import messages
+from fractune_core.fleet import redis_names
 from tests.support.processes.cli_process import start
 
 VERSION = "0.0.9"
@@ -21,9 +21,9 @@ def start_older(protocol: int, *args: str, env: dict[str, str] | None = None) ->
 
 def main() -> int:
     fractune_core.__version__ = VERSION
-    messages.PROTOCOL = int(sys.argv[1])
-    messages.COMPILE_QUEUE = f"compile.{messages.PROTOCOL}"
-    messages.BUILD_QUEUE = f"build.{messages.PROTOCOL}"
+    redis_names.PROTOCOL = int(sys.argv[1])
+    redis_names.COMPILE_QUEUE = f"compile.{redis_names.PROTOCOL}"
+    redis_names.BUILD_QUEUE = f"build.{redis_names.PROTOCOL}"
     from fractune.cli import main as run
 
     return run(sys.argv[2:])

@@ -14,7 +14,7 @@ import redis
 
 from fractune.local.embedded_redis import redis_binary
 from fractune_core.access.url_passwords import with_password
-from fractune_core.fleet.messages import EVENT_FIELD, SERVER_STREAM
+from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.redis_users import USERS, acl_file
 from fractune_core.fleet.signed_messages import open_event
 from fractune_core.spending import Piece

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -170,9 +172,32 @@ def terminate_as_it_begins_to_wait(frame: FrameType, event: str, _arg: object) -
     return terminate_as_it_begins_to_wait
 
 
+def stop_before(place: str) -> None:
+    """After SIGUSR1 the process stops, once, where it is about to call `place`; SIGCONT lets it go on.
+
+    `place` is MODULE:FUNCTION or MODULE:CLASS.METHOD; with a blank and a text behind it, a call with that argument.
+    """
+    function, _, wanted = place.partition(" ")
+    module, _, names = function.partition(":")
+    *path, last = names.split(".")
+    owner = functools.reduce(getattr, path, importlib.import_module(module))
+    real, asked = getattr(owner, last), threading.Event()
+
+    def call(*args: Any, **options: Any) -> Any:
+        if asked.is_set() and (not wanted or wanted in args):
+            asked.clear()
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread goes no further, the others soon
+        return real(*args, **options)
+
+    setattr(owner, last, call)
+    signal.signal(signal.SIGUSR1, lambda *_: asked.set())
+
+
 def main() -> int:
     faulthandler.enable()
     options = json.loads(sys.argv[1])
+    if place := options.pop("stops_before", ""):
+        stop_before(place)
     if options.pop("terminate_as_it_begins_to_wait", False):
         sys.settrace(terminate_as_it_begins_to_wait)
     if limit := options.pop("file_limit_bytes", None):

@@ -15,7 +15,8 @@ from typing import Any
 
 import redis
 
-from fractune_core.fleet.messages import WorkerInfo, worker_key
+from fractune_core.fleet.messages import WorkerInfo
+from fractune_core.fleet.redis_names import worker_key
 from fractune_core.fleet.signed_messages import open_worker
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET

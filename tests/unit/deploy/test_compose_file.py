@@ -8,34 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fractune_core.fleet.redis_users import ROLES
 from fractune_core.shares import Share
+from tests.support.compose_files import COMPOSE, POSTGRES, TLS, VARIABLE, dotenv, read, read_together
 from tests.support.paths import REPOSITORY
-
-COMPOSE = REPOSITORY / "docker-compose.yml"
-TLS = REPOSITORY / "deploy" / "compose.tls.yml"
-_VARIABLE = re.compile(r"\$\{(\w+)([^}]*)\}")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with Compose's own tag for what replaces a value rather than being added to it."""
-
-
-def _replacing(loader: _Loader, node: yaml.Node) -> Any:
-    assert isinstance(node, yaml.SequenceNode)
-    return loader.construct_sequence(node)
-
-
-_Loader.add_constructor("!override", _replacing)
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The file with the defaults of its variables."""
-    text = _VARIABLE.sub(lambda found: found[2].removeprefix(":-"), path.read_text(encoding="utf-8"))
-    document: dict[str, Any] = yaml.load(text, _Loader)  # noqa: S506  - a SafeLoader
-    return document
 
 
 def services() -> dict[str, dict[str, Any]]:
@@ -43,17 +20,18 @@ def services() -> dict[str, dict[str, Any]]:
     return found
 
 
-def dotenv() -> dict[str, str]:
-    lines = (REPOSITORY / ".env").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+def all_services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = read_together(TLS, POSTGRES)["services"]
+    return found
 
 
-@pytest.mark.parametrize("name", services())
+@pytest.mark.parametrize("name", all_services())
 def test_every_service_is_hardened(name: str) -> None:
-    service = services()[name]
+    service = all_services()[name]
     assert service["init"] is True
     assert service["read_only"] is True
-    assert service["tmpfs"] == ["/tmp"]
+    sockets = ["/run/postgresql:mode=1777"] if name == "postgres" else []
+    assert service["tmpfs"] == ["/tmp", *sockets]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["restart"] == "unless-stopped"
@@ -65,8 +43,9 @@ def test_every_service_is_hardened(name: str) -> None:
 def test_no_service_runs_as_root() -> None:
     users = [line.split()[1] for line in _dockerfile() if line.startswith("USER ")]
     assert users == ["fractune"]
-    foreign = {name: service for name, service in services().items() if service["image"] != "fractune:local"}
-    assert {name: service["user"] for name, service in foreign.items()} == {"redis": "valkey"}
+    foreign = {name: service for name, service in all_services().items() if service["image"] != "fractune:local"}
+    assert {name: service["user"] for name, service in foreign.items()} == {"redis": "valkey", "postgres": "postgres"}
+    assert all(re.search(r":\d+\.\d+", service["image"]) for service in foreign.values()), "versions are told"
 
 
 def test_one_service_builds_the_image_and_the_others_take_it() -> None:
@@ -79,13 +58,14 @@ def test_one_service_builds_the_image_and_the_others_take_it() -> None:
 
 def test_the_version_is_said_in_pyproject_alone() -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    for path in (COMPOSE, TLS, REPOSITORY / "deploy" / "Dockerfile", REPOSITORY / "scripts" / "compose_test"):
+    others = (REPOSITORY / "deploy" / "Dockerfile", REPOSITORY / "scripts" / "compose_test")
+    for path in (COMPOSE, TLS, POSTGRES, *others):
         assert version not in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", [COMPOSE, TLS], ids=["compose", "tls"])
 def test_no_command_needs_a_variable(path: Path) -> None:
-    variables = _VARIABLE.findall(path.read_text(encoding="utf-8"))
+    variables = VARIABLE.findall(path.read_text(encoding="utf-8"))
     assert variables
     assert [name for name, rest in variables if not rest.startswith(":-") or rest == ":-"] == []
     assert {name for name, _ in variables} <= dotenv().keys(), ".env names every variable"
@@ -94,7 +74,7 @@ def test_no_command_needs_a_variable(path: Path) -> None:
 def test_the_defaults_in_the_files_are_those_of_dotenv() -> None:
     written = dotenv()
     for path in (COMPOSE, TLS):
-        for name, rest in _VARIABLE.findall(path.read_text(encoding="utf-8")):
+        for name, rest in VARIABLE.findall(path.read_text(encoding="utf-8")):
             assert written[name] in {rest.removeprefix(":-"), ""}
 
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from fractune_core.fleet.marks import DONE, is_marked
-from fractune_core.fleet.messages import SERVER_STREAM
+from fractune_core.fleet.redis_names import SERVER_STREAM
 from fractune_workers import context as context_module
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks

@@ -12,7 +12,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 
-from fractune_core.fleet.messages import COMPILE_QUEUE, HANDLER
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, HANDLER
 from fractune_workers import entry
 from fractune_workers.work_loop import WorkLoop
 from tests.support.processes.redis_process import commands_of, running_redis

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from fractune_core.errors import NotFound
-from fractune_core.fleet.messages import BLOB_TTL_S, RELEASED_BLOB_TTL_S, blob_key
+from fractune_core.fleet.redis_names import BLOB_TTL_S, RELEASED_BLOB_TTL_S, blob_key
 from fractune_core.fleet.signing import open_signed, sign
 
 CHUNK_BYTES = 4 << 20

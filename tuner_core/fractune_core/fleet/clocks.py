@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import CLOCK_TOLERANCE_S
+from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S
 
 CLOCK_LIMIT_S = CLOCK_TOLERANCE_S / 2
 """from Redis's clock; two that are within it are within the tolerance of each other"""

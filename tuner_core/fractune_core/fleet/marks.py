@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from fractune_core.fleet.clocks import redis_time_s
-from fractune_core.fleet.messages import MARK_TTL_S, PREFIX
+from fractune_core.fleet.redis_names import MARK_TTL_S, PREFIX
 
 DONE = PREFIX + "done"
 """of the id of work: it has been delivered or taken back, and is not done again"""

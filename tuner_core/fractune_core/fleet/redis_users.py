@@ -35,7 +35,6 @@ def _worker(role: str) -> Sequence[str]:
         "(+sadd +srem ~fractune:workers)",
         "(+zscore %R~fractune:done %R~fractune:cancelled)",
         "(+zadd ~fractune:done ~fractune:handed-back)",
-        "(+hincrbyfloat +expire ~fractune:busy:*)",  # of workers before the ledger, which nobody reads
         "(+xadd ~fractune:results:*)",
         # RQ's own: the worker, its queue, and the work that it has taken from there.
         f"(+exists +del +expire +hset +hget +hdel +hexists +hincrby +hincrbyfloat ~rq:worker:{role}-*)",

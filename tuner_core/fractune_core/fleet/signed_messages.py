@@ -9,7 +9,8 @@ import time
 from typing import Any, TypedDict, cast
 
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import CLOCK_TOLERANCE_S, WORK_BY_KIND, WORK_MAX_AGE_S, Event, Work, WorkerInfo
+from fractune_core.fleet.messages import WORK_BY_KIND, Event, Work, WorkerInfo
+from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S
 from fractune_core.fleet.signing import Unsigned, open_signed_json, sign_json
 from fractune_core.json_shapes import check_shape
 

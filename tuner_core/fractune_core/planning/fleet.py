@@ -23,6 +23,8 @@ from fractune_core.planning.ways import Way, best_way, explain_no_way
 
 _EXPLAINED = 16
 """models that are looked at for which one binds, those that need the most units first: each takes a solve"""
+_NOTHING = 1e-9
+"""of a rate: a part that gives less is none for the solver, which drops coefficients this small"""
 
 
 def plan_fleet(request: PlanRequest) -> Plan:
@@ -30,6 +32,7 @@ def plan_fleet(request: PlanRequest) -> Plan:
     began = time.perf_counter()
     ways = fleet_ways(request)
     program = _FleetProgram(request.device, ways, _needed(request))
+    _check_reach(request, program)
     first = solve(program.fewest_devices())
     if first is None:
         raise FractuneError("the solver found no plan in its time; ask for fewer models or coarser layouts")
@@ -212,6 +215,17 @@ class _FleetProgram:
             named = [(units, places[units].pop(0), name) for units, _, name in named]
         parts = (self.ways[name, units].planned(name, self.device.by_units[units], at) for units, at, name in named)
         return tuple(sorted(parts, key=lambda part: part.place))
+
+
+def _check_reach(request: PlanRequest, program: _FleetProgram) -> None:
+    """Raises PlanInfeasible for a rate of which the solver would see no part that gives any of it."""
+    for model in request.models:
+        most = max(way.throughput_per_s for (name, _), way in program.ways.items() if name == model.name)
+        if most < program.needed[model.name] * _NOTHING:
+            raise PlanInfeasible(
+                f"{request.count or MOST_DEVICES} x {request.device.name} cannot serve these rates: '{model.name}' asks"
+                f" for {model.rate_per_s or 0.0:g} requests/s, of which a part gives {most:.4g} at most"
+            )
 
 
 def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:

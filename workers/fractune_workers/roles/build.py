@@ -10,17 +10,8 @@ from collections.abc import Collection
 from typing import Any
 
 from fractune_core.fleet.blobs import has_blob
-from fractune_core.fleet.messages import (
-    BUILD_QUEUE,
-    ArtifactItem,
-    BuildWork,
-    CandidateItem,
-    MeasureWork,
-    WorkerInfo,
-    artifact_blob,
-    measure_queue,
-    workload_blob,
-)
+from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, WorkerInfo
+from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate
 from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, unless_killed

@@ -8,18 +8,8 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import put_signed_blob, read_blob
-from fractune_core.fleet.messages import (
-    COMPILE_QUEUE,
-    SERVER_STREAM,
-    Compiled,
-    CompileWork,
-    Ingested,
-    IngestWork,
-    WorkerInfo,
-    WorkFailed,
-    bundle_blob,
-    model_blob,
-)
+from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkerInfo, WorkFailed
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signing import Unsigned
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout, unless_killed
 from fractune_workers.context import WorkerContext

@@ -17,7 +17,6 @@ from fractune_core import tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import (
-    SERVER_STREAM,
     ArtifactItem,
     Measured,
     MeasureWork,
@@ -26,11 +25,9 @@ from fractune_core.fleet.messages import (
     TimeModelWork,
     WorkerInfo,
     WorkFailed,
-    artifact_blob,
-    bundle_blob,
-    measure_queue,
     work_record,
 )
+from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
 from fractune_core.fleet.worker_counts import FAULT_EPOCHS, REMEASURED
 from fractune_core.gpu_sharing import ALONE, claim_of
 from fractune_core.implementations import DIRECT, implementation_of

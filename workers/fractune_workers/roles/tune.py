@@ -11,18 +11,13 @@ from typing import Any, NamedTuple
 import redis
 
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import (
+from fractune_core.fleet.messages import BuildWork, Event, Proposed, SearchWork, WorkerInfo, WorkFailed
+from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
     EVENT_FIELD,
     RECORDER,
     STREAMS,
     TUNER,
-    BuildWork,
-    Event,
-    Proposed,
-    SearchWork,
-    WorkerInfo,
-    WorkFailed,
     tune_queue,
     tuner_stream,
     workload_blob,

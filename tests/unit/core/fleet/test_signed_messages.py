@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.fleet.messages import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, MARK_TTL_S, WORK_MAX_AGE_S
+from fractune_core.fleet.redis_names import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, MARK_TTL_S, WORK_MAX_AGE_S
 from fractune_core.fleet.signed_messages import (
     Refused,
     check_work,

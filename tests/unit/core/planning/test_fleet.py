@@ -266,6 +266,12 @@ def test_a_plan_has_an_end() -> None:
     assert len(plan_fleet(request(demand("a", SCALES, 1e-300))).devices) == 1
 
 
+@pytest.mark.parametrize("rate", [1e12, 1e300, 1.7e308])
+def test_a_rate_that_no_number_of_devices_comes_near_is_said(rate: float) -> None:
+    with pytest.raises(PlanInfeasible, match=r"4096 x A100-80GB cannot serve .* 'a' asks for .* gives 10 at most"):
+        plan_fleet(request(demand("a", {7: 10.0}, rate), headroom=0.1))
+
+
 def test_headroom_that_does_not_fit_is_said() -> None:
     with pytest.raises(PlanInfeasible, match="1 x A100-80GB cannot serve these rates with 5% headroom: 'a' binds"):
         plan_fleet(request(demand("a", SCALES, 700), count=1, headroom=0.05))

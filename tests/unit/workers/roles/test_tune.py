@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.fleet.messages import EVENT_FIELD, tuner_stream
+from fractune_core.fleet.redis_names import EVENT_FIELD, tuner_stream
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks

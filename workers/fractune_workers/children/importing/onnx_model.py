@@ -28,7 +28,7 @@ import onnx
 import onnx.inliner
 import onnxslim
 import tvm
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from onnx import version_converter
 from tvm.relax.frontend.onnx import from_onnx
 
@@ -79,12 +79,23 @@ def _parse(data: bytes) -> onnx.ModelProto:
 
 
 def _refuse_external_data(model: onnx.ModelProto) -> None:
-    for tensor in model.graph.initializer:
+    for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise BadModel(
                 f"weight '{tensor.name}' lies in another file; save the model as one file: "
                 "onnx.save(onnx.load(path), path, save_as_external_data=False)"
             )
+
+
+def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """All of them, wherever they are: weights, constants of nodes, of subgraphs and of functions."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if isinstance(value, Message) else value:
+                if isinstance(part, onnx.TensorProto):
+                    yield part  # not looked into: that would copy its bytes
+                else:
+                    yield from _tensors(part)
 
 
 def _drop_weights_from_inputs(model: onnx.ModelProto) -> None:

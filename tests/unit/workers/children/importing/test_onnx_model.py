@@ -105,6 +105,18 @@ def test_weights_in_another_file(save: Save) -> None:
     assert "weight 'w' lies in another file; save the model as one file" in refusal(save(bad))
 
 
+def test_a_constant_in_another_file(save: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX's own tools would read it, from the folder where they run."""
+    (tmp_path / "secret").write_bytes(bytes(32))
+    monkeypatch.chdir(tmp_path)
+    weight = numpy_helper.from_array(np.ones(8, np.float32), "c")
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="secret")
+    nodes = [helper.make_node("Constant", [], ["c"], value=weight), helper.make_node("Add", ["x", "c"], ["y"])]
+    assert "weight 'c' lies in another file" in refusal(save(model(nodes, [tensor("x", [1, 8])])))
+
+
 def test_an_unsupported_operator_is_named_with_its_node(save: Save) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="fine"),

@@ -1,0 +1,124 @@
+"""A server that stood still while another one took over, as on a host that was suspended, pays for nothing twice.
+
+It is stopped at the two worst moments. The fleet is simulated.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from fractune_core.fleet.redis_names import RECORDER, tune_queue, tuner_stream
+from tests.integration.test_second_server import begin_job, ends_with_its_budget_spent_once
+from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
+from tests.support.processes.postgres_process import Postgres
+from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.processes.server_process import ServerProcess
+
+pytestmark = pytest.mark.timeout(240)
+TUNER = "tune-1"
+MEASURERS = ("measure-1", "measure-2")
+
+
+@dataclass
+class Pair:
+    """Two servers on one PostgreSQL, and their fleet."""
+
+    postgres: Postgres
+    database: str
+    first: ServerProcess
+    second: ServerProcess
+    fleet: SimulatedFleet
+    redis: redis.Redis
+
+    def replace_first(self) -> None:
+        """It stops where it was told to; the second takes over, and stands still too."""
+        stop(self.first, signal.SIGUSR1)
+        self.postgres.end_lock_holder(self.database)
+        self.second.wait_ready()
+        wait_until(lambda: info(self.redis, "clients")["blocked_clients"])  # it waits for results: those before are in
+        stop(self.second, signal.SIGSTOP)
+        # What it had asked of Redis is answered.
+        wait_until(lambda: info(self.redis, "clients")["blocked_clients"] == 0)
+
+    def wake_first(self) -> None:
+        self.first.process.send_signal(signal.SIGCONT)
+        assert self.first.process.wait(30) == 7
+
+    def wake_second(self, job: str) -> None:
+        """It ends the job, for which each candidate was measured once at each share, whatever became of its result."""
+        self.second.process.send_signal(signal.SIGCONT)
+        assert ends_with_its_budget_spent_once(self.second, job)
+        trials = [each for name in MEASURERS for each in self.fleet.workers[name].measured if each[0] == "trial"]
+        assert len(trials) == len(set(trials)) == 120
+
+
+def info(connection: redis.Redis, section: str) -> Any:
+    return connection.info(section)
+
+
+def recorder_of(connection: redis.Redis) -> Any:
+    """How far the servers have read what the measurers have sent."""
+    groups: Any = connection.xinfo_groups(tuner_stream(TUNER))
+    return next(group for group in groups if group["name"] == RECORDER.encode())
+
+
+def stop(server: ServerProcess, number: signal.Signals) -> None:
+    server.process.send_signal(number)
+    wait_until(lambda: psutil.Process(server.process.pid).status() == psutil.STATUS_STOPPED)
+
+
+@contextmanager
+def pair(postgres: Postgres, state: Path, stops_before: str) -> Iterator[Pair]:
+    with (
+        postgres.database(empty=True) as name,
+        running_redis() as url,
+        redis.Redis.from_url(url) as connection,
+        simulated_fleet(url) as fleet,
+    ):
+        options: Any = {"database_url": postgres.url(name), "listen": "127.0.0.1:0"}
+        first = ServerProcess(url, state, stops_before=stops_before, **options)
+        second = ServerProcess(url, state, waits=True, **options)
+        try:
+            yield Pair(postgres, name, first, second, fleet, connection)
+        finally:
+            for server in (first, second):
+                if server.process.poll() is None:
+                    server.kill()
+
+
+def test_results_that_it_took_and_cannot_commit_come_to_the_other_one(postgres: Postgres, tmp_path: Path) -> None:
+    with pair(postgres, tmp_path / "state", "fractune_server.transport.recorder:Recorder._read >") as both:
+        job = begin_job(both.first)
+        for name in MEASURERS:
+            both.fleet.workers[name].hold.set()
+        both.replace_first()
+        for name in MEASURERS:
+            both.fleet.workers[name].hold.clear()
+        wait_until(lambda: recorder_of(both.redis)["lag"] > 0)
+        both.wake_first()
+        assert recorder_of(both.redis)["pending"] > 0  # nobody has recorded them
+        both.wake_second(job)
+
+
+def test_it_hands_out_nothing_any_more(postgres: Postgres, tmp_path: Path) -> None:
+    with pair(postgres, tmp_path / "state", "fractune_server.engine.rounds:send_workload") as both:
+        job = begin_job(both.first)
+        both.replace_first()
+        queue = Queue(tune_queue(TUNER), connection=both.redis, serializer=JSONSerializer)
+        searches = both.fleet.workers[TUNER].handled
+        wait_until(lambda: not queue.count and not queue.started_job_registry.get_job_ids(cleanup=False))
+        before = len(searches)
+        both.wake_first()
+        assert (queue.count, len(searches)) == (0, before)
+        both.wake_second(job)

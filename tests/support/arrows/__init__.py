@@ -1,0 +1,1 @@
+"""The rooms of the design, and how their arrows are kept."""

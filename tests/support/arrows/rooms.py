@@ -1,0 +1,324 @@
+"""The rooms of the design and the arrows between them: who may import what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the modules of one package may import beside the standard library and the package itself."""
+
+    imports: frozenset[str]
+    """packages and other rooms, allowed anywhere"""
+    lazily: frozenset[str] = field(default=frozenset())
+    """allowed inside functions and under TYPE_CHECKING only, so that importing the room does not load them"""
+
+
+def room(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
+    return Room(frozenset(imports), frozenset(lazily))
+
+
+SOURCES = {
+    "fractune_core": "tuner_core",
+    "fractune_server": "tuner_server",
+    "fractune_workers": "workers",
+    "fractune": "tuner_client",
+}
+"""the source root of each package"""
+
+# The one generated module that needs gRPC: a room of its own, so that the rest of fractune_core is without.
+GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
+
+CORE = tuple(
+    f"fractune_core{name}"
+    for name in ("", ".access", ".analysis", ".convert", ".cuda", ".files", ".fleet", ".host", ".planning", ".tracing")
+)
+
+API = tuple(f"fractune.api{name}" for name in ("", ".server", ".values"))
+
+INFERENCE = tuple(f"fractune.inference{name}" for name in ("", ".comparing", ".cpu", ".gpu", ".tvm_runtime"))
+
+REPORTS = tuple(f"fractune.reports{name}" for name in ("", ".pictures", ".tables"))
+
+COMMAND = (*CORE, "fractune", *API, "fractune.cli", "fractune.reports", "typer", "rich")
+"""what every command may import"""
+
+STORE = tuple(f"fractune_server.store{name}" for name in ("", ".database", ".files", ".records"))
+
+
+def child_room(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
+    tvm = ("tvm", "tvm_ffi", "tvm_ffi_orcjit", "numpy", "onnx", "onnxslim")
+    return room(*CORE, "fractune_workers.child", *tvm, *imports, lazily=("ml_dtypes", *lazily))
+
+
+# A room inside a room (`fractune_workers.children`) stands for itself: neither may import the other unless it says so.
+# A single module that is a room of its own (`fractune_workers.child`) may be imported where its package may not.
+ROOMS = {
+    # ---- core: the words of the domain below, what is made of them above
+    "fractune_core": room("google.protobuf"),
+    "fractune_core.access": room("fractune_core"),
+    "fractune_core.convert": room("fractune_core", "google.protobuf"),
+    "fractune_core.cuda": room(),
+    "fractune_core.files": room("fractune_core"),
+    "fractune_core.fleet": room("fractune_core", "fractune_core.access"),
+    "fractune_core.host": room(),
+    # OpenTelemetry is of the extra `trace`.
+    "fractune_core.tracing": room(lazily=("opentelemetry",)),
+    "fractune_core.analysis": room("fractune_core"),
+    # The solver of integer programs is of the extra `plan`.
+    "fractune_core.planning": room("fractune_core", "fractune_core.analysis", lazily=("highspy", "numpy")),
+    GRPC_STUBS: room("fractune_core", "grpc"),
+    # ---- server: main wires; services call selection and store; the engine never knows who asks
+    "fractune_server": room(
+        *CORE,
+        *(
+            f"fractune_server.{name}"
+            for name in ("access", "engine", "monitoring", "selection", "services", "transport")
+        ),
+        *STORE,
+        GRPC_STUBS,
+        "grpc",
+        "grpc_health",
+        "grpc_reflection",
+        "prometheus_client",
+        "redis",
+    ),
+    # Metrics that others can reach are for those who may read.
+    "fractune_server.monitoring": room(
+        *CORE,
+        "fractune_server.access",
+        *STORE,
+        "fractune_server.transport",
+        "grpc_health",
+        "prometheus_client",
+        "redis",
+    ),
+    # Who may call: services ask who does, main puts it before them.
+    "fractune_server.access": room(*CORE, *STORE, "grpc", "google.protobuf"),
+    "fractune_server.services": room(
+        *CORE,
+        "fractune_server.counts",
+        "fractune_server.access",
+        "fractune_server.selection",
+        *STORE,
+        "fractune_server.transport",
+        GRPC_STUBS,
+        "google.protobuf",
+        "grpc",
+        "redis",
+    ),
+    "fractune_server.engine": room(
+        *CORE,
+        "fractune_server.scheduler",
+        "fractune_server.selection",
+        *STORE,
+        "fractune_server.transport",
+        "redis",
+    ),
+    "fractune_server.selection": room(*CORE, *STORE, "fractune_server.transport"),
+    "fractune_server.scheduler": room(*CORE),
+    "fractune_server.transport": room(*CORE, "fractune_server.counts", *STORE, "redis", "rq"),
+    "fractune_server.counts": room(*CORE, "prometheus_client"),
+    "fractune_server.store": room(*CORE, *STORE[1:], "sqlalchemy"),
+    "fractune_server.store.database": room(*CORE, "sqlalchemy", "alembic", lazily=("psycopg",)),
+    "fractune_server.store.files": room(*CORE),
+    "fractune_server.store.records": room(*CORE, "fractune_server.store.database", "sqlalchemy"),
+    # ---- workers: main wires; the roles stand on sessions and locks; TVM is in children alone
+    "fractune_workers": room(
+        *CORE,
+        "fractune_workers.child",
+        "fractune_workers.confinement",
+        "fractune_workers.context",
+        "fractune_workers.locks",
+        "fractune_workers.meter",
+        "fractune_workers.roles",
+        "redis",
+        "rq",
+    ),
+    "fractune_workers.child": room(*CORE),
+    "fractune_workers.work_counts": room(*CORE),
+    "fractune_workers.meter": room(*CORE),
+    "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
+    "fractune_workers.context": room(
+        *CORE,
+        "fractune_workers.child",
+        "fractune_workers.locks",
+        "fractune_workers.meter",
+        "fractune_workers.work_counts",
+        "redis",
+        "rq",
+    ),
+    "fractune_workers.roles": room(
+        *CORE,
+        "fractune_workers.builder_process",
+        "fractune_workers.child",
+        "fractune_workers.context",
+        "fractune_workers.gpu",
+        "fractune_workers.locks",
+        "fractune_workers.measuring",
+        "redis",
+    ),
+    "fractune_workers.calibration": room(
+        *CORE,
+        "fractune_workers.builder_process",
+        "fractune_workers.child",
+        "fractune_workers.locks",
+        "fractune_workers.measuring",
+    ),
+    "fractune_workers.measuring": room(
+        *CORE,
+        "fractune_workers.child",
+        "fractune_workers.confinement",
+        "fractune_workers.faults",
+        "fractune_workers.gpu",
+        "fractune_workers.locks",
+    ),
+    "fractune_workers.faults": room(
+        *CORE, "fractune_workers.child", "fractune_workers.confinement", "fractune_workers.locks"
+    ),
+    "fractune_workers.inventory": room(
+        *CORE, "fractune_workers.child", "fractune_workers.confinement", "fractune_workers.cuda", "fractune_workers.gpu"
+    ),
+    "fractune_workers.confinement": room(
+        *CORE, "fractune_workers.cuda", "fractune_workers.gpu", "fractune_workers.locks"
+    ),
+    # The two places for NVIDIA's driver and its library, in the packages of the extra `cuda`.
+    "fractune_workers.gpu": room(*CORE, "fractune_workers.cuda", "fractune_workers.locks", lazily=("pynvml",)),
+    "fractune_workers.cuda": room(*CORE, lazily=("cuda",)),
+    "fractune_workers.locks": room(*CORE),
+    # ---- children: run as processes of their own, which may crash; the one place for TVM and all that it needs
+    "fractune_workers.children": child_room("fractune_workers.children.no_torch", "fractune_workers.children.tvm_api"),
+    "fractune_workers.children.no_torch": room(),
+    "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
+    "fractune_workers.children.importing": child_room(
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.no_torch",
+        "fractune_workers.children.tvm_api",
+        "google.protobuf",
+        lazily=("torch",),
+    ),
+    "fractune_workers.children.fusing": child_room(
+        "fractune_workers.children.importing",
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+        "google.protobuf",
+    ),
+    "fractune_workers.children.layouts": child_room("fractune_workers.children.tvm_api"),
+    "fractune_workers.children.searching": child_room(
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+    ),
+    "fractune_workers.children.building": child_room("fractune_workers.children.tvm_api", "fractune_workers.cuda"),
+    "fractune_workers.children.compiling": child_room(
+        "fractune_workers.children.building",
+        "fractune_workers.children.fusing",
+        "fractune_workers.children.importing",
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+    ),
+    "fractune_workers.children.measuring": child_room(
+        "fractune_workers.children.layouts",
+        "fractune_workers.children.tvm_api",
+        "fractune_workers.confinement",
+        "fractune_workers.cuda",
+        "fractune_workers.gpu",
+    ),
+    # ---- client
+    "fractune": room(
+        *CORE,
+        GRPC_STUBS,
+        "google.protobuf",
+        "grpc",
+        "grpc_health",
+        lazily=(*API, "fractune.inference", "fractune.inference.comparing", *REPORTS),
+    ),
+    "fractune.cli": room(
+        *CORE,
+        "fractune",
+        "fractune.api.server",
+        "fractune.reports",
+        "fractune.reports.tables",
+        "typer",
+        "click",
+        "rich",
+    ),
+    # A command is loaded by its name, and knows none of another room.
+    "fractune.cli.commands": room(),
+    "fractune.cli.commands.fleet": room(
+        *COMMAND,
+        "fractune.launchers",
+        "fractune.local",
+        "fractune.reports.pictures",
+    ),
+    "fractune.cli.commands.jobs": room(*COMMAND, "fractune.log_io", "fractune.reports.tables"),
+    "fractune.cli.commands.models": room(
+        *COMMAND,
+        *INFERENCE,
+        "fractune.local",
+        "fractune.planning",
+        *REPORTS[1:],
+        lazily=("numpy",),
+    ),
+    # What `import fractune` offers: functions above, what they say to a server in the middle, values below.
+    "fractune.api": room(
+        *CORE,
+        "fractune",
+        *API[1:],
+        "fractune.launchers",
+        "fractune.local",
+        "fractune.planning",
+        *REPORTS,
+    ),
+    "fractune.api.server": room(
+        *CORE,
+        "fractune",
+        "fractune.api.values",
+        "fractune.local",
+        "fractune.log_io",
+        "fractune.reports",
+        "fractune.reports.tables",
+        "rich",
+        lazily=("fractune.planning",),
+    ),
+    # Models in memory are written by the package that made them, which is loaded then.
+    "fractune.api.values": room(
+        *CORE, "fractune", "fractune.planning", *REPORTS, lazily=("fractune.inference", "onnx", "torch", "tvm")
+    ),
+    # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them. A peer is timed
+    # beside a bundle in a process that is confined as the workers' are.
+    "fractune.launchers": room(
+        *CORE,
+        lazily=(
+            *INFERENCE,
+            "fractune_server",
+            *(
+                f"fractune_workers{name}"
+                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks")
+            ),
+        ),
+    ),
+    "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs"),
+    # What was measured as values, numbers as text; the tables and the pictures stand on these.
+    "fractune.reports": room(*CORE, "fractune", "rich"),
+    "fractune.reports.pictures": room(*CORE, "fractune", "fractune.reports", lazily=("matplotlib",)),
+    "fractune.reports.tables": room(*CORE, "fractune", "fractune.reports"),
+    "fractune.planning": room(
+        *CORE, "fractune", "fractune.reports", "fractune.reports.pictures", lazily=("matplotlib",)
+    ),
+    "fractune.log_io": room(*CORE, "fractune", lazily=("tvm", "tvm_ffi", "numpy")),
+    # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
+    "fractune.inference": room(
+        *CORE,
+        "fractune.inference.cpu",
+        "fractune.inference.gpu",
+        "fractune.inference.tvm_runtime",
+        lazily=("cryptography",),
+    ),
+    "fractune.inference.comparing": room(
+        *CORE, "fractune.inference", "fractune.inference.tvm_runtime", lazily=("numpy", "onnxruntime")
+    ),
+    "fractune.inference.cpu": room(*CORE, "fractune.inference.tvm_runtime"),
+    "fractune.inference.gpu": room(*CORE, "fractune.inference.cpu", "fractune.inference.tvm_runtime"),
+    "fractune.inference.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
+}

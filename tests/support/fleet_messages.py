@@ -1,0 +1,55 @@
+"""Messages as they are under way between server and workers, for tests that put them into Redis by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from fractune_core.fleet import messages, redis_names
+from fractune_core.fleet.signed_messages import seal_event
+from fractune_core.records import TuningRecord
+from tests.support.processes.fleet_simulated import DEVICE, made_up_record
+from tests.support.secret import SECRET
+
+STREAM = redis_names.tuner_stream("tune-1")
+BUILD: messages.BuildWork = {
+    "do": "build",
+    "work_id": "work1",
+    "round_id": "round1",
+    "job": "job1",
+    "scope": "",
+    "kind": "trial",
+    "operator": {"workload_hash": "f" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
+    "device_key": DEVICE.key,
+    "shares": ["cpu:1", "cpu:2"],
+    "candidates": [{"candidate": "c1", "trace": "[1]"}, {"candidate": "c2", "trace": "[2]"}],
+    "reply": STREAM,
+}
+
+
+def record(candidate: str, share: str = "cpu:1") -> TuningRecord:
+    return made_up_record({**BUILD, "share": share}, candidate, f'["{candidate}"]')
+
+
+def send(connection: redis.Redis, *records: TuningRecord, stream: str = STREAM) -> None:
+    for each in records:
+        event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": each.to_json()}
+        connection.xadd(stream, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+
+
+def worker_info(name: str, started_at: float, role: str = "build") -> messages.WorkerInfo:
+    return {
+        "protocol": redis_names.PROTOCOL,
+        "name": name,
+        "role": role,
+        "started_at": started_at,
+        "host": "",
+        "pid": 0,
+        "cores": [],
+        "device": {},
+        "granted": {},
+        "share": "",
+        "target": "",
+        "versions": {},
+    }

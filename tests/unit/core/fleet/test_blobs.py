@@ -1,0 +1,19 @@
+"""Files on their way through Redis: each is good under its own name alone."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob
+from fractune_core.fleet.redis_names import blob_key
+from fractune_core.fleet.signing import Unsigned
+from tests.support.secret import SECRET
+
+
+def test_a_file_under_another_name_is_not_read(connection: redis.Redis) -> None:
+    put_signed_blob(connection, SECRET, "artifact:one", b"code")
+    assert get_signed_blob(connection, SECRET, "artifact:one") == b"code"
+    connection.rename(blob_key("artifact:one"), blob_key("artifact:two"))
+    with pytest.raises(Unsigned, match="blob artifact:two does not carry this fleet's signature"):
+        get_signed_blob(connection, SECRET, "artifact:two")

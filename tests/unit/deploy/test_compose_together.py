@@ -1,0 +1,162 @@
+"""What starts with each profile and each choice of files on top of docker-compose.yml fits together."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractune.cli import main
+from fractune_core.fleet.redis_users import ROLES
+from tests.support.compose_files import POSTGRES, TLS, dotenv, read_together, started
+
+PROFILES = ("cpu", "gpu-mps", "gpu-mig")
+ON_TOP = [(), (TLS,), (POSTGRES,), (TLS, POSTGRES), (POSTGRES, TLS)]
+MIG = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd"
+CHOICES = pytest.mark.parametrize(
+    ("profile", "on_top"),
+    [
+        pytest.param(profile, on_top, id="+".join([profile, *(path.suffixes[0][1:] for path in on_top)]))
+        for profile, on_top in itertools.product(PROFILES, ON_TOP)
+    ],
+)
+
+
+def services(profile: str, on_top: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
+    return started(read_together(*on_top, variables={**dotenv(), "FRACTUNE_MIG": MIG}), profile)
+
+
+def commands(service: dict[str, Any]) -> Iterator[list[str]]:
+    """What `fractune` is given in a container; deploy/measurers gives it once for each share."""
+    words = service["command"].split()
+    if service.get("entrypoint") != ["measurers"]:
+        yield words
+        return
+    for share in words[0].split(","):
+        yield ["worker", "--role", "measure", "--share", share, *words[1:]]
+
+
+class Started:
+    """What our commands would start, and the files that they read their secrets from."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: set[str] = set()
+        self.worked: list[tuple[str, str]] = []
+        """role and address of Redis"""
+        self.served: list[tuple[Any, str, str | None]] = []
+        """listening, address of Redis, and of the database"""
+
+        def read(_option: str, path: Path) -> str:
+            self.files.add(str(path))
+            return "word"
+
+        def run_worker(role: str, redis: str, *_: Any, **__: Any) -> None:
+            self.worked.append((role, redis))
+
+        def run_server(listening: Any, redis: str, *_: Any, database_url: str | None, **__: Any) -> None:
+            self.served.append((listening, redis, database_url))
+
+        monkeypatch.setattr("signal.signal", lambda *_: None)
+        monkeypatch.setattr("fractune.cli.environment._read", read)
+        monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", run_worker)
+        monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_server", run_server)
+
+
+@CHOICES
+def test_every_worker_is_one_that_our_command_line_starts(
+    profile: str, on_top: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles = set()
+    for service in services(profile, on_top).values():
+        if service["image"] != "fractune:local" or service["command"].startswith("server "):
+            continue
+        found = Started(monkeypatch)
+        assert [main(words) for words in commands(service)] == [0] * len(found.worked)
+        ((role, redis),) = set(found.worked)
+        assert redis == f"redis://{role}:word@redis:6379/0"
+        assert found.files == {f"/run/secrets/{name}" for name in service["secrets"]}
+        roles.add(role)
+    assert roles == set(ROLES)
+
+
+@CHOICES
+def test_the_server_is_one_that_our_command_line_starts(
+    profile: str, on_top: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = services(profile, on_top)["server"]
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, value)
+    found = Started(monkeypatch)
+    assert main(service["command"].split()) == 0
+    ((listening, redis, database),) = found.served
+    assert redis == "redis://server:word@redis:6379/0"
+    assert database == ("postgresql://fractune:word@postgres:5432/fractune" if POSTGRES in on_top else None)
+    assert listening.insecure is (TLS not in on_top)
+    assert (listening.tls is not None) is (TLS in on_top)
+    tls = {str(path) for path in (listening.tls.cert, listening.tls.key)} if listening.tls else set()
+    assert found.files | tls == {f"/run/secrets/{name}" for name in service["secrets"]}
+    checked = service["healthcheck"]["test"][-1]
+    listens = {f"unix:{listening.local_socket}", listening.listen.replace("0.0.0.0", "127.0.0.1")}  # noqa: S104
+    assert checked in listens
+
+
+@CHOICES
+def test_what_a_service_needs_is_there(profile: str, on_top: tuple[Path, ...]) -> None:
+    document = read_together(*on_top)
+    found = services(profile, on_top)
+    assert ("postgres" in found) is (POSTGRES in on_top)
+    for service in found.values():
+        assert set(service["secrets"]) <= document["secrets"].keys()
+        volumes = {volume.partition(":")[0] for volume in service.get("volumes", [])}
+        assert volumes <= document["volumes"].keys()
+        for needed in service.get("depends_on", {}):
+            assert "healthcheck" in found[needed]
+        said = f"{service.get('command')} {service.get('environment')}"
+        hosts = set(re.findall(r"@([a-z]+):[0-9]+/", said))
+        assert hosts <= service.get("depends_on", {}).keys(), "who is called has started before"
+    used = {name for service in document["services"].values() for name in service["secrets"]}
+    assert used == document["secrets"].keys()
+
+
+@CHOICES
+def test_without_tls_nothing_is_published_but_on_loopback(profile: str, on_top: tuple[Path, ...]) -> None:
+    published = {name: service["ports"] for name, service in services(profile, on_top).items() if "ports" in service}
+    assert published == {"server": ["50051:50051" if TLS in on_top else "127.0.0.1:50051:50051"]}
+
+
+def test_postgresql_is_made_for_the_user_that_the_server_is() -> None:
+    found = services("cpu", (POSTGRES,))["postgres"]
+    made = found["environment"]
+    assert (made["POSTGRES_USER"], made["POSTGRES_DB"]) == ("fractune", "fractune")
+    assert made["POSTGRES_PASSWORD_FILE"] == "/run/secrets/database.password"
+    test = found["healthcheck"]["test"]
+    assert test[:2] == ["CMD", "pg_isready"]
+    assert "127.0.0.1" in test, "while the database is made, PostgreSQL answers at its socket alone"
+
+
+@CHOICES
+def test_only_measurers_of_a_gpu_are_given_one_and_all_of_it_that_they_need(
+    profile: str, on_top: tuple[Path, ...]
+) -> None:
+    devices: dict[str, Any] = {}
+    for name, service in services(profile, on_top).items():
+        asked = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+        if not asked:
+            assert "NVIDIA_DRIVER_CAPABILITIES" not in service.get("environment", {})
+            continue
+        (devices[name],) = asked
+        capabilities = service["environment"]["NVIDIA_DRIVER_CAPABILITIES"].split(",")
+        assert set(capabilities) == {"compute", "utility"}, "CUDA and MPS, and NVML"
+    ids = {"cpu": {}, "gpu-mps": {"measure-mps": ["0"]}, "gpu-mig": {"measure-mig": [MIG]}}[profile]
+    assert devices == {
+        name: {"driver": "nvidia", "device_ids": found, "capabilities": ["gpu"]} for name, found in ids.items()
+    }
+
+
+def test_a_mig_instance_is_the_share_that_is_measured_and_nothing_else_is_given() -> None:
+    words = services("gpu-mig", ())["measure-mig"]["command"].split()
+    assert words[0] == f"mig:{MIG}"
