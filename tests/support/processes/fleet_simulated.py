@@ -113,6 +113,8 @@ class SimulatedWorker:
         """kind and candidate of each build, failed ones too"""
         self.measured: list[tuple[str, str, str]] = []
         """kind, candidate and share of each measurement"""
+        self._results = self.redis.pipeline(transaction=True)
+        """of the work in hand: as of a real worker, all of them or none"""
         self.roof: Roof | None = None
         """sent once, with the next batch that is measured"""
         self.twice = False
@@ -233,12 +235,13 @@ class SimulatedWorker:
             time.sleep(0.01)
         if is_marked(self.redis, DONE, work["work_id"]) or is_marked(self.redis, CANCELLED, cancelled_by(work)):
             return
+        self._results = self.redis.pipeline(transaction=True)
         try:
-            # Of a real worker these come together, in one transaction.
             self._send(redis_names.SERVER_STREAM, piece_done(work))
             self._handlers[work["do"]](work)
+            mark(self._results, DONE, work["work_id"])
+            self._results.execute()
             self.delivered.append(work)
-            mark(self.redis, DONE, work["work_id"])
         except redis.RedisError:
             # A real worker ends here, and its successor is another one.
             self.started_at, self.counts = time.time(), WorkCounts()
@@ -246,15 +249,13 @@ class SimulatedWorker:
 
     def _send(self, stream: str, event: Any) -> None:
         for _ in range(2 if self.twice else 1):
-            self.redis.xadd(stream, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+            self._results.xadd(stream, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
 
     def _enqueue(self, queue: str, work: Any) -> None:
-        Queue(queue, connection=self.redis, serializer=JSONSerializer).enqueue_call(
-            redis_names.HANDLER,
-            args=(seal_work(SECRET, queue, work),),
-            job_id=work["work_id"],
-            at_front=work["at_front"],
-        )
+        message, job = seal_work(SECRET, queue, work), work["work_id"]
+        data = Queue.prepare_data(redis_names.HANDLER, args=(message,), job_id=job, at_front=work["at_front"])
+        rq_queue = Queue(queue, connection=self.redis, serializer=JSONSerializer)
+        rq_queue.enqueue_many([data], pipeline=self._results)
 
     def _ingest(self, work: dict[str, Any]) -> None:
         try:
