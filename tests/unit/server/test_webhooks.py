@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -104,6 +105,15 @@ def outcomes(context: Any) -> dict[str, float]:
     return {sample.labels["outcome"]: sample.value for sample in samples if sample.name.endswith("_total")}
 
 
+@contextmanager
+def running(sender: WebhookSender) -> Iterator[None]:
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.stop()
+
+
 def left(store: Store) -> int:
     return len(store.webhooks.due(time.time() + 1e6, 100))
 
@@ -112,11 +122,10 @@ def test_an_open_job_is_told_of_when_it_ends_and_once(store: Store, receiver: Re
     ended_job(store, receiver.url, state=JobState.TUNING)
     context = context_of(store, receiver.host)
     sender = WebhookSender(context, SECRET)
-    sender.start()
-    assert left(store) == 0
-    store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "on request")
-    wait_until(lambda: outcomes(context)["delivered"])
-    sender.stop()
+    with running(sender):
+        assert left(store) == 0
+        store.jobs.end("j", JobState.CANCELLED, "JobCancelled", "on request")
+        wait_until(lambda: outcomes(context)["delivered"])
     ((headers, body),) = receiver.came
     assert is_genuine(SECRET, headers["Fractune-Signature"], body, time.time())
     told = json.loads(body)
@@ -135,9 +144,8 @@ def test_what_is_not_taken_is_told_again_under_the_same_id(store: Store, receive
     ended_job(store, receiver.url)
     context = context_of(store, receiver.host)
     sender = WebhookSender(context, SECRET, delays_s=(0.01,) * 5)
-    sender.start()
-    wait_until(lambda: outcomes(context)["delivered"])
-    sender.stop()
+    with running(sender):
+        wait_until(lambda: outcomes(context)["delivered"])
     assert outcomes(context) == {"delivered": 1, "failed": 2, "given_up": 0}
     assert len(receiver.came) == 3, "the redirect was not followed"
     assert len({headers["Fractune-Delivery"] for headers, _ in receiver.came}) == 1
@@ -148,18 +156,16 @@ def test_attempts_go_on_after_a_restart(store: Store, receiver: Receiver) -> Non
     receiver.answers = [500]
     ended_job(store, receiver.url)
     first = WebhookSender(context_of(store, receiver.host), SECRET, delays_s=(0.01, 1000.0))
-    first.start()
-    wait_until(lambda: len(receiver.came) == 2)
-    first.stop()
+    with running(first):
+        wait_until(lambda: len(receiver.came) == 2)
     (waiting,) = store.webhooks.due(time.time() + 1e6, 100)
     assert waiting.attempts == 2
     store.webhooks.put_off(waiting, 0.0)
     receiver.answers = [200]
     context = context_of(store, receiver.host)
     second = WebhookSender(context, SECRET, delays_s=(0.01,) * 5)
-    second.start()
-    wait_until(lambda: outcomes(context)["delivered"])
-    second.stop()
+    with running(second):
+        wait_until(lambda: outcomes(context)["delivered"])
     assert len({headers["Fractune-Delivery"] for headers, _ in receiver.came}) == 1
 
 
@@ -171,9 +177,8 @@ def test_a_receiver_that_is_gone_is_given_up_in_one_line(
     context = context_of(store, receiver.host)
     sender = WebhookSender(context, SECRET, delays_s=(0.01, 0.01))
     with caplog.at_level(logging.INFO):
-        sender.start()
-        wait_until(lambda: outcomes(context)["given_up"])
-        sender.stop()
+        with running(sender):
+            wait_until(lambda: outcomes(context)["given_up"])
     (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.getMessage() == "the webhook of job j is given up after 3 attempts: ConnectionRefusedError"
     assert HIDDEN not in caplog.text
@@ -188,9 +193,8 @@ def test_one_that_never_answers_is_cut_off(store: Store, receiver: Receiver, mon
     ended_job(store, receiver.url)
     context = context_of(store, receiver.host)
     sender = WebhookSender(context, SECRET, delays_s=())
-    sender.start()
-    wait_until(lambda: outcomes(context)["given_up"])
-    sender.stop()
+    with running(sender):
+        wait_until(lambda: outcomes(context)["given_up"])
 
 
 def test_a_host_that_is_no_longer_named_is_not_called(
@@ -199,9 +203,8 @@ def test_a_host_that_is_no_longer_named_is_not_called(
     ended_job(store, receiver.url)
     context = context_of(store, "other.example.com")
     sender = WebhookSender(context, SECRET)
-    sender.start()
-    wait_until(lambda: outcomes(context)["given_up"])
-    sender.stop()
+    with running(sender):
+        wait_until(lambda: outcomes(context)["given_up"])
     assert receiver.came == []
     assert HIDDEN not in caplog.text
 
