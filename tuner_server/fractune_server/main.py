@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import threading
@@ -197,6 +198,8 @@ def _serve(
     if options.local_socket is not None:
         bind_local(server, options.local_socket)
     with _seen_from_outside(options, context, health, gate):
+        gc.collect()
+        gc.freeze()  # what is imported stays: no later collection, in which every call waits, looks at it again
         engine.start()
         server.start()
         health.start()
