@@ -19,7 +19,7 @@ from fractune_core.records import candidate_id
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.recorder import Recorder
-from tests.support.processes.fleet_simulated import TARGET_KEY, made_up_record, target_operator, workload_hash
+from tests.support.processes.made_up import TARGET_KEY, made_up_record, target_operator, workload_hash
 from tests.support.processes.redis_process import running_redis
 from tests.support.secret import SECRET
 

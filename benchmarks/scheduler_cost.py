@@ -34,7 +34,7 @@ from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues
-from tests.support.processes.fleet_simulated import (
+from tests.support.processes.made_up import (
     DEVICE,
     TARGET,
     TARGET_KEY,

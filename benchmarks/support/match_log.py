@@ -23,7 +23,7 @@ from fractune_server.store.database.tables import records
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.records.rows import record_to_row
 from fractune_server.store.store import Store
-from tests.support.processes.fleet_simulated import TARGET, TARGET_KEY, made_up_record, target_operator, workload_hash
+from tests.support.processes.made_up import TARGET, TARGET_KEY, made_up_record, target_operator, workload_hash
 
 DEVICE = Device("cpu", "made-up", 16, 64, 512, "a made-up processor")
 SHARES = ("cpu:4", "cpu:8", "cpu:6", "cpu:12")

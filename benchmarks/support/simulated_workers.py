@@ -34,7 +34,7 @@ from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import candidate_id
 from fractune_workers.roles.tune import BATCH
 from fractune_workers.work_counts import WorkCounts
-from tests.support.processes.fleet_simulated import DEVICE, TARGET, VERSIONS, granted, made_up_record
+from tests.support.processes.made_up import DEVICE, TARGET, VERSIONS, granted, made_up_record
 from tests.support.secret import SECRET
 
 SHARE = "cpu:1"

@@ -20,7 +20,8 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.cli_process import events, run_fractune, write_model
 from tests.support.processes.fleet_processes import fleet_of_processes
-from tests.support.processes.fleet_simulated import DEVICE, SimulatedWorker, simulated_fleet
+from tests.support.processes.fleet_simulated import SimulatedWorker, simulated_fleet
+from tests.support.processes.made_up import DEVICE
 from tests.support.processes.redis_process import redis_with_users, wait_until
 from tests.support.processes.server_process import model_bytes, running_server
 from tests.support.secret import SECRET

@@ -26,11 +26,11 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from tests.support.fleet_messages import BUILD, send
-from tests.support.processes.fleet_simulated import (
+from tests.support.processes.fleet_simulated import SimulatedWorker
+from tests.support.processes.made_up import (
     DEVICE,
     TARGET,
     TARGET_KEY,
-    SimulatedWorker,
     granted,
     made_up_record,
     target_operator,

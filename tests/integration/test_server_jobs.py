@@ -17,7 +17,8 @@ from fractune_core.fleet.marks import CANCELLED, is_marked
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import candidate_id
 from fractune_server.services.jobs import MAX_WATCHERS
-from tests.support.processes.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
+from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
+from tests.support.processes.made_up import DEVICE
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
 

@@ -18,7 +18,8 @@ from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.unreadable import set_aside
-from tests.support.processes.fleet_simulated import DEVICE, TARGET_KEY, SimulatedFleet, made_up_record, simulated_fleet
+from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
+from tests.support.processes.made_up import DEVICE, TARGET_KEY, made_up_record
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
 from tests.support.secret import SECRET

@@ -25,7 +25,8 @@ from fractune_core.records import Kind
 from fractune_server.admin import create_token, list_tokens
 from fractune_server.scheduler.allocation import FIRST_ROUND
 from tests.processes.test_access import Place, client_credentials, running_place
-from tests.support.processes.fleet_simulated import DEVICE, SimulatedFleet, simulated_fleet
+from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
+from tests.support.processes.made_up import DEVICE
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes
 

@@ -20,7 +20,8 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import create_token
 from tests.processes.test_access import client_credentials, running_place
 from tests.support.paths import REPOSITORY
-from tests.support.processes.fleet_simulated import CPU_S, WORKED_S, SimulatedFleet, simulated_fleet
+from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
+from tests.support.processes.made_up import CPU_S, WORKED_S
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
 

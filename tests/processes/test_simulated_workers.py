@@ -31,7 +31,7 @@ from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import BATCH, Tuner
 from fractune_workers.work_loop import WorkLoop
 from tests.support.paths import REPOSITORY
-from tests.support.processes.fleet_simulated import DEVICE, TARGET_KEY, granted, target_operator
+from tests.support.processes.made_up import DEVICE, TARGET_KEY, granted, target_operator
 from tests.support.processes.redis_process import commands_of, running_redis
 from tests.support.secret import SECRET
 

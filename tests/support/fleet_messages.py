@@ -9,7 +9,7 @@ import redis
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import TuningRecord
-from tests.support.processes.fleet_simulated import DEVICE, made_up_record
+from tests.support.processes.made_up import DEVICE, made_up_record
 from tests.support.secret import SECRET
 
 STREAM = redis_names.tuner_stream("tune-1")

@@ -27,7 +27,7 @@ from fractune_server.transport.recorder import read_event
 from tests.support.fuzz.files import RECORD
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target
-from tests.support.processes.fleet_simulated import DEVICE, TARGET, TARGET_KEY, granted, target_operator
+from tests.support.processes.made_up import DEVICE, TARGET, TARGET_KEY, granted, target_operator
 from tests.support.secret import SECRET
 
 _ROOF = {"gflops": 100.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25}

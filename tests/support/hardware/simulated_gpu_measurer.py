@@ -20,7 +20,8 @@ from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.children.tvm_api.artifacts import unpack
 from tests.support.hardware.cubins import cubin_arch, cubins_in
-from tests.support.processes.fleet_simulated import SimulatedFleet, SimulatedWorker, made_up_record
+from tests.support.processes.fleet_simulated import SimulatedFleet, SimulatedWorker
+from tests.support.processes.made_up import made_up_record
 from tests.support.secret import SECRET
 
 DEVICE = Device("cuda", "sm_90", 132, 140, 51_200, "a simulated H200")

@@ -11,7 +11,6 @@ to be killed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -21,8 +20,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import redis
 from rq import Queue
@@ -36,52 +34,26 @@ from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.messages import cancelled_by
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
-from fractune_core.implementations import DIRECT, text_of, trace_of
-from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
+from fractune_core.implementations import DIRECT, text_of
+from fractune_core.records import Status, candidate_id
 from fractune_core.roofs import Roof
-from fractune_core.shares import Device, GrantedShare
+from fractune_core.shares import GrantedShare
 from fractune_workers.work_counts import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkJob, WorkLoop
+from tests.support.processes.made_up import (
+    DEVICE,
+    TARGET,
+    TARGET_KEY,
+    VERSIONS,
+    granted,
+    made_up_record,
+    outcome,
+    piece_done,
+    workload_hash,
+)
 from tests.support.secret import SECRET
 
-DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")
-TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'
-TARGET_KEY = '{"kind":"llvm","mcpu":"simulated"}'
-VERSIONS = {"tvm": "none"}
-
-WORKED_S, CPU_S = 0.5, 0.25
-"""what any piece of work takes: made up, and exact in binary"""
-
 _local = threading.local()
-
-
-def granted(share: str) -> GrantedShare:
-    units = int(share.partition(":")[2])
-    return GrantedShare(share, units, DEVICE.units, "core", 1 << 33, reserved=False, ids=tuple(range(units)))
-
-
-def workload_hash(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def target_operator(name: str) -> messages.TargetOperator:
-    """The operator of that name, for the simulated target."""
-    return {"workload_hash": workload_hash(name), "name": name, "target": TARGET, "target_key": TARGET_KEY}
-
-
-def run_time_s(trace: str, share: str) -> float:
-    """Made up, but always the same; the untuned default is slow, and more cores are faster."""
-    units = granted(share).units
-    if not trace:
-        return 1e-3 / units
-    draw = int(hashlib.sha256(trace.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
-    return (2e-4 + 6e-4 * draw) / units
-
-
-def outcome(trace: str) -> Status:
-    """One proposed candidate in ten fails to build: the tenth of each search, whatever its operator is called."""
-    number = json.loads(trace_of(trace))[1] if trace else 0
-    return Status.BUILD_FAILED if number % 10 == 9 else Status.OK
 
 
 class SimulatedJob(WorkJob):
@@ -345,45 +317,6 @@ class SimulatedWorker:
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
         event["max_error"] = dict.fromkeys(variants, 0.0)
         self._send(redis_names.SERVER_STREAM, event)
-
-
-def piece_done(work: Any) -> messages.PieceDone:
-    """What any piece of work takes of this fleet."""
-    return {
-        "event": "piece_done",
-        "job": work["job"],
-        "work_id": work["work_id"],
-        "do": work["do"],
-        "share": work.get("share", ""),
-        "worked_s": WORKED_S,
-        "cpu_s": CPU_S,
-        "ended_at": time.time(),
-    }
-
-
-def made_up_record(
-    work: dict[str, Any], candidate: str, trace: str, status: Status = Status.OK, worker: str = "someone"
-) -> TuningRecord:
-    validating, share = work["kind"] == Kind.VALIDATION, work["share"]
-    secs = run_time_s(trace, share)
-    record = messages.work_record(
-        cast(messages.MeasureWork, work),
-        {"candidate": candidate, "trace": trace},
-        DEVICE,
-        granted(share),
-        status,
-        "" if status is Status.OK else "made up",
-        VALIDATION_POLICY if validating else TRIAL_POLICY,
-    )
-    return replace(
-        record,
-        run_secs=(secs,) * record.policy.repeats if status is Status.OK else (),
-        anchor_ratio=1.0,
-        worker=worker,
-        build_secs=0.1,
-        max_error=0.0 if validating else None,
-        versions=VERSIONS,
-    )
 
 
 class SimulatedFleet:

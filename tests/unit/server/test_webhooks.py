@@ -176,9 +176,8 @@ def test_a_receiver_that_is_gone_is_given_up_in_one_line(
     ended_job(store, receiver.url)
     context = context_of(store, receiver.host)
     sender = WebhookSender(context, SECRET, delays_s=(0.01, 0.01))
-    with caplog.at_level(logging.INFO):
-        with running(sender):
-            wait_until(lambda: outcomes(context)["given_up"])
+    with caplog.at_level(logging.INFO), running(sender):
+        wait_until(lambda: outcomes(context)["given_up"])
     (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.getMessage() == "the webhook of job j is given up after 3 attempts: ConnectionRefusedError"
     assert HIDDEN not in caplog.text

@@ -27,7 +27,8 @@ from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.paths import REPOSITORY
-from tests.support.processes.fleet_simulated import DEVICE, SimulatedWorker
+from tests.support.processes.fleet_simulated import SimulatedWorker
+from tests.support.processes.made_up import DEVICE
 from tests.support.processes.redis_process import running_redis
 from tests.support.samples import validation
 from tests.support.secret import SECRET

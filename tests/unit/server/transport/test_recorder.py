@@ -24,7 +24,7 @@ from fractune_server.transport.dead_letters import RoundPlace, write_dead_letter
 from fractune_server.transport.recorder import Recorder
 from fractune_server.transport.trim import trim
 from tests.support.fleet_messages import BUILD, STREAM, record, send
-from tests.support.processes.fleet_simulated import DEVICE
+from tests.support.processes.made_up import DEVICE
 from tests.support.secret import SECRET
 
 

@@ -16,7 +16,7 @@ from fractune_core.fleet.signed_messages import seal_event
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.tune import Tuner
-from tests.support.processes.fleet_simulated import made_up_record, target_operator
+from tests.support.processes.made_up import made_up_record, target_operator
 from tests.support.processes.redis_process import running_redis
 from tests.support.secret import SECRET
 

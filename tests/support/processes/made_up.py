@@ -1,0 +1,89 @@
+"""What a simulated fleet makes up, always alike: its processor, how fast programs run there, and records of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import replace
+from typing import Any, cast
+
+from fractune_core.fleet import messages
+from fractune_core.implementations import trace_of
+from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord
+from fractune_core.shares import Device, GrantedShare
+
+DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")
+TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'
+TARGET_KEY = '{"kind":"llvm","mcpu":"simulated"}'
+VERSIONS = {"tvm": "none"}
+WORKED_S, CPU_S = 0.5, 0.25
+"""what any piece of work takes: made up, and exact in binary"""
+
+
+def granted(share: str) -> GrantedShare:
+    units = int(share.partition(":")[2])
+    return GrantedShare(share, units, DEVICE.units, "core", 1 << 33, reserved=False, ids=tuple(range(units)))
+
+
+def workload_hash(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def target_operator(name: str) -> messages.TargetOperator:
+    """The operator of that name, for the simulated target."""
+    return {"workload_hash": workload_hash(name), "name": name, "target": TARGET, "target_key": TARGET_KEY}
+
+
+def run_time_s(trace: str, share: str) -> float:
+    """Made up, but always the same; the untuned default is slow, and more cores are faster."""
+    units = granted(share).units
+    if not trace:
+        return 1e-3 / units
+    draw = int(hashlib.sha256(trace.encode()).hexdigest()[:8], 16) / 0xFFFFFFFF
+    return (2e-4 + 6e-4 * draw) / units
+
+
+def outcome(trace: str) -> Status:
+    """One proposed candidate in ten fails to build: the tenth of each search, whatever its operator is called."""
+    number = json.loads(trace_of(trace))[1] if trace else 0
+    return Status.BUILD_FAILED if number % 10 == 9 else Status.OK
+
+
+def piece_done(work: Any) -> messages.PieceDone:
+    """What any piece of work takes of this fleet."""
+    return {
+        "event": "piece_done",
+        "job": work["job"],
+        "work_id": work["work_id"],
+        "do": work["do"],
+        "share": work.get("share", ""),
+        "worked_s": WORKED_S,
+        "cpu_s": CPU_S,
+        "ended_at": time.time(),
+    }
+
+
+def made_up_record(
+    work: dict[str, Any], candidate: str, trace: str, status: Status = Status.OK, worker: str = "someone"
+) -> TuningRecord:
+    validating, share = work["kind"] == Kind.VALIDATION, work["share"]
+    secs = run_time_s(trace, share)
+    record = messages.work_record(
+        cast(messages.MeasureWork, work),
+        {"candidate": candidate, "trace": trace},
+        DEVICE,
+        granted(share),
+        status,
+        "" if status is Status.OK else "made up",
+        VALIDATION_POLICY if validating else TRIAL_POLICY,
+    )
+    return replace(
+        record,
+        run_secs=(secs,) * record.policy.repeats if status is Status.OK else (),
+        anchor_ratio=1.0,
+        worker=worker,
+        build_secs=0.1,
+        max_error=0.0 if validating else None,
+        versions=VERSIONS,
+    )
