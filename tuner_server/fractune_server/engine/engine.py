@@ -280,6 +280,7 @@ class Engine:
         trim(self._context.redis, self._recorder, alive, needed)
         check_clock("this server", drop_old_marks(self._context.redis))
         self._context.files.parts.drop_old()
+        self._context.store.keep_short()
         # What this turn took is acknowledged. Anything else was taken by a server that has lost its lock meanwhile.
         self._recorder.look_back()
 

@@ -51,6 +51,10 @@ class Store:
         """Raises StateUnusable when another server may be at work on this database."""
         self.database.check_lock()
 
+    def keep_short(self) -> None:
+        """As `Database.keep_short`."""
+        self.database.keep_short()
+
     def close(self) -> None:
         self.database.close()
 

@@ -41,6 +41,8 @@ class KeptContract(StoreContract):
             "SELECT * FROM records WHERE job='a'",
             "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
             "SELECT * FROM records WHERE scope='' ORDER BY median_s, seq LIMIT 1",
+            "SELECT * FROM records WHERE scope='' ORDER BY seq DESC LIMIT 1",
+            "SELECT count(*) FROM records WHERE scope='' AND seq > 5 AND seq <= 10",
             "SELECT * FROM jobs WHERE state IN ('queued')",
             "SELECT * FROM jobs WHERE id='a'",
             "SELECT * FROM rounds WHERE round_id='a'",

@@ -15,8 +15,9 @@ from fractune_core.errors import StateUnusable
 from fractune_server.store.database.connections import errors_in_one_line, is_postgresql, make_engine, shown
 from fractune_server.store.database.server_lock import ServerLock
 from fractune_server.store.database.tables import roofs
+from fractune_server.store.database.write_ahead_log import WriteAheadLog
 
-SCHEMA = "0012"
+SCHEMA = "0013"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
@@ -40,6 +41,7 @@ class Database:
         self._writer = threading.Lock()
         self._held = threading.local()
         self._engine = make_engine(url)
+        self._write_ahead_log = None if is_postgresql(url) else WriteAheadLog(Path(shown(url)))
         try:
             if may_migrate:
                 with self.write() as connection:
@@ -135,6 +137,12 @@ class Database:
         if self._lock is not None:
             with self._writer:
                 self._lock.check()
+
+    def keep_short(self) -> None:
+        """To be called now and then while a server runs: PostgreSQL needs nothing of it, SQLite does."""
+        if self._write_ahead_log is not None:
+            with self._writer:
+                self._write_ahead_log.keep_short()
 
     def close(self) -> None:
         self._engine.dispose()

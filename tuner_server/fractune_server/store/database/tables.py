@@ -61,7 +61,9 @@ records = Table(
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
     Index("ix_records_lookup", "workload_hash", "kind", "share_key", "median_s"),
     Index("ix_records_job", "job", "kind"),
-    Index("ix_records_fastest", "median_s", "seq"),
+    # Pages of the log, which are of one scope.
+    Index("ix_records_newest", "scope", "seq"),
+    Index("ix_records_fastest", "scope", "median_s", "seq"),
     Index("ix_records_share", "share", "seq"),
     sqlite_autoincrement=True,
 )

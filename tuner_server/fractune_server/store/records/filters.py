@@ -27,7 +27,10 @@ class RecordFilter:
 
     def clauses(self) -> list[ColumnElement[bool]]:
         columns = records.c
-        found: list[ColumnElement[bool]] = [columns.scope == self.scope]
+        found_by_others = self.model or self.share or self.job
+        found: list[ColumnElement[bool]] = [
+            within(self.scope) if found_by_others else columns.scope == self.scope,
+        ]
         if self.model:
             found.append(columns.workload_hash.in_(self._workloads_of_model()))
         if self.operator:
@@ -47,3 +50,10 @@ class RecordFilter:
         named = jobs.c.model_name.icontains(self.model, autoescape=True)
         chosen = select(jobs.c.id).where(or_(jobs.c.model == self.model, named))
         return select(job_operators.c.workload_hash).where(job_operators.c.job.in_(chosen)).scalar_subquery()
+
+
+def within(scope: str) -> ColumnElement[bool]:
+    """Whether a record is of the scope, where another index finds fewer: SQLite, which knows no better, would take one
+    that begins with the scope, and read all of it.
+    """
+    return records.c.scope.concat("") == scope

@@ -30,7 +30,7 @@ from fractune_core.spending import Piece
 from fractune_server.store.database.database import Database, parts
 from fractune_server.store.database.tables import records, workloads
 from fractune_server.store.records.count_cache import CountCache
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.filters import RecordFilter, within
 from fractune_server.store.records.ledger import add_pieces
 from fractune_server.store.records.record_counts import RecordGroup, count_records, record_totals
 from fractune_server.store.records.rows import record_from_row, record_to_row
@@ -86,7 +86,7 @@ class LogKey:
 
     def readable(self) -> list[ColumnElement[bool]]:
         """As `may_read`."""
-        return [records.c.scope == self.scope, *([records.c.job == self.job] if self.job else [])]
+        return [within(self.scope), *([records.c.job == self.job] if self.job else [])]
 
 
 @dataclass(frozen=True)
