@@ -107,6 +107,7 @@ class _Client:
     def __init__(self, asked: Asked, number: int, told: Told, ends_at: float) -> None:
         self._asked, self._told, self._ends_at = asked, told, ends_at
         self._scope = f"client-{number}"
+        self._jobs_begun = 0
         self._model = asked.models[number % len(asked.models)]
         self._chance = random.Random(number)
 
@@ -122,7 +123,10 @@ class _Client:
                 await asyncio.sleep(self._chance.uniform(0.5, 1.5) * self._asked.pause_s)
 
     async def _one_job(self) -> None:
-        spec = pb.JobSpec(model=self._model, shares=[self._asked.share], more=self._asked.more, scope=self._scope)
+        # A scope of its own: each job finds as little as the first one, so that what grows is not the job's.
+        scope = f"{self._scope}-{self._jobs_begun}"
+        self._jobs_begun += 1
+        spec = pb.JobSpec(model=self._model, shares=[self._asked.share], more=self._asked.more, scope=scope)
         created = await self._timed("CreateJob", self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
         if created is None:
             return
