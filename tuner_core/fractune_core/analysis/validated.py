@@ -1,4 +1,4 @@
-"""The validations of one operator, with what a match looks up in them. It is worked out once: they never change."""
+"""The validations of one operator in one scope, with what a match looks up in them, worked out once: they stay."""
 
 from __future__ import annotations
 
@@ -80,20 +80,9 @@ class ValidatedRecords:
         """What counts there; without records when nothing does."""
         return self._by_place.get((device_key, target_key, mechanism), _NOTHING)
 
-    def of_scope(self, scope: str) -> ValidatedRecords:
-        """Those that were shared in this scope."""
-        return self._by_scope.get(scope, _NONE)
-
     def of_job(self, job: str) -> ValidatedRecords:
         """Those that were measured for this job."""
         return ValidatedRecords(tuple(record for record in self.records if record.job == job))
-
-    @cached_property
-    def _by_scope(self) -> dict[str, ValidatedRecords]:
-        scopes = {record.scope for record in self.records}
-        if len(scopes) == 1:
-            return dict.fromkeys(scopes, self)
-        return {each: ValidatedRecords(tuple(r for r in self.records if r.scope == each)) for each in scopes}
 
     @cached_property
     def exact(self) -> ValidatedRecords:
@@ -114,9 +103,6 @@ class ValidatedRecords:
             place = (record.device.key, record.target_key, record.granted.mechanism)
             found.setdefault(place, []).append(record)
         return {place: MeasuredTimes(tuple(records)) for place, records in found.items()}
-
-
-_NONE = ValidatedRecords()
 
 
 def choosing_order(record: TuningRecord) -> tuple[float, str]:

@@ -117,8 +117,7 @@ class PublishPhase:
 
     def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
         spec = job.stored.spec
-        found = self._context.store.log.validated_of(op.workload_hash for op in job.operators)
-        shared = {name: records.of_scope(spec.scope) for name, records in found.items()}
+        shared = self._context.store.log.validated_of((op.workload_hash for op in job.operators), spec.scope)
         own = {name: records.of_job(job.id) for name, records in shared.items()} if spec.fresh else shared
         validated = {name: records.exact if spec.exact else records for name, records in own.items()}
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]

@@ -101,7 +101,7 @@ class ValidatePhase:
 
     def _earlier(self, job: ActiveJob, workload_hashes: Iterable[str]) -> dict[str, list[TuningRecord]]:
         """Validations that the log holds of each operator, of whatever job."""
-        found = self._log.validated_of(workload_hashes)
+        found = self._log.validated_of(workload_hashes, job.stored.spec.scope)
         return {
             name: [record for record in validated.records if job.log_key(name).has(record)]
             for name, validated in found.items()

@@ -168,8 +168,7 @@ class Matcher:
         raise NotFound(f"the log knows nothing of {wanted.name}: {seen}; give a profile, or tune there")
 
     def _validated(self, tasks: Sequence[OperatorTask], scope: str) -> dict[str, ValidatedRecords]:
-        found = self._context.store.log.validated_of(task.workload_hash for task in tasks)
-        return {name: validated.of_scope(scope) for name, validated in found.items()}
+        return self._context.store.log.validated_of((task.workload_hash for task in tasks), scope)
 
     def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: DeviceShare) -> IngestedModel:
         key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)

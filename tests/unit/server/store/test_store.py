@@ -32,10 +32,11 @@ from tests.support.store_contract import (
 
 class KeptContract(StoreContract):
     def test_look_ups_use_an_index(self, store: Store) -> None:
+        of_operator = "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND scope=''"
         queries = [
-            "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND scope='' AND share_key='s'",
-            "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND share_key='s' ORDER BY median_s",
-            "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation'",
+            f"{of_operator} AND share_key='s'",
+            f"{of_operator} AND share_key='s' ORDER BY median_s",
+            "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation' AND scope=''",
             "SELECT * FROM validation_versions WHERE workload_hash IN ('a', 'b')",
             "SELECT * FROM records WHERE record_id='a'",
             "SELECT * FROM records WHERE job='a'",

@@ -59,7 +59,7 @@ records = Table(
     Column("attempts", Integer, nullable=False),
     Column("scope", _ID, nullable=False, server_default=""),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
-    Index("ix_records_lookup", "workload_hash", "kind", "share_key", "median_s"),
+    Index("ix_records_lookup", "workload_hash", "kind", "scope", "share_key", "median_s"),
     Index("ix_records_job", "job", "kind"),
     # Pages of the log, which are of one scope.
     Index("ix_records_newest", "scope", "seq"),

@@ -30,7 +30,7 @@ from fractune_core.spending import Piece
 from fractune_server.store.database.database import Database, parts
 from fractune_server.store.database.tables import records, workloads
 from fractune_server.store.records.count_cache import CountCache
-from fractune_server.store.records.filters import RecordFilter, within
+from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.ledger import add_pieces
 from fractune_server.store.records.record_counts import RecordGroup, count_records, record_totals
 from fractune_server.store.records.rows import record_from_row, record_to_row
@@ -86,7 +86,7 @@ class LogKey:
 
     def readable(self) -> list[ColumnElement[bool]]:
         """As `may_read`."""
-        return [within(self.scope), *([records.c.job == self.job] if self.job else [])]
+        return [records.c.scope == self.scope, *([records.c.job == self.job] if self.job else [])]
 
 
 @dataclass(frozen=True)
@@ -329,13 +329,13 @@ class TuningLog:
         with self._database.read() as connection:
             return [Donor(*row) for row in connection.execute(query)]
 
-    def validated(self, workload_hash: str) -> ValidatedRecords:
-        """Those of one operator."""
-        return self.validated_of([workload_hash])[workload_hash]
+    def validated(self, workload_hash: str, scope: str = "") -> ValidatedRecords:
+        """Those of one operator that were shared in the scope."""
+        return self.validated_of([workload_hash], scope)[workload_hash]
 
-    def validated_of(self, workload_hashes: Iterable[str]) -> dict[str, ValidatedRecords]:
+    def validated_of(self, workload_hashes: Iterable[str], scope: str) -> dict[str, ValidatedRecords]:
         """Those of many operators at once, by workload hash."""
-        return self._validated.of(workload_hashes)
+        return self._validated.of(workload_hashes, scope)
 
     def newest(self, share: str) -> TuningRecord | None:
         """The record written last of those measured under `share` as text."""

@@ -1,4 +1,4 @@
-"""ValidatedRecords in memory, each operator's for as long as they are the truth.
+"""ValidatedRecords in memory, each operator's in one scope for as long as they are the truth.
 
 A row of `validation_versions` counts the changes of one operator's validations. Every transaction that adds or deletes
 some counts in that same transaction, in whatever process, so those that were read at the current count are those of
@@ -23,12 +23,17 @@ KEPT_BYTES = 128 << 20
 """about what is kept at most; an operator that was not asked for the longest time goes first"""
 _RECORD_BYTES = 1450
 """a record without its trace, and what a match works out about it; measured"""
-
+_ENTRY_BYTES = 1000
+"""an operator without any, about: most scopes know nothing of most operators"""
 
 _VERSIONS = select(validation_versions.c.workload_hash, validation_versions.c.version).where(
     validation_versions.c.workload_hash.in_(bindparam("names", expanding=True))
 )
 """used all the time: to make a statement takes longer than to run it"""
+
+
+_Key = tuple[str, str]
+"""workload hash and scope"""
 
 
 @dataclass(frozen=True)
@@ -45,43 +50,43 @@ class ValidatedCache:
         self._database = database
         self._most_bytes = kept_bytes
         self._lock = threading.Lock()
-        self._kept: dict[str, _Kept] = {}
-        """by workload hash, the one asked for last at the end"""
+        self._kept: dict[_Key, _Kept] = {}
+        """the one asked for last at the end"""
         self.kept_bytes = 0
 
-    def of(self, workload_hashes: Iterable[str]) -> dict[str, ValidatedRecords]:
-        """All validations of these operators; one without any has an empty entry."""
+    def of(self, workload_hashes: Iterable[str], scope: str) -> dict[str, ValidatedRecords]:
+        """All validations of these operators in the scope; one without any has an empty entry."""
         wanted = list(dict.fromkeys(workload_hashes))
         with self._database.read() as connection:
             versions = _versions(connection, wanted)
-            found = self._current(versions)
+            found = self._current(versions, scope)
             missing = [name for name in wanted if name not in found]
             # After the counts: validations that change in between are kept under the count before, and read again.
-            read = _read(connection, missing) if missing else {}
-        self._keep({name: _Kept(versions[name], validations, _size(validations)) for name, validations in read.items()})
+            read = _read(connection, missing, scope) if missing else {}
+        self._keep({(name, scope): _Kept(versions[name], each, _size(each)) for name, each in read.items()})
         return {name: found[name] if name in found else read[name] for name in wanted}
 
-    def _current(self, versions: dict[str, int]) -> dict[str, ValidatedRecords]:
+    def _current(self, versions: dict[str, int], scope: str) -> dict[str, ValidatedRecords]:
         with self._lock:
             found = {}
             for name, version in versions.items():
-                kept = self._kept.get(name)
+                kept = self._kept.get((name, scope))
                 if kept is not None and kept.version == version:
-                    self._kept[name] = self._kept.pop(name)
+                    self._kept[name, scope] = self._kept.pop((name, scope))
                     found[name] = kept.validated
             return found
 
-    def _keep(self, read: dict[str, _Kept]) -> None:
+    def _keep(self, read: dict[_Key, _Kept]) -> None:
         with self._lock:
-            for name, kept in read.items():
-                self._drop(name)
-                self._kept[name] = kept
+            for key, kept in read.items():
+                self._drop(key)
+                self._kept[key] = kept
                 self.kept_bytes += kept.size_bytes
             while self.kept_bytes > self._most_bytes:
                 self._drop(next(iter(self._kept)))
 
-    def _drop(self, name: str) -> None:
-        old = self._kept.pop(name, None)
+    def _drop(self, key: _Key) -> None:
+        old = self._kept.pop(key, None)
         self.kept_bytes -= 0 if old is None else old.size_bytes
 
 
@@ -105,11 +110,15 @@ def _versions(connection: Connection, workload_hashes: Sequence[str]) -> dict[st
     return found
 
 
-def _read(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, ValidatedRecords]:
+def _read(connection: Connection, workload_hashes: Sequence[str], scope: str) -> dict[str, ValidatedRecords]:
     found: dict[str, list[TuningRecord]] = {name: [] for name in workload_hashes}
     reader = RecordReader()
     for part in parts(workload_hashes):
-        clauses = (records.c.workload_hash.in_(part), records.c.kind == Kind.VALIDATION.value)
+        clauses = (
+            records.c.workload_hash.in_(part),
+            records.c.kind == Kind.VALIDATION.value,
+            records.c.scope == scope,
+        )
         for record in reader.read(connection, *clauses):
             found[record.workload_hash].append(record)
     return {name: ValidatedRecords(tuple(validations)) for name, validations in found.items()}
@@ -117,4 +126,5 @@ def _read(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, V
 
 def _size(validations: ValidatedRecords) -> int:
     """Bytes, about: records of one schedule hold its trace together."""
-    return len(validations.records) * _RECORD_BYTES + sum(map(len, {record.trace for record in validations.records}))
+    traces = sum(map(len, {record.trace for record in validations.records}))
+    return _ENTRY_BYTES + len(validations.records) * _RECORD_BYTES + traces

@@ -48,12 +48,24 @@ def plans(store: Store) -> list[str]:
         lambda log, key: log.share_keys(key, "cpu"),
     ],
 )
-def test_what_is_known_of_an_operator_is_found_without_the_rest_of_its_scope(
+def test_what_a_scope_knows_of_an_operator_is_found_without_the_rest(
     store: Store, plans: list[str], ask: Callable[[Any, LogKey], object], key: LogKey
 ) -> None:
     ask(store.log, key)
     (plan,) = plans
-    assert "(workload_hash=? AND kind=?" in plan or "(job=? AND kind=?)" in plan
+    assert "ix_records_lookup (workload_hash=? AND kind=? AND scope=?" in plan
+
+
+def test_validations_of_a_scope_are_found_without_those_of_others(store: Store, plans: list[str]) -> None:
+    store.log.validated("w" * 16, "some")
+    (plan,) = plans
+    assert "ix_records_lookup (workload_hash=? AND kind=? AND scope=?)" in plan
+
+
+def test_what_other_operators_of_a_scope_know_is_found_without_other_scopes(store: Store, plans: list[str]) -> None:
+    store.log.donors(OF_ALL, "conv%")
+    (plan,) = plans
+    assert "(scope=?)" in plan
 
 
 @pytest.mark.parametrize("fastest_first", [False, True])

@@ -78,10 +78,10 @@ class LogContract(StoreContract):
             assert len(store.log.trials(key)) == len(traces)
             assert [donor.trials for donor in store.log.donors(key, "%conv2d%")] == ([len(traces)] if traces else [])
             assert store.log.count(RecordFilter(scope=key.scope, kind=Kind.TRIAL)) == len(traces) + (key == own)
-        validated = store.log.validated(KEY.workload_hash)
-        assert [record.trace for record in validated.of_scope("a").records] == ["u", "v"]
-        assert [record.trace for record in validated.of_scope("a").of_job("j2").records] == ["v"]
-        assert not validated.of_scope("").records
+        validated = store.log.validated(KEY.workload_hash, "a")
+        assert [record.trace for record in validated.records] == ["u", "v"]
+        assert [record.trace for record in validated.of_job("j2").records] == ["v"]
+        assert not store.log.validated(KEY.workload_hash).records
         assert [record.trace for record in validated.records if own.has(record)] == ["v"]
         store.log.prune(RecordFilter(scope="a"), 0, dry_run=False)
         assert [len(store.log.trials(key)) for key in (KEY, ours)] == [1, 0]

@@ -22,17 +22,24 @@ from tests.support.store_contract import (
     trial,
 )
 
-
-def validated_of(store: Store) -> dict[str, set[str]]:
-    """What a match sees, by workload hash: the records as text."""
-    return {name: set(map(repr, found.records)) for name, found in store.log.validated_of(WORKLOADS).items()}
+SCOPES = ("", "ours")
 
 
-def true_finals(store: Store) -> dict[str, set[str]]:
+def validated_of(store: Store) -> dict[tuple[str, str], set[str]]:
+    """What a match sees, by scope and workload hash: the records as text."""
+    return {
+        (scope, name): set(map(repr, found.records))
+        for scope in SCOPES
+        for name, found in store.log.validated_of(WORKLOADS, scope).items()
+    }
+
+
+def true_finals(store: Store) -> dict[tuple[str, str], set[str]]:
     """The same from the pages of the log, which nothing keeps."""
-    found: dict[str, set[str]] = {name: set() for name in WORKLOADS}
-    for record in store.log.all(RecordFilter(kind=Kind.VALIDATION)):
-        found[record.workload_hash].add(repr(record))
+    found: dict[tuple[str, str], set[str]] = {(scope, name): set() for scope in SCOPES for name in WORKLOADS}
+    for scope in SCOPES:
+        for record in store.log.all(RecordFilter(kind=Kind.VALIDATION, scope=scope)):
+            found[scope, record.workload_hash].add(repr(record))
     return found
 
 
@@ -50,13 +57,15 @@ def change_something(draw: random.Random, store: Store) -> None:
     else:
         kind = draw.choice([Kind.VALIDATION, Kind.VALIDATION, Kind.TRIAL, None])
         operator = draw.choice(["", *WORKLOADS])
-        chosen = RecordFilter(kind=kind, operator=operator)
+        chosen = RecordFilter(kind=kind, operator=operator, scope=draw.choice(SCOPES))
         store.log.prune(chosen, draw.randint(0, 1), dry_run=draw.random() < 0.2)
 
 
 def any_record(draw: random.Random) -> TuningRecord:
     workload, trace, units = draw.choice(WORKLOADS), draw.choice("abc"), draw.choice([1, 2])
-    identity = {"record_id": f"{workload} {trace}@{units} {draw.randint(0, 1)}", "workload_hash": workload}
+    scope = draw.choice(SCOPES)
+    name = f"{workload} {trace}@{units} {scope} {draw.randint(0, 1)}"
+    identity = {"record_id": name, "workload_hash": workload, "scope": scope}
     if draw.random() < 0.3:
         return trial(trace, units, draw.random(), **{**identity, "record_id": f"trial {identity['record_id']}"})
     if draw.random() < 0.2:
@@ -101,7 +110,7 @@ class ValidatedContract(StoreContract):
 
     def test_finals_that_stay_the_same_are_read_once_and_trials_do_not_count(self, store: Store) -> None:
         store.log.add([validation("a", 1, 1.0)])
-        first = store.log.validated_of(WORKLOADS)
+        first = store.log.validated_of(WORKLOADS, "")
         reads: list[str] = []
 
         @event.listens_for(store.database.engine, "before_cursor_execute")
@@ -109,21 +118,21 @@ class ValidatedContract(StoreContract):
             reads.append(str(call[2]))
 
         store.log.add([trial("b", 1, 1.0)])
-        second = store.log.validated_of(WORKLOADS)
+        second = store.log.validated_of(WORKLOADS, "")
         assert all(second[name] is first[name] for name in WORKLOADS)
         assert not any("FROM records" in read for read in reads)
 
     def test_finals_in_memory_are_bounded_those_not_asked_for_go_first(self, store: Store) -> None:
         store.log.add([validation("x" * 5000, 1, 1.0, record_id=name, workload_hash=name) for name in WORKLOADS])
-        cache = ValidatedCache(store.database, kept_bytes=20_000)
-        first = {name: cache.of([name])[name] for name in WORKLOADS[:3]}
-        assert cache.of(WORKLOADS[:1])[WORKLOADS[0]] is first[WORKLOADS[0]]
-        cache.of(WORKLOADS[3:4])
-        assert 10_000 < cache.kept_bytes <= 20_000
-        assert cache.of(WORKLOADS[:1])[WORKLOADS[0]] is first[WORKLOADS[0]]
-        assert cache.of(WORKLOADS[1:2])[WORKLOADS[1]] is not first[WORKLOADS[1]]
-        assert cache.of(WORKLOADS) == store.log.validated_of(WORKLOADS)
-        assert cache.kept_bytes <= 20_000
+        cache = ValidatedCache(store.database, kept_bytes=25_000)
+        first = {name: cache.of([name], "")[name] for name in WORKLOADS[:3]}
+        assert cache.of(WORKLOADS[:1], "")[WORKLOADS[0]] is first[WORKLOADS[0]]
+        cache.of(WORKLOADS[3:4], "")
+        assert 15_000 < cache.kept_bytes <= 25_000
+        assert cache.of(WORKLOADS[:1], "")[WORKLOADS[0]] is first[WORKLOADS[0]]
+        assert cache.of(WORKLOADS[1:2], "")[WORKLOADS[1]] is not first[WORKLOADS[1]]
+        assert cache.of(WORKLOADS, "") == store.log.validated_of(WORKLOADS, "")
+        assert cache.kept_bytes <= 25_000
 
 
 class TestSqliteValidated(OnSqlite, ValidatedContract):
