@@ -19,12 +19,12 @@ from fractune_server.store.database.database import Database, parts
 from fractune_server.store.database.tables import records, validation_versions
 from fractune_server.store.records.rows import RecordReader
 
-KEPT_BYTES = 128 << 20
+KEPT_BYTES = 64 << 20
 """about what is kept at most; an operator that was not asked for the longest time goes first"""
 _RECORD_BYTES = 1450
 """a record without its trace, and what a match works out about it; measured"""
-_ENTRY_BYTES = 1000
-"""an operator without any, about: most scopes know nothing of most operators"""
+_ENTRY_BYTES = 3000
+"""besides; an operator without any takes it too, and most scopes know nothing of most operators; measured"""
 
 _VERSIONS = select(validation_versions.c.workload_hash, validation_versions.c.version).where(
     validation_versions.c.workload_hash.in_(bindparam("names", expanding=True))
