@@ -66,7 +66,7 @@ THREADS = 32
 """for calls that end by themselves, beside those that watch"""
 _GRACE_S = 5.0
 _LOOK_EVERY_S = 0.5
-"""at the lock of a PostgreSQL where another server is"""
+"""whether a signal came, and at the lock of a PostgreSQL where another server is"""
 _LAST_TURN_S = 1.0
 """a server that has lost its lock notices before this is over: its engine looks at every turn"""
 _INTERRUPTED = "interrupted: its stack ended; run the same command to go on"
@@ -207,7 +207,9 @@ def _serve(
         if options.ready_file is not None:
             announce(address, options.ready_file)
         _log.info("serving on %s", address)
-        _log.info("ends after %s", ends.get())
+        # A signal that comes as the wait begins does not end it, nor does one that another thread is given.
+        while not _told_to_end(ends, _LOOK_EVERY_S):
+            pass
         stopping.set()
         health.stop()
         health.servicer.enter_graceful_shutdown()  # clients that check are sent elsewhere

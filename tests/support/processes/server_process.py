@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import hashlib
@@ -18,7 +19,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 import grpc
@@ -137,6 +137,14 @@ class ServerProcess:
         self.process.kill()
         self.process.wait()
 
+    def terminate_aside(self) -> None:
+        """SIGTERM to a thread that is not the main one, whose wait it does not end. Raises OSError."""
+        pid = self.process.pid
+        other = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid)
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.tgkill(pid, other, signal.SIGTERM):
+            raise OSError(ctypes.get_errno(), "tgkill")
+
     def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -159,17 +167,6 @@ def running_server(redis_url: str, state: Path, **options: Any) -> Iterator[Serv
     finally:
         if server.process.poll() is None:
             server.stop()
-
-
-def terminate_as_it_begins_to_wait(frame: FrameType, event: str, _arg: object) -> Any:
-    """A trace function: the process gets SIGTERM where its main thread holds the lock of an event to wait for it."""
-    caller = frame.f_back.f_code.co_name if frame.f_back else ""
-    if frame.f_code is not threading.Event.wait.__code__ or caller != "_serve":
-        return None
-    if event == "line" and "signaled" in frame.f_locals:
-        sys.settrace(None)
-        os.kill(os.getpid(), signal.SIGTERM)
-    return terminate_as_it_begins_to_wait
 
 
 def stop_before(place: str) -> None:
@@ -198,8 +195,6 @@ def main() -> int:
     options = json.loads(sys.argv[1])
     if place := options.pop("stops_before", ""):
         stop_before(place)
-    if options.pop("terminate_as_it_begins_to_wait", False):
-        sys.settrace(terminate_as_it_begins_to_wait)
     if limit := options.pop("file_limit_bytes", None):
         # A write beyond it fails as on a full disk, with another errno; Python ignores the signal.
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
