@@ -269,6 +269,8 @@ def page(records: int, secs: float) -> dict[str, Any]:
                 before = watch.read()
                 pages = _read_pages(client, secs)
                 after = watch.read()
+                if after.records == before.records:
+                    raise SystemExit("service_load: nothing was written while the pages were read")
             finally:
                 over.set()
                 writer.join()
@@ -305,11 +307,11 @@ def _read_pages(client: Client, secs: float) -> dict[str, list[float]]:
 def _write(connection: redis.Redis, over: threading.Event) -> None:
     """Results in a tuner instance's stream, at their pace: a tenth of a second's together."""
     stream = tuner_stream("simulated")
-    connection.sadd(STREAMS, stream)
     events, due = measured_events(), time.monotonic()
     while not over.wait(max(0.0, due - time.monotonic())):
         due += 0.1
         with connection.pipeline(transaction=False) as pipe:
+            pipe.sadd(STREAMS, stream)  # the server has forgotten it: no tuner instance lives that it would be of
             for _ in range(WRITES_PER_S // 10):
                 pipe.xadd(stream, {EVENT_FIELD: seal_event(SECRET, next(events))})
             pipe.execute()
