@@ -68,11 +68,10 @@ def test_one_operator_is_refused_at_every_share(given: Slice) -> None:
 def test_one_operator_is_tuned_and_its_output_is_numpys(given: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_operator, "_SIZE", 128)
     monkeypatch.setattr(one_operator, "_MOST_TRIALS", 8)
-    found = one_operator.tuned_at(given, "cpu:1", 240.0)  # it ends by its trials, on a slow machine too
+    found = one_operator.tuned_at(given, "cpu:1", 60.0)
     assert not one_operator.is_wrong(found)
-    assert sum(found["trials"].values()) == 8
-    assert found["operator_s"] > 0
-    assert found["untuned_s"] > 0
+    assert 0 < sum(found["trials"].values()) <= 8  # a product that is near its roof gets no more of them
+    assert 0 < found["operator_s"] <= found["untuned_s"]
 
 
 def test_there_is_no_storm(given: Slice) -> None:

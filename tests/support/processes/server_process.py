@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import json
 import logging
-import os
 import resource
 import signal
 import subprocess
