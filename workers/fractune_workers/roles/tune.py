@@ -34,6 +34,9 @@ BATCH = 8
 """candidates in one piece of build work: several builders share a round, and the anchor is timed once for each"""
 _READ = 1000
 _THREADS_AT_MOST = 8
+_UNLEARNED_KEPT = 1024
+"""searches whose last results wait to be learned; most jobs end with some, and a search that comes back after so many
+is opened anew, with what the log holds"""
 
 _log = logging.getLogger(__name__)
 
@@ -153,6 +156,8 @@ class Tuner:
         secs = record.median_s if record.status is Status.OK else 0.0
         name = self._search_name(event["record"], record.scope, record.job)
         self._results[name].append((record.candidate_id, record.share, secs))
+        if len(self._results) > _UNLEARNED_KEPT:
+            del self._results[next(iter(self._results))]
 
 
 def _proposed(work: SearchWork, candidates: list[dict[str, str]]) -> Proposed:

@@ -15,6 +15,7 @@ from fractune_core.fleet.redis_names import EVENT_FIELD, tuner_stream
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.roles import tune
 from fractune_workers.roles.tune import Tuner
 from tests.support.processes.made_up import made_up_record, target_operator
 from tests.support.processes.redis_process import running_redis
@@ -27,8 +28,8 @@ def connection() -> Iterator[redis.Redis]:
         yield connection
 
 
-def measured(candidate: str) -> Any:
-    work: dict[str, Any] = {"kind": "trial", "share": "cpu:1", "round_id": "r", "job": "j", "scope": ""}
+def measured(candidate: str, scope: str = "") -> Any:
+    work: dict[str, Any] = {"kind": "trial", "share": "cpu:1", "round_id": "r", "job": "j", "scope": scope}
     work["operator"] = target_operator("conv2d")
     record = made_up_record(work, candidate, f'["{candidate}"]')
     return {"event": "measured", "job": "j", "round_id": "r", "record": record.to_json()}
@@ -48,3 +49,17 @@ def test_a_tuner_learns_from_results_that_the_fleet_signed(
     (learned,) = tuner._results.values()
     assert [candidate for candidate, _, _ in learned] == ["ours"]
     assert caplog.text.count("does not carry this fleet's signature") == len(forged)
+
+
+def test_results_of_searches_that_do_not_come_back_are_kept_for_a_while_only(
+    connection: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "_UNLEARNED_KEPT", 2)
+    tuner = Tuner(WorkerContext("tune-1", connection, SECRET, CoreLocks(tmp_path / "gate", 8), [0], tmp_path))
+    tuner.start()
+    for scope in ("first", "second", "third", "third"):
+        event = measured(f"of {scope}", scope)
+        connection.xadd(tuner_stream("tune-1"), {EVENT_FIELD: seal_event(SECRET, event)})
+    tuner._read_results()
+    kept = {search.of: [candidate for candidate, _, _ in found] for search, found in tuner._results.items()}
+    assert kept == {"second/": ["of second"], "third/": ["of third"] * 2}
