@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
+from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.jobs import JobSpec
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.store.records.filters import RecordFilter
@@ -30,6 +31,11 @@ def trial(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:
 
 def failed(trace: str, units: int) -> TuningRecord:
     return trial(trace, units, 1.0, status=Status.RUN_FAILED, cause="crashed", run_secs=())
+
+
+def validations_of(store: Store, workload_hash: str, scope: str = "") -> ValidatedRecords:
+    """Those that the store has of one operator."""
+    return store.log.validated_of([workload_hash], scope)[workload_hash]
 
 
 def job(name: str, **changes: Any) -> StoredJob:

@@ -1,4 +1,4 @@
-"""The validations of one operator in one scope, with what a match looks up in them, worked out once: they stay."""
+"""The validations of one operator in one scope, which never change, and what a match looks up in them."""
 
 from __future__ import annotations
 

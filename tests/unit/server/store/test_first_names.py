@@ -15,6 +15,7 @@ from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.first_names import JOB, ROUND, back_to_validation, query, waiting_records, write_state
+from tests.support.store_contract import validations_of
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_records_are_read_and_found_by_their_kind_of_today(store: Store) -> None
     assert {record.policy for record in records if record.kind is Kind.TRIAL} == {FIRST_POLICY, TRIAL_POLICY}
     assert store.log.count(RecordFilter(kind=Kind.VALIDATION)) == 20
     for operator in store.jobs.operators(JOB):
-        validated = store.log.validated(operator.workload_hash)
+        validated = validations_of(store, operator.workload_hash)
         assert validated.published == validated.records != ()
 
 
@@ -52,9 +53,9 @@ def test_no_first_name_is_left_in_the_database(folder: Path, store: Store) -> No
 
 def test_changes_of_validations_are_counted_on(store: Store) -> None:
     first = next(store.log.all(RecordFilter(kind=Kind.VALIDATION)))
-    before = store.log.validated(first.workload_hash)
+    before = validations_of(store, first.workload_hash)
     store.log.add([replace(first, record_id="another")])
-    assert len(store.log.validated(first.workload_hash).records) == len(before.records) + 1
+    assert len(validations_of(store, first.workload_hash).records) == len(before.records) + 1
 
 
 def test_a_job_that_was_finishing_is_validating(folder: Path) -> None:

@@ -329,12 +329,8 @@ class TuningLog:
         with self._database.read() as connection:
             return [Donor(*row) for row in connection.execute(query)]
 
-    def validated(self, workload_hash: str, scope: str = "") -> ValidatedRecords:
-        """Those of one operator that were shared in the scope."""
-        return self.validated_of([workload_hash], scope)[workload_hash]
-
     def validated_of(self, workload_hashes: Iterable[str], scope: str) -> dict[str, ValidatedRecords]:
-        """Those of many operators at once, by workload hash."""
+        """Those of many operators at once that were shared in the scope, by workload hash."""
         return self._validated.of(workload_hashes, scope)
 
     def newest(self, share: str) -> TuningRecord | None:

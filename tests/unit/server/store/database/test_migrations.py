@@ -25,6 +25,7 @@ from tests.support.store_contract import (
     OnSqlite,
     StoreContract,
     rows_by_group,
+    validations_of,
 )
 
 
@@ -44,10 +45,10 @@ class MigrationsContract(StoreContract):
             assert "validation" not in str(connection.execute(text("SELECT kind, policy FROM records")).all())
         old.close()
         store = make()
-        (record,) = store.log.validated(KEY.workload_hash).records
+        (record,) = validations_of(store, KEY.workload_hash).records
         assert (record.trace, record.disturbance, record.attempts, record.scope) == ("a", None, 0, "")
         store.log.add([validation("b", 1, 1.0)])
-        assert len(store.log.validated(KEY.workload_hash).records) == 2
+        assert len(validations_of(store, KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}
         assert store.roofs.of(DEVICE.key) == {}
         assert store.log.totals() == rows_by_group(store) == {("cpu:1", "validation", "ok"): 2}

@@ -13,6 +13,7 @@ from fractune_core.records import Kind
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.store import Store, sqlite_url
+from tests.support.store_contract import validations_of
 
 OF_ALL = LogKey("w" * 16, "target", "device")
 OF_ONE_JOB = LogKey("w" * 16, "target", "device", exact=True, scope="some", job="j")
@@ -57,7 +58,7 @@ def test_what_a_scope_knows_of_an_operator_is_found_without_the_rest(
 
 
 def test_validations_of_a_scope_are_found_without_those_of_others(store: Store, plans: list[str]) -> None:
-    store.log.validated("w" * 16, "some")
+    validations_of(store, "w" * 16, "some")
     (plan,) = plans
     assert "ix_records_lookup (workload_hash=? AND kind=? AND scope=?)" in plan
 

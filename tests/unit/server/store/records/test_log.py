@@ -25,6 +25,7 @@ from tests.support.store_contract import (
     job,
     rows_by_group,
     trial,
+    validations_of,
 )
 
 
@@ -78,10 +79,10 @@ class LogContract(StoreContract):
             assert len(store.log.trials(key)) == len(traces)
             assert [donor.trials for donor in store.log.donors(key, "%conv2d%")] == ([len(traces)] if traces else [])
             assert store.log.count(RecordFilter(scope=key.scope, kind=Kind.TRIAL)) == len(traces) + (key == own)
-        validated = store.log.validated(KEY.workload_hash, "a")
+        validated = validations_of(store, KEY.workload_hash, "a")
         assert [record.trace for record in validated.records] == ["u", "v"]
         assert [record.trace for record in validated.of_job("j2").records] == ["v"]
-        assert not store.log.validated(KEY.workload_hash).records
+        assert not validations_of(store, KEY.workload_hash).records
         assert [record.trace for record in validated.records if own.has(record)] == ["v"]
         store.log.prune(RecordFilter(scope="a"), 0, dry_run=False)
         assert [len(store.log.trials(key)) for key in (KEY, ours)] == [1, 0]
@@ -114,7 +115,7 @@ class LogContract(StoreContract):
         store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0, device=other), trial("c", 1, 3.0, target_key="{}")])
         store.log.add([trial("d", 1, 4.0, workload_hash="0" * 16), validation("e", 1, 5.0)])
         assert [row.median_s for row in store.log.trials(KEY)] == [1.0]
-        assert [record.trace for record in store.log.validated(KEY.workload_hash).records] == ["e"]
+        assert [record.trace for record in validations_of(store, KEY.workload_hash).records] == ["e"]
         candidate = trial("a", 1, 1.0).candidate_id
         assert store.log.traces(KEY, [candidate, "none"]) == {candidate: "a"}
 
@@ -189,7 +190,7 @@ class LogContract(StoreContract):
         records = [validation("a", 1, 1.0, disturbance=DISTURBANCE, attempts=2), validation("b", 1, 1.0)]
         store.log.add(records)
         assert set(map(repr, store.log.all(EVERYTHING))) == set(map(repr, records))
-        assert set(map(repr, store.log.validated(KEY.workload_hash).records)) == set(map(repr, records))
+        assert set(map(repr, validations_of(store, KEY.workload_hash).records)) == set(map(repr, records))
 
     def test_what_the_log_took_in_is_counted_once_and_pruning_takes_nothing_away(self, store: Store) -> None:
         store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0), trial("a", 2, 1.0), failed("c", 1)])

@@ -20,6 +20,7 @@ from tests.support.store_contract import (
     OnSqlite,
     StoreContract,
     trial,
+    validations_of,
 )
 
 SCOPES = ("", "ours")
@@ -102,9 +103,9 @@ class ValidatedContract(StoreContract):
                 writer.log.add([pending.pop()])
 
         for _ in range(4):
-            reader.log.validated(KEY.workload_hash)
+            validations_of(reader, KEY.workload_hash)
         assert not pending
-        assert {record.trace for record in reader.log.validated(KEY.workload_hash).records} == {"a", "b", "c"}
+        assert {record.trace for record in validations_of(reader, KEY.workload_hash).records} == {"a", "b", "c"}
         reader.close()
         writer.close()
 
