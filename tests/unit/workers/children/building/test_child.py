@@ -47,13 +47,13 @@ def test_a_failure_is_the_candidates_and_has_one_line(child: Child) -> None:
 def test_a_build_beyond_its_cpu_time_is_ended(child: Child) -> None:
     answer = build(child, "spin", limit_cpu_s=1)
     assert (answer["status"], answer["cause"]) == ("build_timeout", "not built within 1 s of CPU time")
-    assert 0.9 < answer["build_secs"] < 2.5
+    assert 0.5 < answer["build_secs"] < 2.5  # the kernel holds the limit by its ticks, which count more or less
 
 
 def test_what_a_program_of_the_compiler_takes_counts_too(child: Child) -> None:
     answer = build(child, "program", limit_cpu_s=1)
     assert (answer["status"], answer["cause"]) == ("build_timeout", "not built within 1 s of CPU time")
-    assert 0.9 < answer["build_secs"] < 2.5
+    assert 0.5 < answer["build_secs"] < 2.5  # the kernel holds the limit by its ticks, which count more or less
 
 
 @pytest.mark.parametrize(("trace", "how"), [("crash", "SIGSEGV"), ("leave", "an early end")])
