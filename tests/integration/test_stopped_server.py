@@ -15,15 +15,15 @@ from typing import Any
 import psutil
 import pytest
 import redis
-from rq import Queue
-from rq.serializers import JSONSerializer
 
-from fractune_core.fleet.redis_names import RECORDER, tune_queue, tuner_stream
+from fractune_core.fleet.redis_names import RECORDER, tuner_stream
+from fractune_server.transport.work_queues import WorkQueues
 from tests.integration.test_second_server import begin_job, ends_with_its_budget_spent_once
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.postgres_process import Postgres
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import ServerProcess
+from tests.support.secret import SECRET
 
 pytestmark = pytest.mark.timeout(240)
 TUNER = "tune-1"
@@ -115,10 +115,10 @@ def test_it_hands_out_nothing_any_more(postgres: Postgres, tmp_path: Path) -> No
     with pair(postgres, tmp_path / "state", "fractune_server.engine.rounds:send_workload") as both:
         job = begin_job(both.first)
         both.replace_first()
-        queue = Queue(tune_queue(TUNER), connection=both.redis, serializer=JSONSerializer)
-        searches = both.fleet.workers[TUNER].handled
-        wait_until(lambda: not queue.count and not queue.started_job_registry.get_job_ids(cleanup=False))
+        queues, searches = WorkQueues(both.redis, SECRET), both.fleet.workers[TUNER].handled
+        wait_until(queues.idle)
         before = len(searches)
         both.wake_first()
-        assert (queue.count, len(searches)) == (0, before)
+        assert queues.idle()
+        assert len(searches) == before
         both.wake_second(job)
