@@ -28,6 +28,8 @@ pytestmark = [
 
 SIDES = 2
 ROUNDS = 7
+TRIES = 3
+"""whoever else is busy on the machine may hide in one of them what short blocks are to show"""
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +79,12 @@ def test_a_pair_on_cores_of_their_own(bundle: Path) -> None:
 
 @pytest.mark.long
 def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
-    found = fractune.pair(bundle, bundle, in_turn=True, rounds=ROUNDS, progress=False)
-    for side in found.figures.sides:
-        assert side.s is not None
-        assert side.s.median == 1.0
-        assert side.i.median > 1.3
+    for _ in range(TRIES):
+        found = fractune.pair(bundle, bundle, in_turn=True, rounds=ROUNDS, progress=False)
+        assert [side.s.median for side in found.figures.sides if side.s] == [1.0] * SIDES
+        if all(side.i.median > 1.3 for side in found.figures.sides):
+            return
+    pytest.fail(f"{TRIES} times no side waited: {found.table}")
 
 
 @pytest.mark.long

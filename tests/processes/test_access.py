@@ -159,7 +159,7 @@ def test_too_many_wrong_tokens(tmp_path: Path) -> None:
                     call(b"", timeout=20)
                 told.append(as_call(refused.value).code())
         assert told[:BURST] == [grpc.StatusCode.UNAUTHENTICATED] * BURST
-        assert told[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED in told[BURST:]  # one a second is heard again: it may be the last
         assert answer_to(address, None, "/grpc.health.v1.Health/Check") is grpc.StatusCode.UNAVAILABLE
         open_check = answer_to(address, place.credentials(None), "/grpc.health.v1.Health/Check")
         assert open_check is grpc.StatusCode.OK
@@ -306,9 +306,8 @@ def test_metrics_that_others_can_reach(tmp_path: Path) -> None:
             plain.settimeout(20)
             assert b"fractune" not in plain.recv(1 << 16)
             assert metrics_answer(place, place.token(Scope.READ))[0] == 200
-        for _ in range(3 * BURST):
-            code, _ = metrics_answer(place, TokenText.new())
-        assert code == 429
+        # One a second is heard again: it may be the last one.
+        assert 429 in {metrics_answer(place, TokenText.new())[0] for _ in range(3 * BURST)}
 
 
 @row("no certificate for them, where `--client-ca` asks for one", "the connection is closed")

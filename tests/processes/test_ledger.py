@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import uuid
@@ -40,10 +41,16 @@ def cost_of(client: Client, job: str) -> pb.JobCost:
 
 def check(cost: pb.JobCost, fleet: SimulatedFleet) -> None:
     """Each piece of work that was delivered is in the ledger once, with what it took."""
-    delivered = {work["work_id"]: work for worker in fleet.workers.values() for work in worker.delivered}
-    own = (work for work in delivered.values() if f"jobs/{work['job']}" == cost.job.name)
-    done = Counter((work["do"], work.get("share", "")) for work in own)
-    assert {(each.do, each.share): each.pieces for each in cost.spent} == done
+    told = {(each.do, each.share): each.pieces for each in cost.spent}
+
+    def done() -> Counter[tuple[str, str]]:
+        delivered = {work["work_id"]: work for worker in fleet.workers.values() for work in list(worker.delivered)}
+        own = (work for work in delivered.values() if f"jobs/{work['job']}" == cost.job.name)
+        return Counter((work["do"], work.get("share", "")) for work in own)
+
+    with contextlib.suppress(TimeoutError):  # a worker notes what it has sent a moment after it was sent
+        wait_until(lambda: told == done())
+    assert told == done()
     assert {each.do for each in cost.spent} == KINDS
     for each in cost.spent:
         assert (each.worked_s, each.cpu_s) == (each.pieces * WORKED_S, each.pieces * CPU_S)

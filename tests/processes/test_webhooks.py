@@ -67,9 +67,8 @@ def test_a_webhook_outlives_the_server(tmp_path: Path, receiver: Any) -> None:
             assert as_call(refused.value).code() is grpc.StatusCode.INVALID_ARGUMENT
             server.kill()
         said = server.said()
-        receiver.answer = 200
+        before, receiver.answer = len(receiver.came), 200
         with running_server(url, tmp_path / "state", **options) as server, server.client() as client:
-            before = len(receiver.came)
             wait_until(lambda: len(receiver.came) > before)
             headers, body = receiver.came[-1]
             assert is_genuine(SECRET, headers["Fractune-Signature"], body, time.time())

@@ -69,7 +69,7 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(20)
+            self.process.wait(60)
         self.process.kill()
         if not self.log:
             self.log = self.process.communicate()[1]

@@ -97,10 +97,11 @@ class ModelService(rpc.ModelServiceServicer):
 
     def _check_room(self, sha256: str, size: int, token: str, quota: int) -> None:
         """Beside the models that are there, what is arriving counts whole, and what was cut as far as it came."""
-        stored = self._context.store.tokens.usage(token).upload_bytes
         others = self._context.files.parts.kept(token)
         others |= {other: length for sender, other, length in self._under_way if sender == token}
-        parts = sum(length for other, length in others.items() if other != sha256)
+        # One that is stored counts as such: a call that was cut off may linger after a later one has brought it all.
+        parts = sum(length for other, length in others.items() if other != sha256 and not self._is_stored(other))
+        stored = self._context.store.tokens.usage(token).upload_bytes
         left = max(quota - stored - parts, 0)
         if size > left:
             also = f", with {parts} in uploads that are not whole" if parts else ""
@@ -108,6 +109,13 @@ class ModelService(rpc.ModelServiceServicer):
                 f"the model has {size} bytes, and token {token} has {left} of {quota} left{also}; "
                 "ask the server's operator for more"
             )
+
+    def _is_stored(self, sha256: str) -> bool:
+        try:
+            self._context.store.models.get(sha256)
+        except NotFound:
+            return False
+        return True
 
 
 def _data(requests: Iterator[pb.UploadModelRequest], size: int, offset: int) -> Iterator[bytes]:

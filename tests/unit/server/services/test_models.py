@@ -48,6 +48,20 @@ def test_uploads_at_the_same_time_count_together(store: Store, tmp_path: Path) -
     assert not service._under_way
 
 
+def test_a_call_that_was_cut_off_counts_no_more_once_a_later_one_has_brought_the_model(
+    store: Store, tmp_path: Path
+) -> None:
+    context: Any = SimpleNamespace(store=store, files=BlobStore(tmp_path))
+    service = ModelService(context)
+    with service._room_for("a", 60, SENDER):  # the network has lost it, and the server does not know
+        with service._room_for("a", 60, SENDER):
+            store.models.add(StoredModel("a", "net.onnx", 60, "t"))
+        with service._room_for("b", 40, SENDER):
+            pass
+        with pytest.raises(QuotaExceeded, match="has 40 of 100 left; ask"), service._room_for("b", 41, SENDER):
+            pass
+
+
 def test_what_is_kept_of_a_cut_upload_counts_but_not_against_itself(store: Store, tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
     context: Any = SimpleNamespace(store=store, files=files)
