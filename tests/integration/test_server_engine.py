@@ -134,10 +134,10 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     context.store.jobs.create(job)
     tuner = SimulatedWorker(redis_url, "tune", "tune-1")
     tuner.started_at = time.time()
-    tuner.register()
     engine = Engine(context, lambda: None)
 
     def turned_until_started() -> bool:
+        tuner.register()
         engine._turn()
         return bool(context.store.jobs.rounds())
 
@@ -156,6 +156,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
         pipe.execute()
 
     def turned_until_searched_on() -> bool:
+        tuner.register()
         engine._turn()
         return [each.round_id for each in context.store.jobs.rounds()] != [round_id]
 

@@ -260,7 +260,7 @@ def test_cancel_in_mid_job(client: Client, fleet: SimulatedFleet) -> None:
             watching = pool.submit(client.finish, name)
             cancelled = client.jobs.CancelJob(pb.CancelJobRequest(name=name))
             assert cancelled.state == pb.JOB_STATE_CANCELLED
-            assert watching.result(10).state == pb.JOB_STATE_CANCELLED
+            assert watching.result(30).state == pb.JOB_STATE_CANCELLED
     finally:
         builder.hold.clear()
     assert client.jobs.CancelJob(pb.CancelJobRequest(name=name)).state == pb.JOB_STATE_CANCELLED

@@ -22,12 +22,11 @@ from tests.integration.test_second_server import begin_job, ends_with_its_budget
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.postgres_process import Postgres
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import ServerProcess
+from tests.support.processes.server_process import WILL_STOP, ServerProcess
 from tests.support.secret import SECRET
 
 pytestmark = pytest.mark.timeout(240)
 TUNER = "tune-1"
-MEASURERS = ("measure-1", "measure-2")
 
 
 @dataclass
@@ -41,13 +40,18 @@ class Pair:
     fleet: SimulatedFleet
     redis: redis.Redis
 
+    def tell_first_to_stop(self) -> None:
+        self.first.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: WILL_STOP in self.first.said())
+
     def replace_first(self) -> None:
         """It stops where it was told to; the second takes over, and stands still too."""
-        stop(self.first, signal.SIGUSR1)
+        wait_until_stopped(self.first)
         self.postgres.end_lock_holder(self.database)
         self.second.wait_ready()
         wait_until(lambda: info(self.redis, "clients")["blocked_clients"])  # it waits for results: those before are in
-        stop(self.second, signal.SIGSTOP)
+        self.second.process.send_signal(signal.SIGSTOP)
+        wait_until_stopped(self.second)
         # What it had asked of Redis is answered.
         wait_until(lambda: info(self.redis, "clients")["blocked_clients"] == 0)
 
@@ -59,7 +63,7 @@ class Pair:
         """It ends the job, for which each candidate was measured once at each share, whatever became of its result."""
         self.second.process.send_signal(signal.SIGCONT)
         assert ends_with_its_budget_spent_once(self.second, job)
-        trials = [each for name in MEASURERS for each in self.fleet.workers[name].measured if each[0] == "trial"]
+        trials = [each for worker in self.fleet.measurers() for each in worker.measured if each[0] == "trial"]
         assert len(trials) == len(set(trials)) == 120
 
 
@@ -73,13 +77,13 @@ def recorder_of(connection: redis.Redis) -> Any:
     return next(group for group in groups if group["name"] == RECORDER.encode())
 
 
-def stop(server: ServerProcess, number: signal.Signals) -> None:
-    server.process.send_signal(number)
+def wait_until_stopped(server: ServerProcess) -> None:
     wait_until(lambda: psutil.Process(server.process.pid).status() == psutil.STATUS_STOPPED)
 
 
 @contextmanager
-def pair(postgres: Postgres, state: Path, stops_before: str) -> Iterator[Pair]:
+def pair_in_mid_job(postgres: Postgres, state: Path, stops_before: str) -> Iterator[tuple[Pair, str]]:
+    """With the job, whose measurers hold."""
     with (
         postgres.database(empty=True) as name,
         running_redis() as url,
@@ -90,7 +94,8 @@ def pair(postgres: Postgres, state: Path, stops_before: str) -> Iterator[Pair]:
         first = ServerProcess(url, state, stops_before=stops_before, **options)
         second = ServerProcess(url, state, waits=True, **options)
         try:
-            yield Pair(postgres, name, first, second, fleet, connection)
+            fleet.hold_measurers_after(16)
+            yield Pair(postgres, name, first, second, fleet, connection), begin_job(first)
         finally:
             for server in (first, second):
                 if server.process.poll() is None:
@@ -98,13 +103,11 @@ def pair(postgres: Postgres, state: Path, stops_before: str) -> Iterator[Pair]:
 
 
 def test_results_that_it_took_and_cannot_commit_come_to_the_other_one(postgres: Postgres, tmp_path: Path) -> None:
-    with pair(postgres, tmp_path / "state", "fractune_server.transport.recorder:Recorder._read >") as both:
-        job = begin_job(both.first)
-        for name in MEASURERS:
-            both.fleet.workers[name].hold.set()
+    place = "fractune_server.transport.recorder:Recorder._read >"
+    with pair_in_mid_job(postgres, tmp_path / "state", place) as (both, job):
+        both.tell_first_to_stop()
         both.replace_first()
-        for name in MEASURERS:
-            both.fleet.workers[name].hold.clear()
+        both.fleet.release_measurers()
         wait_until(lambda: recorder_of(both.redis)["lag"] > 0)
         both.wake_first()
         assert recorder_of(both.redis)["pending"] > 0  # nobody has recorded them
@@ -112,8 +115,10 @@ def test_results_that_it_took_and_cannot_commit_come_to_the_other_one(postgres: 
 
 
 def test_it_hands_out_nothing_any_more(postgres: Postgres, tmp_path: Path) -> None:
-    with pair(postgres, tmp_path / "state", "fractune_server.engine.rounds:send_workload") as both:
-        job = begin_job(both.first)
+    place = "fractune_server.engine.rounds:send_workload"
+    with pair_in_mid_job(postgres, tmp_path / "state", place) as (both, job):
+        both.tell_first_to_stop()
+        both.fleet.release_measurers()
         both.replace_first()
         queues, searches = WorkQueues(both.redis, SECRET), both.fleet.workers[TUNER].handled
         wait_until(queues.idle)

@@ -237,7 +237,7 @@ def test_a_child_that_is_killed_is_replaced_and_the_candidate_measured_again(fle
         put_signed_blob(fleet.redis, SECRET, workload_blob(fleet.workload["hash"]), fleet.workload["json"].encode())
         before = _ticks(child)
         fleet.build(round_id, [UNTUNED])
-        wait_until(lambda: _ticks(child) > before + 100, 60)  # past the anchor kernel, which blames nobody
+        wait_until(lambda: _ticks(child) > before + 50, 60)  # past the anchor kernel, which blames nobody
         os.kill(child, signal.SIGKILL)
         wait_until(lambda: len(fleet.records(SERVER_STREAM, round_id)) == 1, 120)
     finally:

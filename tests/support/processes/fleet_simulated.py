@@ -75,6 +75,8 @@ class SimulatedWorker:
         self._line = redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2, retry=None)
         """for its entry, as a real worker has one"""
         self.hold = threading.Event()
+        self.hold_after: int | None = None
+        """set `hold` by itself, once, when so many measurements are made"""
         self.stopped = threading.Event()
         self.counts = WorkCounts()
         self.handled: list[dict[str, Any]] = []
@@ -298,6 +300,9 @@ class SimulatedWorker:
             record = made_up_record(work, item["candidate"], item["trace"], Status(item["status"]), self.name)
             event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
             self._send(work["reply"], {**event, "record": record.to_json()})
+        if self.hold_after is not None and len(self.measured) >= self.hold_after:
+            self.hold_after = None
+            self.hold.set()
         if self.roof is not None:
             found = {"event": "roof_measured", "job": work["job"], "roof": self.roof.to_json()}
             found |= {"device_key": self.device.key, "share_key": self.granted().key}
@@ -334,6 +339,18 @@ class SimulatedFleet:
 
     def remove(self, name: str) -> None:
         self.workers.pop(name).stop()
+
+    def hold_measurers_after(self, count: int) -> None:
+        """Each stops by itself when it has made about so many measurements: a job stays where it is then."""
+        for worker in self.measurers():
+            worker.hold_after = count
+
+    def release_measurers(self) -> None:
+        for worker in self.measurers():
+            worker.hold.clear()
+
+    def measurers(self) -> list[SimulatedWorker]:
+        return [worker for worker in self.workers.values() if worker.role == "measure"]
 
     @contextlib.contextmanager
     def held(self, *names: str) -> Iterator[None]:

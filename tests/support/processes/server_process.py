@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import logging
+import os
 import resource
 import signal
 import subprocess
@@ -29,6 +30,8 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.main import ServerOptions, run_server
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
+
+WILL_STOP = "will stop"
 
 
 class Client:
@@ -169,7 +172,8 @@ def running_server(redis_url: str, state: Path, **options: Any) -> Iterator[Serv
 
 
 def stop_before(place: str) -> None:
-    """After SIGUSR1 the process stops, once, where it is about to call `place`; SIGCONT lets it go on.
+    """After SIGUSR1, which it acknowledges by `WILL_STOP`, the process stops, once, where it is about to call `place`;
+    SIGCONT lets it go on.
 
     `place` is MODULE:FUNCTION or MODULE:CLASS.METHOD; with a blank and a text behind it, a call with that argument.
     """
@@ -186,7 +190,12 @@ def stop_before(place: str) -> None:
         return real(*args, **options)
 
     setattr(owner, last, call)
-    signal.signal(signal.SIGUSR1, lambda *_: asked.set())
+
+    def ask(*_: Any) -> None:
+        asked.set()
+        os.write(sys.stderr.fileno(), f"{WILL_STOP}\n".encode())
+
+    signal.signal(signal.SIGUSR1, ask)
 
 
 def main() -> int:
