@@ -48,6 +48,12 @@ class Stage:
         """Jobs that are created within begin to search at the same time."""
         with self.fleet.held("compile-1"):
             yield
+            wait_until(lambda: not self._any_queued())
+
+    def _any_queued(self) -> bool:
+        """Whether the engine, which looks for new jobs a few times a second, has yet to take one up."""
+        found = self.client.jobs.ListJobs(pb.ListJobsRequest(open_only=True)).jobs
+        return any(job.state == pb.JOB_STATE_QUEUED for job in found)
 
     def finish(self, *names: str) -> list[pb.Job]:
         jobs = [self.client.finish(name) for name in names]
@@ -149,9 +155,11 @@ def test_jobs_whose_shares_overlap_build_a_candidate_once_and_measure_it_once_at
 
 def test_a_job_that_joins_while_rounds_are_under_way_has_their_candidates_without_a_build(stage: Stage) -> None:
     model = stage.model()
+    built = stage.fleet.workers["build-1"].built
+    before = len(built)
     with stage.fleet.held("measure-1"):
         first = stage.start(model, ONE, trials=48)
-        wait_until(lambda: len(stage.fleet.workers["build-1"].built) > 0)
+        wait_until(lambda: len(built) > before)
         second = stage.start(model, BOTH, trials=48)
         stage.begins(second)
     done = stage.finish(first, second)

@@ -90,7 +90,7 @@ def test_a_worker_that_waits_for_work_finds_its_way_back(tmp_path: Path, ill: st
         network.cut() if ill == "cut" else network.swallow()
         wait_until(lambda: not connection.exists(key))
         network.mend()
-        wait_until(lambda: connection.exists(key), 8)  # it says that it lives before it has asked for work again
+        wait_until(lambda: connection.exists(key), 20)  # it says that it lives before it has asked for work again
         WorkQueues(connection, SECRET).enqueue(COMPILE_QUEUE, ingest("j"))
         wait_until(lambda: events_of(connection, SERVER_STREAM), ANSWER_TIMEOUT_S + 15)
         assert process.process.poll() is None

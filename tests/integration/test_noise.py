@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.processes.cli_process import (
     start_fractune,
     write_model,
 )
+from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 
 pytestmark = pytest.mark.timeout(240)
@@ -87,7 +87,4 @@ def test_stopping_it_leaves_no_process(tmp_path: Path) -> None:
         _, told = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in told
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in started) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not [pid for pid in started if alive(pid)]
+    wait_until(lambda: not any(alive(pid) for pid in started))

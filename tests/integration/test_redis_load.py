@@ -37,4 +37,4 @@ def test_work_leaves_no_keys_behind_and_no_command_looks_at_all_of_them(tmp_path
         assert connection.zcard(DONE) - works >= 150
         assert not commands.keys() & LOOKS_AT_ALL_KEYS
         # The second bundle goes a minute after its job; the rest is of work in hand, which ends.
-        wait_until(lambda: connection.dbsize() <= keys + 1, 10)
+        wait_until(lambda: connection.dbsize() <= keys + 1, 30)

@@ -24,17 +24,23 @@ from fractune_core.priorities import Priority
 from fractune_core.records import Kind
 from fractune_server.admin import create_token, list_tokens
 from fractune_server.scheduler.allocation import FIRST_ROUND
+from fractune_server.transport.work_queues import WorkQueues
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.made_up import DEVICE
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes
+from tests.support.secret import SECRET
 
 
 @dataclass
 class Stage:
     place: Place
     fleet: SimulatedFleet
+
+    def is_idle(self) -> bool:
+        with redis.Redis.from_url(self.place.redis_url) as connection:
+            return WorkQueues(connection, SECRET).idle()
 
     def token(self, max_priority: Priority = Priority.NORMAL) -> TokenText:
         return create_token(self.place.state, None, "t", Scope.SUBMIT, None, Quotas(), max_priority)
@@ -61,9 +67,16 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def one_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with running_place(tmp_path_factory.mktemp("fair")) as place, simulated_fleet(place.redis_url) as fleet:
         yield Stage(place, fleet)
+
+
+@pytest.fixture
+def stage(one_stage: Stage) -> Stage:
+    """Nothing is left of an earlier test's jobs: its work would be counted among that which waits."""
+    wait_until(one_stage.is_idle)
+    return one_stage
 
 
 def job(client: Client, trials: int, **spec: Any) -> pb.Job:

@@ -31,10 +31,14 @@ def lose() -> None:
     raise ChildDied("the device is lost")
 
 
+def spawn() -> int:
+    """Start a process that never ends; its id."""
+    return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
+
+
 def hang(note: str) -> None:
-    """Start a process of its own, note its id, and never answer."""
-    grandchild = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-    Path(note).write_text(str(grandchild.pid))
+    """Start such a process, note its id, and never answer."""
+    Path(note).write_text(str(spawn()))
     signal.pause()
 
 
@@ -71,6 +75,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         "fail": fail,
         "refuse": refuse,
         "lose": lose,
+        "spawn": spawn,
         "hang": hang,
         "crash": crash,
         "leave": leave,

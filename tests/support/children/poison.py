@@ -33,11 +33,14 @@ class PoisonDevice:
         """while it is there, no share can be proved beside others that are busy"""
         self.dead = folder / "dead"
         """what serves the device has died, until it is started again"""
+        self.let_go = folder / "let-go"
+        """once it is there, what waits for it ends"""
 
     def enter(self, pid: int) -> IO[bytes]:
         """The lock to hold for as long as the client lives."""
-        file = (self.folder / f"client-{pid}").open("ab")
-        lock(file)
+        with locked(self.folder / "lock"):  # whoever looks would find a file that is not locked yet, and remove it
+            file = (self.folder / f"client-{pid}").open("ab")
+            lock(file)
         return file
 
     @contextlib.contextmanager

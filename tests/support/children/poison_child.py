@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from fractune_core.shares import Device, Share
 from tests.support.children.poison import PoisonConfinement
 
 _LOOK_EVERY_S = 0.002
+_PR_SET_DUMPABLE = 4
 
 
 class PoisonedChild:
@@ -85,9 +87,14 @@ class PoisonedChild:
             time.sleep(_LOOK_EVERY_S)
 
     def _crash(self, _kernel: dict[str, Any]) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)  # a dump may take its helper longer than a trial may last
         os.kill(os.getpid(), signal.SIGSEGV)
 
     _crash_while_interleaved = _crash
+
+    def _until_let_go(self, _kernel: dict[str, Any]) -> None:
+        while not self._device.let_go.exists():
+            time.sleep(_LOOK_EVERY_S)
 
     def _poison(self, _kernel: dict[str, Any]) -> None:
         self._device.poisoned.touch()

@@ -21,7 +21,7 @@ from fractune_core.spending import Piece
 from tests.support.secret import SECRET
 
 
-def wait_until(holds: object, timeout_s: float = 30.0, every_s: float = 0.02) -> None:
+def wait_until(holds: object, timeout_s: float = 60.0, every_s: float = 0.02) -> None:
     """Poll `holds` (a callable) until it is true. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -30,6 +30,7 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.expo
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
+    monkeypatch.setattr(tracing, "_FLUSH_S", 30.0)  # a busy machine may take longer than a process that ends waits
     with otlp_receiver() as running:
         for name, value in running.environ.items():
             monkeypatch.setenv(name, value)

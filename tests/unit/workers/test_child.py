@@ -79,11 +79,10 @@ def test_a_child_that_has_lost_its_device_is_heard_and_meets_no_other_call(child
 
 
 def test_a_hang_is_killed_with_all_that_it_started(child: Child, tmp_path: Path) -> None:
-    note = tmp_path / "grandchild"
     child.ensure()
+    grandchild = child.call("spawn", 20)
     with pytest.raises(ChildTimeout, match=r"within 0\.5 s"):
-        child.call("hang", 0.5, note=str(note))
-    grandchild = int(note.read_text())
+        child.call("hang", 0.5, note=str(tmp_path / "another"))
     wait_until(lambda: not alive(grandchild))
     assert child.call("echo", 20, value=2) == 2
     assert child.generation == 2
@@ -259,7 +258,7 @@ class Standstill:
     def yield_cores(self) -> None:
         self.states.append(state_of(self.child.pid))
         before = self.note.read_text()
-        deadline = time.monotonic() + 1.5
+        deadline = time.monotonic() + 3.5
         while time.monotonic() < deadline:
             assert self.note.read_text() == before
             time.sleep(0.05)
@@ -269,7 +268,7 @@ def test_a_call_stands_still_while_it_gives_way_and_that_time_does_not_count(chi
     child.ensure()
     hold = Standstill(child, tmp_path / "note")
     with child.preemptible_by(hold):
-        assert child.call("tick", 1.4, note=str(tmp_path / "note"), ticks=20) == 20
+        assert child.call("tick", 3.0, note=str(tmp_path / "note"), ticks=60) == 60
     assert hold.states == ["T"]
     assert child.generation == 1
     assert child.call("echo", 20, value=1) == 1

@@ -10,6 +10,11 @@ import time
 from pathlib import Path
 
 from fractune.launchers.sharing_child import Loops, Turns, bubble
+from tests.support.processes.redis_process import wait_until
+
+SIDES, TURNS = 2, 20
+WAITS_S = 2.0
+"""far longer than a busy machine keeps a thread waiting"""
 
 
 def test_a_loop_counts_from_when_it_is_told_and_what_warms_up_does_not_count() -> None:
@@ -20,9 +25,9 @@ def test_a_loop_counts_from_when_it_is_told_and_what_warms_up_does_not_count() -
         time.sleep(0.002)
 
     now_s = time.monotonic()
-    marks = Loops(call, contextlib.nullcontext).loop(0.02, now_s + 0.25, 0.02)
+    marks = Loops(call, contextlib.nullcontext).loop(0.02, now_s + WAITS_S, 0.02)
     warm = [moment for moment in calls if moment < marks[0]]
-    assert now_s + 0.02 <= calls[0] < now_s + 0.25 <= marks[0]  # it was at work already when it was to begin
+    assert now_s + 0.02 <= calls[0] < now_s + WAITS_S <= marks[0]  # it was at work already when it was to begin
     assert len(warm) > 1
     assert len(calls) - len(warm) == len(marks) - 1
     assert marks == sorted(marks)
@@ -57,13 +62,17 @@ def test_two_that_take_turns_alternate_and_never_overlap(tmp_path: Path) -> None
     seen: list[str] = []
     both_wait = threading.Barrier(2)
 
+    def the_last() -> bool:
+        return len(seen) == 2 * SIDES * TURNS - 1
+
     def player(name: str) -> None:
         turns = Turns(tmp_path)
         both_wait.wait()
-        for _ in range(20):
+        for _ in range(TURNS):
             with turns.turn():
-                seen.extend((f"{name} begins", f"{name} ends"))
-                time.sleep(0.002)  # the other has come to wait by then
+                seen.append(f"{name} begins")
+                wait_until(lambda: the_last() or somebody_waits_for(tmp_path / "now"), every_s=0.001)
+                seen.append(f"{name} ends")
         turns.close()
 
     threads = [threading.Thread(target=player, args=(name,)) for name in "ab"]
@@ -73,8 +82,14 @@ def test_two_that_take_turns_alternate_and_never_overlap(tmp_path: Path) -> None
         thread.join()
     assert all(begin.replace("begins", "ends") == end for begin, end in zip(seen[::2], seen[1::2], strict=True))
     order = [begin[0] for begin in seen[::2]]
-    alternations = sum(one != other for one, other in itertools.pairwise(order))
-    assert alternations > 30  # without the second lock who has had a turn takes the next one too
+    # Without the second lock who has had a turn takes the next one too.
+    assert all(one != other for one, other in itertools.pairwise(order))
+
+
+def somebody_waits_for(file: Path) -> bool:
+    """Whether somebody waits for the lock on the file, by what the kernel says."""
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return any(words[1] == "->" and words[6].endswith(f":{file.stat().st_ino}") for words in locks)
 
 
 def test_a_bubble_takes_as_much_memory_as_it_says() -> None:

@@ -141,7 +141,7 @@ def test_a_part_that_is_given_up_raises_what_this_means(parts: Parts) -> None:
 def test_parts_end_rank_by_rank_and_the_deaf_are_killed(
     parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(processes, "STOP_TIMEOUT_S", 5.0)
     note = f"open({str(tmp_path / 'order')!r}, 'a').write"
     obedient = (
         "import signal, sys, time\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -53,11 +52,10 @@ def test_a_stack_that_ended_in_order_leaves_no_entry_and_one_that_was_killed_doe
     assert (read_entry(tmp_path), is_running(tmp_path)) == (entry, False)
 
 
-def test_who_only_looks_keeps_no_stack_from_starting(tmp_path: Path) -> None:
+def test_who_only_looks_keeps_no_stack_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / LOCK_FILE
     with path.open("a+") as looking, path.open("a+") as starting:
         fcntl.flock(looking, fcntl.LOCK_SH)
-        done = threading.Timer(0.01, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
-        done.start()
+        # It has looked by the time that the other one tries again.
+        monkeypatch.setattr("fractune.local.stack_lock.time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
         assert take(starting.fileno())
-        done.join()

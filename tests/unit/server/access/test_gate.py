@@ -11,7 +11,7 @@ import pytest
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, ScopeMissing, TooManyAttempts
 from fractune_core.priorities import Priority
-from fractune_server.access.attempts import BURST
+from fractune_server.access.attempts import BURST, Attempts
 from fractune_server.access.gate import Caller, Gate
 from fractune_server.store.store import Store, sqlite_url
 
@@ -27,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture
 def gate(store: Store) -> Gate:
-    return Gate(store.tokens, token_needed=True)
+    return Gate(store.tokens, token_needed=True, attempts=Attempts(lambda: 0.0))
 
 
 def admit(gate: Gate, token: TokenText | str | None, needed: Scope = Scope.READ, peer: str = PEER) -> Caller:

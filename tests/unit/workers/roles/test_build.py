@@ -106,7 +106,9 @@ def killing(builder: Builder, folder: Path, times: int) -> threading.Thread:
             waiting.unlink()
             if number == times - 1:
                 (folder / "go-on").touch()
-            os.kill(builder._process.child.pid or 0, signal.SIGKILL)
+            pid = builder._process.child.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()

@@ -29,8 +29,9 @@ CPU = (1, 0)
 _SHARE_ALL_CPUS = -3
 """TVM's mode of a thread pool all of whose threads may be on all CPUs of a list"""
 SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "1000"
-"""How often a thread of TVM's pool looks for more work before it sleeps: for some 1 ms, longer than between two
-operators of a model. TVM's own number is 300 times as long, on cores that others miss, or the next model in turn"""
+"""How often a thread of TVM's pool looks for more work before it sleeps: for some 1 ms, where nobody else wants its
+core, longer than between two operators of a model. TVM's own number is 300 times as long, on cores that others miss,
+or the next model in turn"""
 _loading = threading.Lock()
 
 

@@ -12,7 +12,6 @@ import pytest
 from fractune_core.errors import StateUnusable
 from fractune_server.store.files.folder import StateFolder
 from tests.support.paths import REPOSITORY
-from tests.support.processes.redis_process import wait_until
 
 
 class TestStateFolder:
@@ -26,17 +25,13 @@ class TestStateFolder:
 
     def test_a_killed_server_leaves_no_lock(self, tmp_path: Path) -> None:
         holder = "import sys, pathlib, time\nfrom fractune_server.store.files.folder import StateFolder\n"
-        holder += "f = StateFolder(pathlib.Path(sys.argv[1]))\ntime.sleep(600)\n"
+        holder += "f = StateFolder(pathlib.Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(600)\n"
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path / "state")], env=env) as process:
-            wait_until(lambda: (tmp_path / "state" / "lock").exists() and _is_locked(tmp_path / "state"))
+        command = [sys.executable, "-c", holder, str(tmp_path / "state")]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n"
+            with pytest.raises(StateUnusable, match=f"pid {process.pid}"):
+                StateFolder(tmp_path / "state")
             process.kill()
         StateFolder(tmp_path / "state").close()
-
-
-def _is_locked(folder: Path) -> bool:
-    try:
-        StateFolder(folder).close()
-    except StateUnusable:
-        return True
-    return False
