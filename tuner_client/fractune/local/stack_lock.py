@@ -52,7 +52,7 @@ def is_running(state: Path) -> bool:
 
 def take(descriptor: int) -> bool:
     """Lock the open file for this process; False when another one holds it. A glance of `is_running` is waited out."""
-    for _ in range(3):
+    for _ in range(10):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
