@@ -82,14 +82,16 @@ def turns_of(server: ServerProcess) -> float:
 
 def test_a_server_that_is_started_again_waits_for_what_is_under_way(tmp_path: Path) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet:
-        measurers = [fleet.workers[name] for name in ("measure-1", "measure-2")]
-        with running_server(url, tmp_path / "state") as server, server.client() as client:
+        measurers = fleet.measurers()
+        with running_server(url, tmp_path / "state", metrics="127.0.0.1:0") as server, server.client() as client:
             model = client.upload(fresh(operators=1))
             client.finish(client.create(model, trials=6).name)
             for measurer in measurers:
                 measurer.hold.set()
             name = client.create(model, trials=12).name  # what it lacks is one round
             wait_until(lambda: sum(kind == "trial" for kind, _ in set(fleet.workers["build-1"].built)) == 12)
+            turns = turns_of(server)
+            wait_until(lambda: turns_of(server) >= turns + 2)  # it has stored what it had handed out
             server.kill()
         with running_server(url, tmp_path / "state", metrics="127.0.0.1:0") as server, server.client() as client:
             wait_until(lambda: turns_of(server) >= 5)
@@ -106,7 +108,7 @@ def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_spac
         with running_server(url, state) as server, server.client() as client:
             model = client.upload(fresh())
             name = client.create(model, trials=60, round_size=6).name
-            client.wait(name, lambda job: job.progress.candidates_done >= 6)
+            fleet.wait_until_measurers_hold()
             server.kill()
         fleet.release_measurers()
         full = max(file.stat().st_size for file in state.glob("fractune.db*")) + 4096

@@ -95,7 +95,9 @@ def pair_in_mid_job(postgres: Postgres, state: Path, stops_before: str) -> Itera
         second = ServerProcess(url, state, waits=True, **options)
         try:
             fleet.hold_measurers_after(16)
-            yield Pair(postgres, name, first, second, fleet, connection), begin_job(first)
+            job = begin_job(first)
+            fleet.wait_until_measurers_hold()
+            yield Pair(postgres, name, first, second, fleet, connection), job
         finally:
             for server in (first, second):
                 if server.process.poll() is None:

@@ -51,6 +51,7 @@ from tests.support.processes.made_up import (
     piece_done,
     workload_hash,
 )
+from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
 
 _local = threading.local()
@@ -344,6 +345,9 @@ class SimulatedFleet:
         """Each stops by itself when it has made about so many measurements: a job stays where it is then."""
         for worker in self.measurers():
             worker.hold_after = count
+
+    def wait_until_measurers_hold(self) -> None:
+        wait_until(lambda: all(worker.hold.is_set() for worker in self.measurers()))
 
     def release_measurers(self) -> None:
         for worker in self.measurers():
