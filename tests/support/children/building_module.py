@@ -15,6 +15,15 @@ from fractune_core.implementations import DIRECT
 from fractune_workers.children.building import child as building
 
 
+# By its limit of 1 s, as the kernel's ticks count, which may run ahead.
+_ENDED_EARLY = """
+import os, signal, time
+while time.process_time() < 0.7:
+    pass
+os.kill(os.getpid(), signal.SIGXCPU)
+"""
+
+
 def _wait_for(file: Path) -> None:
     """Say in a file beside it that this fork waits; go on when it is there."""
     if not file.exists():
@@ -28,6 +37,8 @@ def _obey(trace: str, _target: Any) -> bytes:
             pass
     if trace == "program":
         subprocess.run([sys.executable, "-c", "while True: pass"], check=True)
+    if trace == "program ended early":
+        subprocess.run([sys.executable, "-c", _ENDED_EARLY], check=True)
     if trace.startswith("wait for "):
         _wait_for(Path(trace.removeprefix("wait for ")))
     if trace == "crash":

@@ -34,8 +34,9 @@ from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workloads
 
 _LIMIT_CPU_S = 10
-_MET = 0.9
-"""of the limit: the kernel ends a process by its own count, which is not quite the one that it tells afterwards"""
+_MET = 0.5
+"""Of the limit: the kernel ends a process by its count of ticks, of which the time that it tells afterwards may be no
+more than 0.9 on busy cores. What a program says when it fails on its own comes long before."""
 
 
 class BuilderChild:

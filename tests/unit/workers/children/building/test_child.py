@@ -50,8 +50,9 @@ def test_a_build_beyond_its_cpu_time_is_ended(child: Child) -> None:
     assert 0.5 < answer["build_secs"] < 2.5  # the kernel holds the limit by its ticks, which count more or less
 
 
-def test_what_a_program_of_the_compiler_takes_counts_too(child: Child) -> None:
-    answer = build(child, "program", limit_cpu_s=1)
+@pytest.mark.parametrize("trace", ["program", "program ended early"])
+def test_what_a_program_of_the_compiler_takes_counts_too(child: Child, trace: str) -> None:
+    answer = build(child, trace, limit_cpu_s=1)
     assert (answer["status"], answer["cause"]) == ("build_timeout", "not built within 1 s of CPU time")
     assert 0.5 < answer["build_secs"] < 2.5  # the kernel holds the limit by its ticks, which count more or less
 
