@@ -14,7 +14,6 @@ from typing import Any
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.building import child as building
 
-
 # By its limit of 1 s, as the kernel's ticks count, which may run ahead.
 _ENDED_EARLY = """
 import os, signal, time
