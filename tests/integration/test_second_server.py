@@ -33,6 +33,13 @@ class Place:
     fleet: SimulatedFleet
     state: Path
 
+    def begin_job(self, server: ServerProcess) -> str:
+        """A job of 60 trials in the middle of it, whose measurers hold."""
+        self.fleet.hold_measurers_after(16)
+        name = begin_job(server)
+        self.fleet.wait_until_measurers_hold()
+        return name
+
     @contextmanager
     def server(self, *, waits: bool = False) -> Iterator[ServerProcess]:
         """With `waits` it comes back when the server says that it waits for another one."""
@@ -73,9 +80,10 @@ def ends_with_its_budget_spent_once(server: ServerProcess, name: str) -> bool:
 
 def test_a_second_server_takes_over_after_a_kill(place: Place) -> None:
     with place.server() as first, place.server(waits=True) as second:
-        name = begin_job(first)
+        name = place.begin_job(first)
         killed_at = time.monotonic()
         first.kill()
+        place.fleet.release_measurers()
         second.wait_ready()
         assert time.monotonic() - killed_at < TAKE_OVER_S
         assert ends_with_its_budget_spent_once(second, name)
@@ -84,16 +92,18 @@ def test_a_second_server_takes_over_after_a_kill(place: Place) -> None:
 
 def test_a_second_server_takes_over_after_an_orderly_end_too(place: Place) -> None:
     with place.server() as first, place.server(waits=True) as second:
-        name = begin_job(first)
+        name = place.begin_job(first)
         assert first.stop() == 0
+        place.fleet.release_measurers()
         second.wait_ready()
         assert ends_with_its_budget_spent_once(second, name)
 
 
 def test_a_server_that_has_lost_the_lock_ends_and_the_other_goes_on(place: Place) -> None:
     with place.server() as first, place.server(waits=True) as second:
-        name = begin_job(first)
+        name = place.begin_job(first)
         place.postgres.end_lock_holder(place.database)
+        place.fleet.release_measurers()
         assert first.process.wait(30) == 7
         last = first.said().splitlines()[-1]
         assert last.startswith(f"fractune: database postgresql://fractune@/{place.database}")
@@ -109,8 +119,9 @@ def test_a_server_that_waits_can_be_stopped(place: Place) -> None:
 
 def test_a_killed_postgresql_ends_the_server_in_one_line_and_the_next_one_goes_on(place: Place) -> None:
     with place.server() as first:
-        name = begin_job(first)
+        name = place.begin_job(first)
         place.postgres.stop()
+        place.fleet.release_measurers()
         try:
             assert first.process.wait(30) == 7
             with place.server() as refused:
