@@ -166,6 +166,9 @@ def running_server(redis_url: str, state: Path, **options: Any) -> Iterator[Serv
     server = ServerProcess(redis_url, state, **options)
     try:
         yield server
+    except BaseException:
+        sys.stderr.write(f"the server said:\n{server.said()}\n")
+        raise
     finally:
         if server.process.poll() is None:
             server.stop()

@@ -22,7 +22,7 @@ from fractune_core.fleet.messages import Work, cancelled_by
 from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind
 from fractune_server.transport.live_workers import Fleet
-from fractune_server.transport.work_queues import WorkQueues, fetch
+from fractune_server.transport.work_queues import WorkQueues, delete, fetch
 
 ATTEMPTS = 3
 _STUCK_S = 10.0
@@ -151,7 +151,7 @@ class Requeuer:
     def _give_again(self, queue: Queue, job: Job, work: Work, loss: Loss, reason: str) -> None:
         """Give it to another worker, or up. What no worker has begun, or what was handed back, has killed nobody."""
         if is_marked(self._redis, CANCELLED, cancelled_by(work)):
-            job.delete()
+            delete(job)
             return
         handed_back = unmark(self._redis, HANDED_BACK, work["work_id"])
         deaths = job.meta.get(_DEATHS, 0) + (0 if handed_back or loss is Loss.NEVER_BEGUN else 1)
@@ -177,7 +177,7 @@ class Requeuer:
             return
         _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, ATTEMPTS, reason)
         self._give_up(work)
-        job.delete()
+        delete(job)
 
 
 def _alone(work: Work) -> list[Work]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Collection
 
@@ -87,8 +86,7 @@ class WorkQueues:
         mark(self._redis, DONE, work_id)
         job = fetch(self._redis, work_id)
         if job is not None:
-            with contextlib.suppress(ValueError):  # it has just ended, and its worker deletes it
-                job.delete()
+            delete(job)
 
     def all(self) -> list[Queue]:
         """Every queue that was ever used."""
@@ -127,10 +125,15 @@ def _remove(queue: Queue) -> None:
 
 def _drop(queue: Queue, job: Job) -> None:
     queue.intermediate_queue.remove(job.id)
+    delete(job)
+
+
+def delete(job: Job) -> None:
+    """RQ's job, wherever it is; at any moment its worker may end it, and delete it too."""
     try:
         job.delete()
-    except (InvalidJobOperation, ValueError):  # of no status, or of none that RQ knows: it was not RQ that wrote it
-        queue.connection.delete(job.key)
+    except (InvalidJobOperation, ValueError):  # of no status any more, or of none that RQ knows: RQ did not write it
+        job.connection.delete(job.key)
 
 
 def fetch(redis: Redis, job_id: str) -> Job | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 from rq import Queue, SimpleWorker
+from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from fractune_core.fleet import messages, redis_names
@@ -24,7 +28,20 @@ from tests.support.secret import SECRET
 ALONE: messages.BuildWork = {**BUILD, "candidates": BUILD["candidates"][:1]}
 
 
-def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
+class Interrupted(redis.ConnectionPool):
+    """Something happens, once, before one of the questions that are asked of Redis."""
+
+    def set(self, asked_before: int, happens: Callable[[], object]) -> None:
+        self.left, self.happens = asked_before, happens
+
+    def get_connection(self, *args: Any, **options: Any) -> Any:
+        self.left -= 1
+        if self.left == -1:
+            self.happens()
+        return super().get_connection(*args, **options)
+
+
+def take(connection: redis.Redis, name: str, *, start: bool = True) -> Job:
     """Take the next build work as RQ's worker does, and never end it."""
     queue = Queue(redis_names.BUILD_QUEUE, connection=connection, serializer=JSONSerializer)
     worker = SimpleWorker([queue], name=name, connection=connection, serializer=JSONSerializer)
@@ -33,6 +50,7 @@ def take(connection: redis.Redis, name: str, *, start: bool = True) -> None:
     if start:
         worker.prepare_execution(found[0])
         worker.prepare_job_execution(found[0], remove_from_intermediate_queue=True)
+    return found[0]
 
 
 def alive(name: str, started_at: float) -> Fleet:
@@ -146,6 +164,37 @@ def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
     assert queues.idle()
     assert not queues.has("work1")
     assert is_marked(connection, DONE, "work1")
+
+
+@pytest.mark.parametrize("how", ["withdrawn", "cancelled", "given up", "given again"])
+def test_a_worker_may_end_work_at_any_moment_of_its_being_taken_back(
+    connection: redis.Redis, redis_url: str, how: str
+) -> None:
+    pool = Interrupted.from_url(redis_url)
+    pool.set(sys.maxsize, lambda: None)
+    with redis.Redis.from_pool(pool) as interrupted:
+        queues = WorkQueues(interrupted, SECRET)
+        requeuer = Requeuer(interrupted, queues, lambda _: None)
+        for moment in itertools.count():
+            WorkQueues(connection, SECRET).enqueue(redis_names.BUILD_QUEUE, ALONE)
+            job = take(connection, "w1")
+            if how == "cancelled":
+                mark(connection, CANCELLED, "round1")
+            elif how == "given up":
+                job.meta["deaths"] = ATTEMPTS
+                job.save_meta()  # type: ignore[no-untyped-call]
+            pool.set(moment, job.delete)
+            if how == "withdrawn":
+                queues.withdraw("work1")
+            else:
+                requeuer.sweep(Fleet(()))
+            if pool.left >= 0:  # it was over before
+                break
+            if how != "given again":
+                assert not queues.has("work1")
+                assert queues.idle()
+            connection.flushall()
+    assert moment > 5
 
 
 @pytest.mark.parametrize("kind", ["trial", "validation"])
