@@ -266,6 +266,27 @@ def test_cancel_in_mid_job(client: Client, fleet: SimulatedFleet) -> None:
     assert client.jobs.CancelJob(pb.CancelJobRequest(name=name)).state == pb.JOB_STATE_CANCELLED
 
 
+def test_after_a_search_that_was_cancelled_before_it_began_the_next_one_is_told_what_is_known(
+    client: Client, fleet: SimulatedFleet
+) -> None:
+    model = client.upload(fresh(("conv2d", 1)))
+    client.finish(client.create(model, trials=6).name)
+    fleet.remove("tune-1")
+    tuner = fleet.add("tune", "tune-2")  # which knows nothing
+    tuner.hold.set()
+    try:
+        cancelled = client.create(model, trials=12).name
+        wait_until(lambda: len(tuner.handled) > 0)
+        client.jobs.CancelJob(pb.CancelJobRequest(name=cancelled))
+        wait_until(lambda: is_marked(tuner.redis, CANCELLED, tuner.handled[0]["round_id"]))
+        tuner.hold.clear()
+        assert client.finish(client.create(model, trials=12).name).progress.candidates_done == 6
+        assert [len(work["known"]) for work in tuner.handled] == [6, 6]
+    finally:
+        fleet.remove("tune-2")
+        fleet.add("tune", "tune-1")
+
+
 def test_what_a_cancelled_job_left_unmeasured_is_asked_for_again(client: Client, fleet: SimulatedFleet) -> None:
     builder, tuner = fleet.workers["build-1"], fleet.workers["tune-1"]
     model = client.upload(fresh())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, worker_key
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Status
 from fractune_server.backup import back_up, restore
-from tests.support.processes.fleet_simulated import simulated_fleet
+from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
 
@@ -99,6 +100,50 @@ def test_a_server_that_is_started_again_waits_for_what_is_under_way(tmp_path: Pa
                 measurer.hold.clear()
             assert client.finish(name).progress.candidates_done == 6
             assert measured_once_at_both_shares(client, name, 6)
+
+
+NOT_HANDED_OUT = "was not handed out; another one takes its place"
+STORES = "fractune_server.store.jobs:JobStore.save_round"
+HANDS_OUT = f"fractune_server.transport.work_queues:WorkQueues.enqueue {tune_queue('tune-1')}"
+
+
+def stop_before_its_last_round(server: ServerProcess, client: Client, fleet: SimulatedFleet) -> str:
+    """A job whose one round of 6 trials the server, told where to stop, is about to hand out, and stands still."""
+    model = client.upload(fresh(operators=1))
+    client.finish(client.create(model, trials=6).name)
+    fleet.remove("tune-1")
+    name = client.create(model, trials=12).name
+    client.wait(name, lambda job: any("role tune" in note for note in job.notes))  # the server knows that it has none
+    server.stop_where_told()
+    fleet.add("tune", "tune-1")
+    server.wait_until_stopped()
+    return name
+
+
+@pytest.mark.parametrize("place", [STORES, HANDS_OUT])
+def test_a_server_killed_as_it_hands_out_the_last_round_pays_for_no_other(tmp_path: Path, place: str) -> None:
+    with running_redis() as url, simulated_fleet(url) as fleet:
+        with running_server(url, tmp_path / "state", stops_before=place) as server, server.client() as client:
+            name = stop_before_its_last_round(server, client, fleet)
+            server.kill()
+        with running_server(url, tmp_path / "state") as server, server.client() as client:
+            assert client.finish(name).progress.candidates_done == 6
+            assert measured_once_at_both_shares(client, name, 6)
+            assert (NOT_HANDED_OUT in server.said()) == (place == HANDS_OUT)
+
+
+def test_a_round_that_redis_did_not_take_is_handed_out_when_it_is_back(tmp_path: Path) -> None:
+    with stoppable_redis() as broker, simulated_fleet(broker.url) as fleet:
+        state = tmp_path / "state"
+        with running_server(broker.url, state, stops_before=HANDS_OUT) as server, server.client() as client:
+            name = stop_before_its_last_round(server, client, fleet)
+            broker.kill()
+            server.process.send_signal(signal.SIGCONT)
+            wait_until(lambda: "Redis takes nothing" in server.said())
+            broker.come_back(empty=False)
+            assert client.finish(name).progress.candidates_done == 6
+            assert measured_once_at_both_shares(client, name, 6)
+            assert NOT_HANDED_OUT in server.said()
 
 
 def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
@@ -247,27 +292,33 @@ def _answers(connection: redis.Redis) -> bool:
         return False
 
 
-@pytest.mark.parametrize("empty", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_redis_killed_in_mid_job_comes_back(tmp_path: Path, empty: bool) -> None:  # noqa: FBT001
+@contextmanager
+def stoppable_redis() -> Iterator[StoppableRedis]:
     with tempfile.TemporaryDirectory(prefix="fractune-redis-") as folder:
         broker = StoppableRedis(Path(folder))
         try:
-            with (
-                simulated_fleet(broker.url),
-                running_server(broker.url, tmp_path / "state") as server,
-                server.client() as client,
-            ):
-                name = client.create(client.upload(fresh()), trials=40, round_size=4).name
-                client.wait(name, lambda job: job.progress.candidates_done >= 8)
-                broker.kill()
-                with pytest.raises(grpc.RpcError) as caught:
-                    client.fleet.ListWorkers(pb.ListWorkersRequest())
-                error = as_call(caught.value)
-                assert error.code() is grpc.StatusCode.UNAVAILABLE
-                assert dict(error.trailing_metadata() or ())["fractune-error"] == "RedisGone"
-                broker.come_back(empty=empty)
-                job = client.finish(name, timeout_s=90)
-                assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
-                assert measured_once_but_for_losses(client, name) >= 40
+            yield broker
         finally:
             broker.kill()
+
+
+@pytest.mark.parametrize("empty", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_redis_killed_in_mid_job_comes_back(tmp_path: Path, empty: bool) -> None:  # noqa: FBT001
+    with (
+        stoppable_redis() as broker,
+        simulated_fleet(broker.url),
+        running_server(broker.url, tmp_path / "state") as server,
+        server.client() as client,
+    ):
+        name = client.create(client.upload(fresh()), trials=40, round_size=4).name
+        client.wait(name, lambda job: job.progress.candidates_done >= 8)
+        broker.kill()
+        with pytest.raises(grpc.RpcError) as caught:
+            client.fleet.ListWorkers(pb.ListWorkersRequest())
+        error = as_call(caught.value)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(error.trailing_metadata() or ())["fractune-error"] == "RedisGone"
+        broker.come_back(empty=empty)
+        job = client.finish(name, timeout_s=90)
+        assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+        assert measured_once_but_for_losses(client, name) >= 40

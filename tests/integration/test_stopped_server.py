@@ -1,6 +1,6 @@
 """A server that stood still while another one took over, as on a host that was suspended, pays for nothing twice.
 
-It is stopped at the two worst moments. The fleet is simulated.
+It is stopped at the worst moments. The fleet is simulated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import redis
 
@@ -22,7 +21,7 @@ from tests.integration.test_second_server import begin_job, ends_with_its_budget
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.postgres_process import Postgres
 from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import WILL_STOP, ServerProcess
+from tests.support.processes.server_process import ServerProcess
 from tests.support.secret import SECRET
 
 pytestmark = pytest.mark.timeout(240)
@@ -40,18 +39,14 @@ class Pair:
     fleet: SimulatedFleet
     redis: redis.Redis
 
-    def tell_first_to_stop(self) -> None:
-        self.first.process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: WILL_STOP in self.first.said())
-
     def replace_first(self) -> None:
         """It stops where it was told to; the second takes over, and stands still too."""
-        wait_until_stopped(self.first)
+        self.first.wait_until_stopped()
         self.postgres.end_lock_holder(self.database)
         self.second.wait_ready()
         wait_until(lambda: info(self.redis, "clients")["blocked_clients"])  # it waits for results: those before are in
         self.second.process.send_signal(signal.SIGSTOP)
-        wait_until_stopped(self.second)
+        self.second.wait_until_stopped()
         # What it had asked of Redis is answered.
         wait_until(lambda: info(self.redis, "clients")["blocked_clients"] == 0)
 
@@ -75,10 +70,6 @@ def recorder_of(connection: redis.Redis) -> Any:
     """How far the servers have read what the measurers have sent."""
     groups: Any = connection.xinfo_groups(tuner_stream(TUNER))
     return next(group for group in groups if group["name"] == RECORDER.encode())
-
-
-def wait_until_stopped(server: ServerProcess) -> None:
-    wait_until(lambda: psutil.Process(server.process.pid).status() == psutil.STATUS_STOPPED)
 
 
 @contextmanager
@@ -107,7 +98,7 @@ def pair_in_mid_job(postgres: Postgres, state: Path, stops_before: str) -> Itera
 def test_results_that_it_took_and_cannot_commit_come_to_the_other_one(postgres: Postgres, tmp_path: Path) -> None:
     place = "fractune_server.transport.recorder:Recorder._read >"
     with pair_in_mid_job(postgres, tmp_path / "state", place) as (both, job):
-        both.tell_first_to_stop()
+        both.first.stop_where_told()
         both.replace_first()
         both.fleet.release_measurers()
         wait_until(lambda: recorder_of(both.redis)["lag"] > 0)
@@ -117,9 +108,9 @@ def test_results_that_it_took_and_cannot_commit_come_to_the_other_one(postgres: 
 
 
 def test_it_hands_out_nothing_any_more(postgres: Postgres, tmp_path: Path) -> None:
-    place = "fractune_server.engine.rounds:send_workload"
+    place = "fractune_server.scheduler.turns:Turns.charge"  # the round is stored
     with pair_in_mid_job(postgres, tmp_path / "state", place) as (both, job):
-        both.tell_first_to_stop()
+        both.first.stop_where_told()
         both.fleet.release_measurers()
         both.replace_first()
         queues, searches = WorkQueues(both.redis, SECRET), both.fleet.workers[TUNER].handled
@@ -128,4 +119,19 @@ def test_it_hands_out_nothing_any_more(postgres: Postgres, tmp_path: Path) -> No
         both.wake_first()
         assert queues.idle()
         assert len(searches) == before
+        both.wake_second(job)
+
+
+def test_nobody_begins_what_it_hands_out_all_the_same(postgres: Postgres, tmp_path: Path) -> None:
+    place = "fractune_server.transport.work_queues:WorkQueues.enqueue"
+    with pair_in_mid_job(postgres, tmp_path / "state", place) as (both, job):
+        both.first.stop_where_told()
+        both.fleet.release_measurers()
+        both.replace_first()
+        wait_until(WorkQueues(both.redis, SECRET).idle)
+        searches, built = both.fleet.workers[TUNER].handled, both.fleet.workers["build-1"].built
+        before, built_before = len(searches), len(built)
+        both.wake_first()
+        wait_until(lambda: len(searches) > before and WorkQueues(both.redis, SECRET).idle())
+        assert len(built) == built_before
         both.wake_second(job)

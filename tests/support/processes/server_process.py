@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import psutil
 
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import FractuneError
@@ -138,6 +139,14 @@ class ServerProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def stop_where_told(self) -> None:
+        """Of one that was told where to stop: at the next call there, from now on."""
+        self.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: WILL_STOP in self.said())
+
+    def wait_until_stopped(self) -> None:
+        wait_until(lambda: psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED)
 
     def terminate_aside(self) -> None:
         """SIGTERM to a thread that is not the main one, whose wait it does not end. Raises OSError."""

@@ -213,6 +213,7 @@ class Engine:
     # ---- moving on ------------------------------------------------------------------------------
 
     def _advance_all(self) -> None:
+        self._rounds.settle()
         for job in sorted(self._jobs.all(), key=lambda job: job.stored.created_at):
             with log_fields(job=job.id):
                 try:

@@ -6,6 +6,7 @@ it goes on as long as one of them is there.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -15,14 +16,18 @@ from typing import Any
 from fractune_core.fleet.blobs import drop_blobs
 from fractune_core.fleet.messages import BuildWork, SearchWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, tuner_stream
+from fractune_core.log_fields import log_fields
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
+from fractune_server.engine.search_owners import SearchOwners
 from fractune_server.scheduler.turns import Turns
 from fractune_server.store.records.log import LogKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled, send_workload
 from fractune_server.transport.work_queues import WorkQueues
+
+_log = logging.getLogger(__name__)
 
 
 class Rounds:
@@ -38,6 +43,9 @@ class Rounds:
         """trials by the tuner instance that searches, and by what is searched: their rounds by id"""
         self._lost: dict[LogKey, set[str]] = {}
         """candidates of rounds that nobody waited for any more before they were measured anywhere"""
+        self.owners = SearchOwners()
+        self._unsure: LiveRound | None = None
+        """stored, and Redis has not said that it has taken its work"""
 
     def all(self) -> list[LiveRound]:
         return list(self._live.values())
@@ -60,7 +68,9 @@ class Rounds:
         return [live for live in self._live.values() if not live.is_trial]
 
     def load(self, jobs: Collection[ActiveJob]) -> None:
-        """Take up what an earlier server left under way; open jobs wait again for what they had asked for first."""
+        """Take up what an earlier server left under way; open jobs wait again for what they had asked for first. What
+        it had not handed out yet is called off.
+        """
         store, open_jobs = self._context.store, {job.id: job for job in jobs}
         for stored in store.jobs.rounds():
             asker = open_jobs.get(stored.job) or ActiveJob(store.jobs.get(stored.job), [])
@@ -72,24 +82,46 @@ class Rounds:
                 live.propose(stored.candidates)
                 live.drop_known(store.log)
             self._add(live)
+            self._call_off_unless_handed_out(live)
 
     def start(self, live: LiveRound, queue: str, works: Sequence[SearchWork | BuildWork]) -> None:
-        """For the subscribers of the round; the job that asked for it is charged. Raises StateUnusable, and nothing is
-        handed out, when another server has taken over.
+        """For the subscribers of the round; the job that asked for it is charged. The first of its works has its id.
+
+        Raises StateUnusable, and nothing is handed out, when another server has taken over, and redis.RedisError, after
+        which `settle` is to be called when Redis answers again.
         """
         send_workload(self._context, live.stored.workload_hash)
         job = live.subscribers[live.stored.job]
         at_front = self.goes_first(job)
-        self._turns.charge(job.claimant, live.measurements, in_turn=live.is_trial)
-        self._context.store.check_lock()  # this turn may have stood still since its beginning, as its host did
-        # First the queue, then the store: a round that is not stored costs a few trials too many, a stored one that
-        # no worker was given would hold the job up.
         for work in works:
             work["at_front"] = at_front
-            self._queues.enqueue(queue, work, at_front=at_front)
+        # First the store, then the queue: whoever goes on from here, this server or the next, can ask Redis whether it
+        # has the work of a round, but would not know of a round that is not stored, and pay for another one.
         self._context.store.jobs.save_round(live.stored)
         self._add(live)
         self._mark_dirty(live)
+        self._turns.charge(job.claimant, live.measurements, in_turn=live.is_trial)
+        self._unsure = live
+        self._context.store.check_lock()  # this turn may have stood still since its beginning, as its host did
+        self._queues.enqueue(queue, *works, at_front=at_front)
+        self._unsure = None
+
+    def settle(self) -> None:
+        """Find out whether Redis took the last round's work before it went away."""
+        if self._unsure is not None and self._unsure.id in self._live:
+            self._call_off_unless_handed_out(self._unsure)
+        self._unsure = None
+
+    def _call_off_unless_handed_out(self, live: LiveRound) -> None:
+        if not self._queues.knows(live.id):
+            with log_fields(job=live.stored.job):
+                _log.info("round %s was not handed out; another one takes its place", live.id)
+            self._call_off(live)
+
+    def _call_off(self, live: LiveRound) -> None:
+        """No worker is to begin it any more, also where a server that stood still hands it out after all."""
+        mark_cancelled(self._context.redis, live.id)
+        self.lose(live)
 
     def goes_first(self, job: ActiveJob) -> bool:
         """Whether its work goes before what waits: others have work under way, and all of them were given more.
@@ -121,6 +153,8 @@ class Rounds:
     def end(self, live: LiveRound) -> None:
         """End a round, whatever it lacks; what its search gained is learned."""
         self._remove(live)
+        if live.is_trial and not live.proposed:
+            self.owners.forget(live.key.search)  # it may not have got what the search began with
         self._drop_artifacts(live, live.stored.candidates or [])
         self._context.store.jobs.drop_round(live.id)
         self._mark_dirty(live)
@@ -136,8 +170,7 @@ class Rounds:
         """Take back the rounds that nobody waits for."""
         for live in self.all():
             if not live.subscribers:
-                mark_cancelled(self._context.redis, live.id)
-                self.lose(live)
+                self._call_off(live)
 
     def lose(self, live: LiveRound) -> None:
         """End a round; what it has not measured anywhere is nobody's fault, and to be proposed again."""
@@ -178,7 +211,7 @@ class Rounds:
         self._drop_artifacts(live, [name for name in before if name not in kept])
         work = _further_work(live)
         at_front = work["at_front"] = any(map(self.goes_first, live.subscribers.values()))
-        # As in `start`; the id is the same when a restarted server asks once more.
+        # The id is the same when a restarted server asks once more.
         if not self._queues.has(work["work_id"]):
             self._queues.enqueue(BUILD_QUEUE, work, at_front=at_front)
         self._context.store.jobs.save_round(live.stored)

@@ -30,6 +30,10 @@ class SearchOwners:
             del self._owners[next(iter(self._owners))]
         return before != instance
 
+    def forget(self, search: LogKey) -> None:
+        """Nobody may know it: whoever goes on with it is told all."""
+        self._owners.pop(search, None)
+
     def drop(self, gone: Collection[str]) -> None:
         """These instances know nothing any more."""
         self._owners = {search: owner for search, owner in self._owners.items() if owner not in gone}

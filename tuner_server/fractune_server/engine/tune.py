@@ -29,7 +29,6 @@ from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
-from fractune_server.engine.search_owners import SearchOwners
 from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.turns import Turns
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
@@ -65,7 +64,6 @@ class TunePhase:
         self._rounds = rounds
         self._turns = turns
         self._instances: dict[str, Instance] = {}
-        self._owners = SearchOwners()
         self._offered: set[tuple[str, str]] = set()
         """device key and share of what live workers measure at"""
         self._enough = FIRST_ROUND
@@ -138,7 +136,7 @@ class TunePhase:
         for name in gone:
             del self._instances[name]
         if gone:
-            self._owners.drop(gone)
+            self._rounds.owners.drop(gone)
         for name, worker in present.items():
             self._instances.setdefault(name, Instance(name, worker["started_at"]))
         self._enough = FIRST_ROUND * max(1, len(fleet.of_role(BUILD)) // max(1, len(present)))
@@ -252,7 +250,7 @@ class TunePhase:
 
     def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""
-        return self._owners.may_search(job.log_key(plan.workload_hash).search, instance.name)
+        return self._rounds.owners.may_search(job.log_key(plan.workload_hash).search, instance.name)
 
     def _start(
         self, job: ActiveJob, jobs: Collection[ActiveJob], instance: Instance, plan: OperatorPlan, count: int
@@ -282,7 +280,7 @@ class TunePhase:
         return [
             {
                 **operator,
-                "work_id": f"{live.id}-{start}",
+                "work_id": f"{live.id}-{start}" if start else live.id,
                 "do": "build",
                 "kind": Kind.TRIAL.value,
                 "device_key": live.device.key,
@@ -295,7 +293,7 @@ class TunePhase:
 
     def _search_work(self, job: ActiveJob, live: LiveRound, instance: Instance) -> SearchWork:
         searched = live.key.search
-        new = self._owners.give(searched, instance.name)
+        new = self._rounds.owners.give(searched, instance.name)
         plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
         transfer = new and plan.complete < TRIALS_AT_LEAST
         known = self._times(live) if new else {}

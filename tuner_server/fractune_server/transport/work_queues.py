@@ -9,10 +9,11 @@ from redis import Redis
 from rq import Queue
 from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.job import Job
+from rq.queue import EnqueueData
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
-from fractune_core.fleet.marks import DONE, mark
+from fractune_core.fleet.marks import DONE, is_marked, mark
 from fractune_core.fleet.messages import Work
 from fractune_core.fleet.redis_names import HANDLER, is_of_protocol, tune_queue
 from fractune_core.fleet.signed_messages import Refused, check_work, open_work, seal_work
@@ -28,16 +29,19 @@ class WorkQueues:
         self._redis = redis
         self._secret = secret
 
-    def enqueue(self, queue: str, work: Work, *, at_front: bool = False) -> None:
-        """Hand out work, in one round trip; RQ's job has the work's own id."""
+    def enqueue(self, queue: str, *works: Work, at_front: bool = False) -> None:
+        """Hand out work, all of it or none, in one round trip; RQ's jobs have the works' own ids."""
+        with self._redis.pipeline() as pipe:
+            data = [self._prepare(queue, work, at_front=at_front) for work in works]
+            self._queue(queue).enqueue_many(data, pipeline=pipe)
+            pipe.execute()
+
+    def _prepare(self, queue: str, work: Work, *, at_front: bool) -> EnqueueData:
         trace = work.get("trace") or tracing.current(work["job"])
         if trace:
             work["trace"] = trace
         args, about = (seal_work(self._secret, queue, work),), f"{work['do']} {work['job']}"
-        data = Queue.prepare_data(HANDLER, args=args, job_id=work["work_id"], at_front=at_front, description=about)
-        with self._redis.pipeline() as pipe:
-            self._queue(queue).enqueue_many([data], pipeline=pipe)
-            pipe.execute()
+        return Queue.prepare_data(HANDLER, args=args, job_id=work["work_id"], at_front=at_front, description=about)
 
     def clear(self) -> None:
         """Drop all work that waits, of whatever job."""
@@ -80,6 +84,11 @@ class WorkQueues:
     def has(self, work_id: str) -> bool:
         """True while the work waits or runs."""
         return bool(Job.exists(work_id, connection=self._redis))
+
+    def knows(self, work_id: str) -> bool:
+        """True when the work was handed out: it waits, runs, or was delivered or taken back within MARK_TTL_S."""
+        # In this order: a worker's mark comes before its job goes.
+        return self.has(work_id) or is_marked(self._redis, DONE, work_id)
 
     def withdraw(self, work_id: str) -> None:
         """Take work back, wherever it is; a worker that has begun it delivers for nothing."""

@@ -18,6 +18,9 @@ def test_a_search_goes_on_where_it_is_known_until_its_instance_is_gone() -> None
     owners.drop({"one"})
     assert owners.may_search(FIRST, "two")
     assert owners.give(FIRST, "two")
+    owners.forget(FIRST)
+    assert owners.may_search(FIRST, "one")
+    assert owners.give(FIRST, "two")
 
 
 def test_of_many_searches_those_not_asked_for_the_longest_time_are_new_again() -> None:

@@ -166,6 +166,18 @@ def test_withdrawn_work_is_nowhere(connection: redis.Redis) -> None:
     assert is_marked(connection, DONE, "work1")
 
 
+def test_work_is_known_when_it_was_handed_out_whatever_became_of_it(connection: redis.Redis) -> None:
+    queues = WorkQueues(connection, SECRET)
+    assert not queues.knows("work1")
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    assert queues.knows("work1")
+    job = take(connection, "w1")
+    assert queues.knows("work1")
+    mark(connection, DONE, "work1")
+    job.delete()
+    assert queues.knows("work1")
+
+
 @pytest.mark.parametrize("how", ["withdrawn", "cancelled", "given up", "given again"])
 def test_a_worker_may_end_work_at_any_moment_of_its_being_taken_back(
     connection: redis.Redis, redis_url: str, how: str
