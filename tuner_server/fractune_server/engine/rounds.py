@@ -44,6 +44,7 @@ class Rounds:
         self._lost: dict[LogKey, set[str]] = {}
         """candidates of rounds that nobody waited for any more before they were measured anywhere"""
         self.owners = SearchOwners()
+        """which tuner instance knows which search"""
         self._unsure: LiveRound | None = None
         """stored, and Redis has not said that it has taken its work"""
 
