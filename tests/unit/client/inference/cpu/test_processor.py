@@ -89,7 +89,10 @@ print(json.dumps([host_cpu(), sorted(present), sorted(absent), needed_features(d
 
 
 def test_llvm_agrees_about_this_host() -> None:
-    """Its name, and each instruction set that code may use, in both directions."""
+    """Its name, and the instruction sets: none is taken for there that is not, and code that is made here runs here.
+
+    What a processor has beyond that may lack a flag: Linux has none for AVX10.
+    """
     from fractune.inference.cpu.processor import _FLAGS
     from fractune_workers.children.tvm_api.target import _COMPUTES
 
@@ -99,5 +102,6 @@ def test_llvm_agrees_about_this_host() -> None:
     assert isa_name(facts) in {name, ""}
     flags = set(facts["flags"].split())
     computing = {feature for feature in (*present, *absent) if feature.startswith(_COMPUTES)}
-    assert {feature for feature in computing if _FLAGS.get(feature, feature) in flags} == computing & set(present)
-    assert set(needed) <= set(present)
+    listed = {feature for feature in computing if _FLAGS.get(feature, feature) in flags}
+    assert listed <= set(present)
+    assert set(needed) <= listed
