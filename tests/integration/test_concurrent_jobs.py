@@ -224,9 +224,10 @@ def test_a_fresh_job_neither_reads_nor_shares(stage: Stage) -> None:
     assert len({record.candidate_id for record in own}) == 24
     for work in stage.searched(fresh):
         known = {record.candidate_id for record in own}
-        assert {past["candidate"] for past in work["history"]} <= known
-        assert set(work["known"]) <= known
-        assert not work["transferred"]
+        opening = work["opening"] or {"history": [], "known": [], "transferred": []}
+        assert {past["candidate"] for past in opening["history"]} <= known
+        assert set(opening["known"]) <= known
+        assert not opening["transferred"]
     assert all(record.job == fresh.removeprefix("jobs/") for record in _in_bundle(stage, job))
 
 

@@ -281,7 +281,7 @@ def test_after_a_search_that_was_cancelled_before_it_began_the_next_one_is_told_
         wait_until(lambda: is_marked(tuner.redis, CANCELLED, tuner.handled[0]["round_id"]))
         tuner.hold.clear()
         assert client.finish(client.create(model, trials=12).name).progress.candidates_done == 6
-        assert [len(work["known"]) for work in tuner.handled] == [6, 6]
+        assert [len(work["opening"]["known"]) for work in tuner.handled] == [6, 6]
     finally:
         fleet.remove("tune-2")
         fleet.add("tune", "tune-1")

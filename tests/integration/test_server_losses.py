@@ -242,7 +242,27 @@ def test_tuner_instance_killed_before_it_proposed(tmp_path: Path) -> None:
             job = client.finish(name)
             assert job.state == pb.JOB_STATE_DONE
             assert measured_once_at_both_shares(client, name, 12)
-            assert all(work["history"] == [] for work in fleet.workers["tune-2"].handled[:1])
+            assert all(work["opening"]["history"] == [] for work in fleet.workers["tune-2"].handled[:1])
+
+
+def test_a_search_that_its_instance_has_forgotten_begins_there_with_what_the_log_holds(tmp_path: Path) -> None:
+    with (
+        running_redis() as url,
+        simulated_fleet(url) as fleet,
+        running_server(url, tmp_path / "state") as server,
+        server.client() as client,
+    ):
+        tuner = fleet.workers["tune-1"]
+        tuner.forgetful = True
+        model = fresh(operators=1)
+        name = client.create(client.upload(model), trials=24, round_size=4).name
+        job = client.finish(name)
+        assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
+        assert job.progress.candidates_done == 24
+        assert measured_once_at_both_shares(client, name, 24)
+        known = [len(work["opening"]["known"]) for work in tuner.handled if work["opening"]]
+        assert known == sorted(known)
+        assert len([work for work in tuner.handled if work["opening"] is None]) >= 4  # more than failures are allowed
 
 
 def test_builder_killed_with_work_in_its_hands(tmp_path: Path) -> None:

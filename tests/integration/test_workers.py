@@ -76,10 +76,8 @@ class Fleet:
             "exact": False,
             "seed": 3,
             "lost": [],
-            "history": [],
-            "known": [],
             "fresh": False,
-            "transferred": [],
+            "opening": {"history": [], "known": [], "transferred": []},
         }
         self.enqueue(tune_queue("tuner"), {**self.common(round_id), **extra})
 

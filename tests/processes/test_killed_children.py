@@ -5,18 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from fractune_core.fleet.blobs import put_blob
-from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, model_blob
+from fractune_core.fleet.blobs import put_blob, put_signed_blob
+from fractune_core.fleet.redis_names import (
+    COMPILE_QUEUE,
+    SERVER_STREAM,
+    model_blob,
+    tune_queue,
+    tuner_stream,
+    workload_blob,
+)
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
-from tests.support.processes.worker_processes import WorkerProcess, worker
+from tests.support.processes.worker_processes import WorkerProcess, matmul_workload, worker
 from tests.support.secret import SECRET
 
 pytestmark = pytest.mark.timeout(240)
@@ -51,3 +60,77 @@ def test_a_model_is_read_though_the_child_that_reads_it_is_killed(tmp_path: Path
         assert found["message"].startswith(
             "small.onnx could not be read: the child was killed by SIGKILL, 3 times in a row; is this machine out of"
         )
+
+
+class Searching:
+    """A real tuner, its child loaded, that is asked for candidates of one operator."""
+
+    def __init__(self, url: str, process: WorkerProcess) -> None:
+        self.redis = redis.Redis.from_url(url)
+        self.process = process
+        self.workload = matmul_workload(64)
+        put_signed_blob(self.redis, SECRET, workload_blob(self.workload["hash"]), self.workload["json"].encode())
+        self.process.info(self.redis)
+        wait_until(self.process.children, 60)
+        self._answers = 0
+
+    @property
+    def child(self) -> int:
+        (child,) = self.process.children()
+        return child
+
+    def ask(self, opening: dict[str, Any] | None) -> None:
+        workload = self.workload
+        operator = {"workload_hash": workload["hash"], "name": "matmul", "target": workload["target"]}
+        work: Any = {"do": "search", "work_id": uuid.uuid4().hex, "round_id": uuid.uuid4().hex, "job": "j", "scope": ""}
+        work |= {"operator": {**operator, "target_key": workload["key"]}, "device_key": "d", "shares": ["cpu:1"]}
+        work |= {"fresh": False, "count": 4, "exact": False, "seed": 3, "lost": [], "opening": opening}
+        WorkQueues(self.redis, SECRET).enqueue(tune_queue("tuner"), work)
+
+    def answer(self) -> dict[str, Any]:
+        """What the tuner says to the next work that it was asked."""
+        stream = tuner_stream("tuner")
+        wait_until(lambda: len(events_of(self.redis, stream)) > self._answers, 120)
+        self._answers += 1
+        return events_of(self.redis, stream)[self._answers - 1]
+
+    def proposed(self, opening: dict[str, Any] | None) -> list[str]:
+        self.ask(opening)
+        answer = self.answer()
+        assert answer["event"] == "proposed", answer
+        candidates: list[str] = answer["candidates"]
+        assert len(candidates) == 4
+        return candidates
+
+
+@pytest.fixture
+def searching(tmp_path: Path) -> Iterator[Searching]:
+    with running_redis() as url, worker("tuner", "tune", url, tmp_path / "gate") as process:
+        yield Searching(url, process)
+
+
+def opening(*known: str) -> dict[str, Any]:
+    return {"history": [], "known": list(known), "transferred": []}
+
+
+def test_a_search_that_went_with_its_child_does_not_begin_from_nothing(searching: Searching) -> None:
+    first = searching.proposed(opening())
+    os.kill(searching.child, signal.SIGKILL)
+    searching.ask(None)
+    answer = searching.answer()
+    assert (answer["event"], answer["job"]) == ("search_forgotten", "j")
+    assert not set(first) & set(searching.proposed(opening(*first)))
+
+
+def test_a_search_whose_child_is_killed_meanwhile_is_done_again_by_the_next_one(searching: Searching) -> None:
+    searching.proposed(opening())  # its child is ready
+    child = searching.child
+    os.kill(child, signal.SIGSTOP)  # so that it is sure to be asked, and not to answer
+    try:
+        searching.ask(opening())
+        wait_until(lambda: searching.redis.zcard(f"rq:wip:{tune_queue('tuner')}"))
+    finally:
+        os.kill(child, signal.SIGKILL)
+    answer = searching.answer()
+    assert (answer["event"], len(answer.get("candidates", []))) == ("proposed", 4), answer
+    assert searching.child != child

@@ -96,7 +96,7 @@ def work_of(role: str, number: int) -> tuple[str, Any]:
     work |= {"operator": OPERATOR, "device_key": DEVICE.key, "shares": [SHARE], "kind": "trial", "reply": "reply"}
     built = [{**item, "build_secs": 0.1, "status": "ok", "cause": ""} for item in ITEMS]
     search: Any = {"fresh": False, "count": BATCH, "exact": False, "seed": 0}
-    search |= {"lost": [], "history": [], "known": [], "transferred": []}
+    search |= {"lost": [], "opening": {"history": [], "known": [], "transferred": []}}
     return {
         "tune": (tune_queue("tune-1"), {**work, "do": "search", **search}),
         "build": (BUILD_QUEUE, {**work, "do": "build", "candidates": ITEMS}),

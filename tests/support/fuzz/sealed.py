@@ -8,7 +8,7 @@ from typing import Any
 
 from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto, timestamp
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.redis_names import BUILD_QUEUE
+from fractune_core.fleet.redis_names import BUILD_QUEUE, PROTOCOL
 from fractune_core.fleet.signed_messages import (
     check_greeting,
     check_work,
@@ -42,6 +42,7 @@ EVENTS: tuple[dict[str, Any], ...] = (
         "candidates": ["c"],
         "exhausted": False,
     },
+    {"event": "search_forgotten", "job": "j1", "round_id": "r"},
     {"event": "ingested", "job": "j1", "target": TARGET, "target_key": TARGET_KEY, "operators": [_OPERATOR_ITEM]},
     {"event": "roof_measured", "job": "j1", "device_key": DEVICE.key, "share_key": "core-1", "roof": _ROOF},
     {"event": "compiled", "job": "j1", "bundle": "b1"},
@@ -53,7 +54,7 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "work_failed", "job": "j1", "do": "ingest", "error": "BadModel", "message": "why"},
 )
 WORKER: dict[str, Any] = {
-    "protocol": 5,
+    "protocol": PROTOCOL,
     "name": "w",
     "role": "measure",
     "host": "here",

@@ -94,6 +94,8 @@ class SimulatedWorker:
         """sent once, with the next batch that is measured"""
         self.twice = False
         """deliver every result two times"""
+        self.forgetful = False
+        """lose every search before the next one, as a tuner whose child was killed"""
         self._next: dict[tuple[str, str, str], int] = defaultdict(int)
         self._handlers: dict[str, Callable[[Any], None]] = {
             "ingest": self._ingest,
@@ -255,11 +257,18 @@ class SimulatedWorker:
 
     def _search(self, work: dict[str, Any]) -> None:
         name = work["operator"]["workload_hash"]
+        stream = redis_names.tuner_stream(self.name)
+        search = (name, work["scope"], work["job"] if work["fresh"] else "")
+        if self.forgetful:
+            self._next.clear()
+        opening = work["opening"]
+        if opening is None and search not in self._next:
+            self._send(stream, {"event": "search_forgotten", "job": work["job"], "round_id": work["round_id"]})
+            return
         operator = json.loads(get_signed_blob(self.redis, SECRET, redis_names.workload_blob(name)))
         space = operator.get("space", 1_000_000)
-        known = {*work["known"], *(past["candidate"] for past in work["history"])}
+        known = {*opening["known"], *(past["candidate"] for past in opening["history"])} if opening else set()
         items: list[dict[str, str]] = []
-        search = (name, work["scope"], work["job"] if work["fresh"] else "")
         while len(items) < work["count"] and self._next[search] < space:
             trace = json.dumps([operator["name"], self._next[search]])
             if not work["exact"]:
@@ -268,7 +277,6 @@ class SimulatedWorker:
             candidate = candidate_id(name, work["operator"]["target_key"], trace)
             if candidate not in known:
                 items.append({"candidate": candidate, "trace": trace})
-        stream = redis_names.tuner_stream(self.name)
         proposed = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
         proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
         self._send(stream, proposed)

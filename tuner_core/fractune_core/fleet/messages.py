@@ -98,6 +98,17 @@ class RoundWork(TracedWork):
     """this, and what comes of it, goes before what waits in its queue: the job was given less than the others"""
 
 
+class SearchOpening(TypedDict):
+    """What a search begins with where it is new to its instance: all that the log knows."""
+
+    history: list[PastTrial]
+    """of the operator"""
+    known: list[str]
+    """candidates of it that were measured at any of these shares: they are not to be proposed"""
+    transferred: list[str]
+    """traces to try first: of donors, operators of the same kind or this one at other shares"""
+
+
 class SearchWork(RoundWork):
     do: Literal["search"]
     device_key: str
@@ -112,12 +123,9 @@ class SearchWork(RoundWork):
     seed: int
     lost: list[str]
     """candidates that this instance proposed for a job that ended before they were measured: to be proposed again"""
-    history: list[PastTrial]
-    """of the operator, when it is new to this instance"""
-    known: list[str]
-    """candidates of it that were measured at any of these shares, when it is new: they are not to be proposed"""
-    transferred: list[str]
-    """traces to try first, when it is new: of donors, operators of the same kind or this one at other shares"""
+    opening: SearchOpening | None
+    """None where the instance has searched the operator before. One that does not know it any more does not begin from
+    nothing, since it would propose what was measured: it answers with SearchForgotten."""
 
 
 class BuiltItem(TypedDict):
@@ -291,6 +299,14 @@ class Proposed(TypedDict):
     """True when the operator's space holds no further candidate"""
 
 
+class SearchForgotten(TypedDict):
+    """In place of Proposed, where the instance does not know a search that it was not told of anew."""
+
+    event: Literal["search_forgotten"]
+    job: str
+    round_id: str
+
+
 class Measured(TypedDict):
     event: Literal["measured"]
     job: str
@@ -352,10 +368,11 @@ class WorkFailed(TypedDict):
     message: str
 
 
-Event = Ingested | Proposed | Measured | RoofMeasured | Compiled | ModelTimed | PieceDone | WorkFailed
+Event = Ingested | Proposed | SearchForgotten | Measured | RoofMeasured | Compiled | ModelTimed | PieceDone | WorkFailed
 EVENT_BY_KIND: dict[str, type[Any]] = {
     "ingested": Ingested,
     "proposed": Proposed,
+    "search_forgotten": SearchForgotten,
     "measured": Measured,
     "roof_measured": RoofMeasured,
     "compiled": Compiled,

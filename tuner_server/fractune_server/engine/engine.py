@@ -158,6 +158,8 @@ class Engine:
             self._rounds.take_record(arrival.record, event["round_id"])
         elif event["event"] == "proposed":
             self._tune.take_proposed(event)
+        elif event["event"] == "search_forgotten":
+            self._tune.take_forgotten(event)
         elif event["event"] == "work_failed" and "round_id" in event:
             self._take_failed_round(event)
         else:

@@ -16,6 +16,8 @@ from fractune_core.fleet.messages import (
     Proposed,
     RoofMeasured,
     RoundWork,
+    SearchForgotten,
+    SearchOpening,
     SearchWork,
     WorkerInfo,
     WorkFailed,
@@ -110,6 +112,13 @@ class TunePhase:
         found = {row.candidate_id for row in self._store.log.trials(key)} | set(last)
         if found:  # else the instance has proposed them for another device
             self._store.spaces.add(key, len(found))
+
+    def take_forgotten(self, event: SearchForgotten) -> None:
+        """The instance has lost the search, and nothing was proposed: the next round tells it what is known."""
+        live = self._rounds.get(event["round_id"])
+        if live is not None and not live.proposed:
+            _log.info("tuner instance %s has lost its search; round %s ends", live.stored.instance, live.id)
+            self._rounds.end(live)
 
     def take_roof(self, event: RoofMeasured, jobs: Collection[ActiveJob]) -> None:
         """Keep the roof of a share; jobs on that device learn what is attainable there."""
@@ -294,9 +303,6 @@ class TunePhase:
     def _search_work(self, job: ActiveJob, live: LiveRound, instance: Instance) -> SearchWork:
         searched = live.key.search
         new = self._rounds.owners.give(searched, instance.name)
-        plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
-        transfer = new and plan.complete < TRIALS_AT_LEAST
-        known = self._times(live) if new else {}
         return {
             **self._operator_work(job, live),
             "do": "search",
@@ -307,9 +313,18 @@ class TunePhase:
             "exact": job.stored.spec.exact,
             "seed": job.stored.spec.seed,
             "lost": self._rounds.take_lost(searched),
+            "opening": self._opening(job, live) if new else None,
+        }
+
+    def _opening(self, job: ActiveJob, live: LiveRound) -> SearchOpening:
+        plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
+        known = self._times(live)
+        return {
             "history": self._history(live, known),
             "known": list(known),
-            "transferred": self._transferred(live.key, plan, operator.name) if transfer else [],
+            "transferred": (
+                self._transferred(live.key, plan, operator.name) if plan.complete < TRIALS_AT_LEAST else []
+            ),
         }
 
     def _operator_work(self, job: ActiveJob, live: LiveRound) -> RoundWork:

@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import redis
 
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import BuildWork, Event, Proposed, SearchWork, WorkerInfo, WorkFailed
+from fractune_core.fleet.messages import (
+    BuildWork,
+    Event,
+    Proposed,
+    SearchForgotten,
+    SearchOpening,
+    SearchWork,
+    WorkerInfo,
+    WorkFailed,
+)
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
     EVENT_FIELD,
@@ -25,7 +34,7 @@ from fractune_core.fleet.redis_names import (
 from fractune_core.fleet.signed_messages import open_event
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_workers.child import Child
+from fractune_workers.child import Child, unless_killed
 from fractune_workers.context import WorkerContext, chunks
 
 _SEARCH_TIMEOUT_S = 300.0
@@ -39,6 +48,10 @@ _UNLEARNED_KEPT = 1024
 is opened anew, with what the log holds"""
 
 _log = logging.getLogger(__name__)
+
+
+class _Forgotten(Exception):
+    """The child does not know the search, and the work does not say what it begins with."""
 
 
 class SearchName(NamedTuple):
@@ -94,7 +107,11 @@ class Tuner:
             return
         transaction = self._context.transaction(work)
         try:
-            candidates = self._search(work)
+            candidates = unless_killed(lambda: self._search(work))
+        except _Forgotten:
+            transaction.event(self._stream, _forgotten(work))
+            transaction.send()
+            return
         except FractuneError as error:
             transaction.event(self._stream, _failed(work, error))
             transaction.send()
@@ -105,25 +122,33 @@ class Tuner:
         transaction.send()
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
-        searched, search = work["operator"], self._search_name(work["operator"], work["scope"], work["job"])
+        search, opening = self._search_name(work["operator"], work["scope"], work["job"]), work["opening"]
         operator: dict[str, Any] = search._asdict()
         with self._context.computing(self._child):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
-                self._child.call(
-                    "open",
-                    _SEARCH_TIMEOUT_S,
-                    **operator,
-                    workload=self._context.signed_blob(workload_blob(searched["workload_hash"])).decode(),
-                    target=searched["target"],
-                    seed=work["seed"],
-                    history=work["history"],
-                    transferred=work["transferred"],
-                )
+                if opening is None:
+                    raise _Forgotten
+                self._open(work, search, opening)
             results = self._results.pop(search, [])
             self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=work["shares"])
-            wanted = {name: work[name] for name in ("count", "exact", "lost", "known")}
-            proposed: list[dict[str, str]] = self._child.call("propose", _SEARCH_TIMEOUT_S, **operator, **wanted)
+            wanted = {name: work[name] for name in ("count", "exact", "lost")}
+            known = opening["known"] if opening else []
+            proposed: list[dict[str, str]] = self._child.call(
+                "propose", _SEARCH_TIMEOUT_S, **operator, **wanted, known=known
+            )
         return proposed
+
+    def _open(self, work: SearchWork, search: SearchName, opening: SearchOpening) -> None:
+        self._child.call(
+            "open",
+            _SEARCH_TIMEOUT_S,
+            **search._asdict(),
+            workload=self._context.signed_blob(workload_blob(search.workload_hash)).decode(),
+            target=work["operator"]["target"],
+            seed=work["seed"],
+            history=opening["history"],
+            transferred=opening["transferred"],
+        )
 
     def _search_name(self, operator: Mapping[str, Any], scope: str, job: str) -> SearchName:
         """Of the search for an operator (a TargetOperator, or a record) that a job takes part in."""
@@ -169,6 +194,10 @@ def _proposed(work: SearchWork, candidates: list[dict[str, str]]) -> Proposed:
         "candidates": [item["candidate"] for item in candidates],
         "exhausted": len(candidates) < work["count"],
     }
+
+
+def _forgotten(work: SearchWork) -> SearchForgotten:
+    return {"event": "search_forgotten", "job": work["job"], "round_id": work["round_id"]}
 
 
 def _failed(work: SearchWork, error: FractuneError) -> WorkFailed:
