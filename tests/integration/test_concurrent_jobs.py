@@ -222,9 +222,10 @@ def test_a_fresh_job_neither_reads_nor_shares(stage: Stage) -> None:
     assert sum(op.trials for op in job.operators) == 24
     own = stage.trials(model, job=fresh)
     assert len({record.candidate_id for record in own}) == 24
-    for work in stage.searched(fresh):
-        known = {record.candidate_id for record in own}
-        opening = work["opening"] or {"history": [], "known": [], "transferred": []}
+    known = {record.candidate_id for record in own}
+    openings = [work["opening"] for work in stage.searched(fresh) if work["opening"]]
+    assert openings
+    for opening in openings:
         assert {past["candidate"] for past in opening["history"]} <= known
         assert set(opening["known"]) <= known
         assert not opening["transferred"]

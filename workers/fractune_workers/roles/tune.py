@@ -106,17 +106,16 @@ class Tuner:
         if self._context.is_moot(work):
             return
         transaction = self._context.transaction(work)
+        candidates: list[dict[str, str]] = []
+        event: Event
         try:
             candidates = unless_killed(lambda: self._search(work))
+            event = _proposed(work, candidates)
         except _Forgotten:
-            transaction.event(self._stream, _forgotten(work))
-            transaction.send()
-            return
+            event = _forgotten(work)
         except FractuneError as error:
-            transaction.event(self._stream, _failed(work, error))
-            transaction.send()
-            return
-        transaction.event(self._stream, _proposed(work, candidates))
+            event = _failed(work, error)
+        transaction.event(self._stream, event)
         for batch in chunks(candidates, BATCH):
             transaction.enqueue(BUILD_QUEUE, _build_work(work, batch, self._stream))
         transaction.send()
