@@ -68,7 +68,9 @@ def _tuned_units(bundle: Bundle, mechanism: str | None = None) -> dict[str, int]
 
 def _unmeasured(tuned: dict[str, int], units: int, unit: str, why: str, policy: Policy) -> VariantChoice:
     if not tuned:
-        return VariantChoice(UNTUNED_VARIANT, How.NONE, math.nan, "the bundle holds no variant that was tuned at one share")
+        return VariantChoice(
+            UNTUNED_VARIANT, How.NONE, math.nan, "the bundle holds no variant that was tuned at one share"
+        )
     nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
     if policy.allow_unmeasured:
         reason = f"tuned at {units_text(tuned[nearest], unit)}, the nearest; what it loses here was never measured"

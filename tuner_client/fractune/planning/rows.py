@@ -10,7 +10,7 @@ from fractune.planning.tables import TableReader
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.planning.devices import DeviceType
-from fractune_core.planning.speeds import Basis, Row
+from fractune_core.planning.speeds import Row, measured_rows
 from fractune_core.shares import Device
 
 _COLUMNS = ("share", "batch", "processes", "throughput_per_s", "latency_ms")
@@ -76,7 +76,7 @@ def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
         raise BadBundle(
             f"{bundle.name}: has no time at a {device.layouts} share of {device.name}; tune the model at such shares"
         )
-    return tuple(Row(units, batch, 1, batch / each, each, Basis.MEASURED) for units, each in sorted(secs.items()))
+    return measured_rows(secs, {}, batch)
 
 
 def _typed(line: dict[str, str]) -> dict[str, Any]:
