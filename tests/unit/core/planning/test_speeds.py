@@ -69,7 +69,7 @@ def test_a_latency_that_is_longer_than_the_time_between_batches_stays_so() -> No
 
 
 def test_the_time_of_the_whole_model_goes_before_the_sum_of_its_operators() -> None:
-    """The sum leaves out the call, and what operators do to each other: what it lacks at one share is added at others."""
+    """What the sum of operators lacks at one share is added to it at another."""
     rows = measured_rows({1: 7.18e-3, 2: 4.0e-3}, {1: 8.70e-3}, batch=4)
     assert [(row.units, row.basis, row.batch) for row in rows] == [(1, Basis.MEASURED, 4), (2, Basis.OPERATORS, 4)]
     assert [row.latency_s for row in rows] == pytest.approx([8.70e-3, 5.52e-3])
