@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import struct
+import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ class Archive:
 
     def __init__(self, source: Path | bytes) -> None:
         self._file = _File(io.BytesIO(source) if isinstance(source, bytes) else io.FileIO(source))
+        # As `zipfile` does with a file of its own: a bundle is open for as long as a model may load variants of it.
+        weakref.finalize(self, self._file.close)
         try:
             self._zip = zipfile.ZipFile(self._file)
             self._file.most_bytes = None
@@ -73,6 +76,25 @@ class Archive:
                     yield chunk
         except _UNREADABLE as error:
             raise BadArchive(f"entry '{name}' is damaged ({error})") from error
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return self._file.seek(0, io.SEEK_END)
+
+    def bytes_at(self, offset: int, size: int) -> bytes:
+        """Bytes of the file as it lies there, fewer at its end."""
+        self._file.seek(offset)
+        return self._file.read(size)
+
+    def place_of(self, offset: int) -> str:
+        """Which part of the file lies at an offset, for messages."""
+        if offset >= self._zip.start_dir:
+            return "the central directory"
+        before = [info for info in self._entries.values() if info.header_offset <= offset]
+        if not before:
+            return "the place before the first entry"
+        return f"entry '{max(before, key=lambda info: info.header_offset).filename}'"
 
     def close(self) -> None:
         self._zip.close()

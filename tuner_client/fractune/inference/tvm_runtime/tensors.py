@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, viewed
 from fractune_core.errors import BadRequest
-from fractune_core.files.bundles import ALIGNMENT_BYTES
+from fractune_core.files.manifests import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,11 +192,17 @@ def flat(result: Any) -> list[Any]:
 
 
 def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:
-    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices. Raises BadRequest where the memory is too
+    small for them.
+    """
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    return {spec.name: _random_array(rng, spec) for spec in specs}
+    try:
+        return {spec.name: _random_array(rng, spec) for spec in specs}
+    except MemoryError as error:
+        expected = ", ".join(map(str, specs))
+        raise BadRequest(f"no memory for random inputs ({error}); give {expected} of your own") from error
 
 
 def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:
