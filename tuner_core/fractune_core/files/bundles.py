@@ -19,9 +19,9 @@ import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from fractune_core.errors import BadBundle
+from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import manifests
 from fractune_core.files.archives import Archive, BadArchive
 from fractune_core.files.comparing_file import ComparingFile
@@ -52,10 +52,18 @@ def object_entry(variant: int, name: str) -> str:
 
 
 def write_bundle(file: IO[bytes], manifest: Mapping[str, Any], entries: Mapping[str, bytes]) -> None:
-    """Write a bundle to `file`; the manifest gets its format number and the digest of every entry."""
+    """Write a bundle to `file`; the manifest gets its format number and the digest of every entry.
+
+    Raises BadRequest for a manifest that no reader would take.
+    """
     digests = {name: hashlib.sha256(payload).hexdigest() for name, payload in entries.items()}
-    whole = {"format": FORMAT, **manifest, "sha256": digests}
-    write_archive(file, json.dumps(whole, indent=1).encode(), entries)
+    whole = json.dumps({"format": FORMAT, **manifest, "sha256": digests}, indent=1).encode()
+    if len(whole) > MOST_MANIFEST_BYTES:
+        raise BadRequest(
+            f"the bundle's manifest would have {len(whole)} bytes, and {MOST_MANIFEST_BYTES} is the limit; "
+            "ask for fewer shares at once"
+        )
+    write_archive(file, whole, entries)
 
 
 def write_archive(file: IO[bytes], manifest: bytes, entries: Mapping[str, bytes]) -> None:
@@ -193,7 +201,7 @@ class Bundle:
             raise BadBundle(f"{self.name}: {error}; {_AGAIN}") from error
 
     def copy_to(self, file: IO[bytes], signature: bytes | None) -> None:
-        """Write the same bundle to another file, every entry checked, with this signature. Raises BadBundle, OSError."""
+        """Write the same bundle to another file with this signature, every entry checked. Raises BadBundle, OSError."""
         signatures = [] if signature is None else [(SIGNATURE, len(signature), [signature])]
         entries = ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"])
         _write(file, self.manifest_bytes, (*entries, *signatures))
@@ -201,7 +209,7 @@ class Bundle:
     def verify(self) -> None:
         """Check every byte of the file: a copy of the bundle must be the same. Raises BadBundle."""
         copy = ComparingFile(self._archive.bytes_at)
-        self.copy_to(copy, self.signature)
+        self.copy_to(cast("IO[bytes]", copy), self.signature)
         at = copy.first_difference(self._archive.file_bytes)
         if at is not None:
             place = self._archive.place_of(at)

@@ -39,7 +39,8 @@ class ComparingFile(io.RawIOBase):
         if there == written:
             self._wrong.pop(self._at, None)
         else:
-            self._wrong[self._at] = self._at + len(os.path.commonprefix([there, written]))
+            pairs = enumerate(zip(there, written, strict=False))
+            self._wrong[self._at] = self._at + next((at for at, (a, b) in pairs if a != b), len(there))
         self._at += len(written)
         self._end = max(self._end, self._at)
         return len(written)

@@ -154,7 +154,9 @@ def _list_of(check: _Check, fewest: int = 0) -> _Check:
 
 
 def _map_of(check: _Check) -> _Check:
-    return lambda value: isinstance(value, dict) and all(is_storable(name) and check(each) for name, each in value.items())
+    return lambda value: (
+        isinstance(value, dict) and all(is_storable(name) and check(each) for name, each in value.items())
+    )
 
 
 def _object_with(**fields: _Check) -> _Check:

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, viewed
@@ -210,17 +209,3 @@ def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:
     if spec.dtype.startswith(("float", "bfloat")):
         return rng.uniform(0.1, 1.0, size=shape).astype(dtype)
     return rng.integers(0, 2, size=shape).astype(dtype)
-
-
-def read_inputs(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz file by name. Raises BadRequest when it is none, or holds Python objects."""
-    import numpy as np
-
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise BadRequest(f"--inputs {path}: cannot be read as .npz ({error})") from error

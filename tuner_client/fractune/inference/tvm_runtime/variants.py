@@ -33,8 +33,8 @@ def load_variant(
         ) from error
     if takes != inputs + len(own):
         raise BadBundle(
-            f"{bundle.name}: the code of the variant '{variant}' takes {takes} tensors, and its manifest names {inputs} "
-            f"inputs and {len(own)} weights; make the bundle again"
+            f"{bundle.name}: the code of the variant '{variant}' takes {takes} tensors, and its manifest names "
+            f"{inputs} inputs and {len(own)} weights; make the bundle again"
         )
     main = main_of(machine, devices)
     return lambda *tensors: main(*tensors, *own)
