@@ -57,13 +57,17 @@ def write_bundle(file: IO[bytes], manifest: Mapping[str, Any], entries: Mapping[
     Raises BadRequest for a manifest that no reader would take.
     """
     digests = {name: hashlib.sha256(payload).hexdigest() for name, payload in entries.items()}
-    whole = json.dumps({"format": FORMAT, **manifest, "sha256": digests}, indent=1).encode()
+    whole = _manifest_bytes({"format": FORMAT, **manifest, "sha256": digests})
     if len(whole) > MOST_MANIFEST_BYTES:
         raise BadRequest(
             f"the bundle's manifest would have {len(whole)} bytes, and {MOST_MANIFEST_BYTES} is the limit; "
             "ask for fewer shares at once"
         )
     write_archive(file, whole, entries)
+
+
+def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1).encode()
 
 
 def write_archive(file: IO[bytes], manifest: bytes, entries: Mapping[str, bytes]) -> None:
@@ -206,6 +210,14 @@ class Bundle:
         entries = ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"])
         _write(file, self.manifest_bytes, (*entries, *signatures))
 
+    def copy_with(self, file: IO[bytes], **fields: Any) -> None:
+        """Write the same bundle to another file with these fields of the manifest, every entry checked, unsigned.
+
+        Raises BadBundle, OSError.
+        """
+        manifest = _manifest_bytes({**self.manifest, **fields})
+        _write(file, manifest, ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"]))
+
     def verify(self) -> None:
         """Check every byte of the file: a copy of the bundle must be the same. Raises BadBundle."""
         copy = ComparingFile(self._archive.bytes_at)
@@ -249,6 +261,11 @@ class Bundle:
         held, units = self.manifest.get(field, {}), self.units(mechanism)
         known = {share: {name: secs for name, secs in times.items() if secs > 0} for share, times in held.items()}
         return {units[share]: times for share, times in known.items() if times and share in units}
+
+    def timed(self, mechanism: str) -> dict[int, float]:
+        """Seconds of one call of the whole model, by units of a share of that mechanism."""
+        units = self.units(mechanism)
+        return {units[share]: secs for share, secs in self.manifest.get("timed", {}).items() if share in units}
 
     def units(self, mechanism: str) -> dict[str, int]:
         """Units of each share of that mechanism."""

@@ -111,6 +111,9 @@ def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"'measured' has the share '{share}', 'shares' has not"
         if not set(times) <= variants:
             yield f"'measured' has a variant '{min(set(times) - variants)}' that is not there"
+    timed = manifest.get("timed", {})
+    if not _map_of(_is_time)(timed) or not all(timed.values()) or not set(timed) <= set(manifest["shares"]):
+        yield "'timed' is not seconds by some of 'shares'"
     choosing = manifest.get("choosing", measured)
     if not _is_measured(choosing) or _known_times(choosing) != _known_times(measured):
         yield "'choosing' is not seconds of the shares and variants of 'measured'"

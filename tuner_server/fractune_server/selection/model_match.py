@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,9 @@ from fractune_core.records import TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
+from fractune_server.selection.model_times import timed_secs
 from fractune_server.selection.variants import Deployment, ValidatedOperator
 from fractune_server.store.models import IngestedModel, IngestKey
-from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import COMPILE, Fleet, live_workers
 from fractune_server.transport.outgoing import request_ingest
@@ -177,7 +176,7 @@ class Matcher:
         for job in self._context.store.jobs.done_of_model(query.model):
             asked = (job.spec.inputs, job.spec.scope, job.target_key, job.device.key)
             if asked == (dict(query.inputs), query.scope, found.target_key, device.key):
-                secs = {**_timed_s(job, wanted), **secs}
+                secs = {**timed_secs(job, wanted), **secs}
         return secs
 
     def _on_device(self, fleet: Fleet, wanted: DeviceType) -> DeviceShare:
@@ -239,18 +238,6 @@ class Matcher:
                 raise error
             self._context.notifier.wait(changes, _LOOK_EVERY_S)
         raise ServerUnreachable("the model was not read in time; ask again with a longer deadline")
-
-
-def _timed_s(job: StoredJob, wanted: DeviceType) -> dict[int, float]:
-    """Seconds of the variant that a job made for each share, by units of `wanted`, at shares of its kind."""
-    found: dict[int, float] = {}
-    for share, timing in job.timings.items():
-        granted = GrantedShare.from_json(timing["granted"])
-        units = wanted.units_of_granted(granted.units) if granted.mechanism in (wanted.layouts.value, "full") else None
-        if units is not None:
-            medians = {variant: statistics.median(secs) for variant, secs in timing["run_secs"].items()}
-            found[units] = medians.get(share, min(medians.values()))
-    return found
 
 
 def _row(task: OperatorTask, validated: ValidatedRecords, deployment: Deployment) -> OperatorRow:

@@ -103,7 +103,9 @@ def granted(share: str, units: int, total: int, unit: str = "sm") -> dict[str, A
     return GrantedShare(share, units, total, unit, 1 << 30, reserved=True).to_json()
 
 
-def a_bundle(folder: Path, device: Device, shares: dict[str, tuple[int, float]], unit: str = "sm") -> Path:
+def a_bundle(
+    folder: Path, device: Device, shares: dict[str, tuple[int, float]], unit: str = "sm", **fields: Any
+) -> Path:
     """Measured at shares: units granted, and the seconds of the variant `untuned`."""
     path = folder / "a.fractune"
     path.write_bytes(
@@ -112,6 +114,7 @@ def a_bundle(folder: Path, device: Device, shares: dict[str, tuple[int, float]],
             variants=[{"name": "untuned", "objects": ["lib0.o"]}],
             shares={share: granted(share, units, device.units, unit) for share, (units, _) in shares.items()},
             measured={share: {"untuned": secs} for share, (_, secs) in shares.items()},
+            **fields,
         )
     )
     return path
@@ -131,6 +134,16 @@ def test_a_bundle_says_how_fast_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     assert rows == measured_rows({1: 0.04, 3: 0.02}, {}, batch=4)
     by_mps = read_plan(plan_with_bundle(), layouts="mps").request.models[0].rows
     assert by_mps == measured_rows({27: 0.03}, {}, batch=4)
+
+
+def test_the_whole_models_times_in_a_bundle_go_before_its_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    timed = {"mig:1g.10gb": 0.05}
+    a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04), "mig:3g.40gb": (42, 0.02)}, timed=timed)
+    rows = read_plan(plan_with_bundle()).request.models[0].rows
+    assert rows == measured_rows({1: 0.04, 3: 0.02}, {1: 0.05}, batch=4)
 
 
 def test_a_bundle_of_another_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,3 +315,22 @@ def test_a_manifest_that_names_an_object_which_is_not_there() -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match="no such file"):
         Bundle(tmp_path / "none.fractune")
+
+
+def test_the_whole_models_times_are_added_and_all_else_stays() -> None:
+    before, file = Bundle(a_bundle()), io.BytesIO()
+    before.copy_with(file, timed={"cpu:1": 8.7e-3, "cpu:4": 3e-3})
+    after = Bundle(file.getvalue())
+    after.verify()
+    assert after.timed("cpu") == {1: 8.7e-3, 4: 3e-3}
+    assert after.timed("mps") == {}
+    assert {**after.manifest, "timed": None} == {**before.manifest, "timed": None}
+    assert after.objects("untuned") == before.objects("untuned")
+
+
+@pytest.mark.parametrize(
+    "timed", [{"cpu:1": 0}, {"cpu:1": "8 ms"}, {"cpu:9": 1.0}, {"cpu:1": {"cpu:1": 1.0}}, [1.0], 2]
+)
+def test_times_that_can_be_none_are_refused(timed: Any) -> None:
+    with pytest.raises(BadBundle, match="'timed' is not seconds by some of 'shares'"):
+        Bundle(bundle_bytes(timed=timed))
