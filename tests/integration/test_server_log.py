@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from fractune_core.convert import record_from_proto
+from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
@@ -225,6 +226,8 @@ def test_a_plan_is_made_of_the_whole_models_times(client: Client, done: pb.Job) 
     """What the job timed at each share, and not the sum of the model's operators."""
     secs = {each.share: statistics.median(each.run_secs[each.share].secs) for each in done.result.shares}
     assert min(secs.values()) > 2 * sum_of_operators(client, done.spec.model, "cpu:1")
+    download = client.bundles.DownloadBundle(pb.DownloadBundleRequest(name=done.result.bundle))
+    assert Bundle(b"".join(part.data for part in download)).manifest["timed"] == pytest.approx(secs)
     wanted = 1.5 / secs["cpu:1"]
     plan = plan_of(client, model=done.spec.model, rate_per_s=wanted)
     parts = [part for device in plan.devices for part in device.parts]
