@@ -35,6 +35,7 @@ def bundle(
         Path | None, typer.Option("--sign", help="PEM file with the private Ed25519 key to sign the bundle with.")
     ] = None,
     inputs: options.Inputs = None,
+    run_script: options.RunScript = False,
     target: options.Target = "",
     exact: options.Exact = False,
     scope: options.Scope = "",
@@ -69,6 +70,7 @@ def bundle(
             exact=exact,
             scope=scope,
             inputs=options.parse_inputs(inputs),
+            run_script=run_script,
             out=out,
             server=server,
             state=state,
