@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from fractune_core.files.scripts import is_script
 
 _SUFFIX = ".py"
 _HEAD_BYTES = 1 << 16
-_log = logging.getLogger(__name__)
 
 
 def is_model_script(path: Path) -> bool:
@@ -31,11 +29,13 @@ def is_model_script(path: Path) -> bool:
 def json_of_script(path: Path, folder: Path) -> Path:
     """Run the code of the file with the caller's rights, and write the one IRModule that it makes to `folder`.
 
-    What the code prints goes to standard error. Returns the JSON file, which has the script's name. Raises BadModel
-    when the code fails, or makes no module or several; FractuneError where TVM is not installed.
+    A line on standard error says so, and what the code prints goes there too. Returns the JSON file, which has the
+    script's name. Raises BadModel when the code fails, or makes no module or several; FractuneError where TVM is
+    not installed.
     """
     require("local", "tvm")
-    _log.warning("%s: running this file's Python code on this machine, to get its IRModule", path.name)
+    sys.stderr.write(f"{path.name}: running this file's Python code on this machine, to get its IRModule\n")
+    sys.stderr.flush()
     out, said = folder / f"{path.stem}.json", folder / "error"
     ended = subprocess.run(
         [sys.executable, "-m", "fractune.scripts.child", str(os.getpid()), str(path.absolute()), str(out), str(said)],
