@@ -132,4 +132,4 @@ def test_the_command_asks_for_consent_before_it_runs_a_script(place: Place, tmp_
     assert announced == "net.py: running this file's Python code on this machine, to get its IRModule"
     assert said == "the script says hello"
     assert ran.exists()
-    assert "relu" in json.loads(done.stdout)["name"]
+    assert "relu" in json.loads(done.stdout)["operator"]

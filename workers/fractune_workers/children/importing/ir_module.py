@@ -22,7 +22,7 @@ _VALUES = """
     None bool int float DataType ffi.Array ffi.Dict ffi.List ffi.Map ffi.Shape ffi.String ffi.Tensor
     ir.Call ir.Constant ir.DictAttrs ir.FloatImm ir.FuncType ir.GenericConst ir.GlobalVar ir.IRModule ir.IntImm ir.Op
     ir.PointerType ir.PrimType ir.Range ir.SequentialSpan ir.Source ir.SourceMap ir.SourceName ir.Span ir.StringImm
-    ir.StringType ir.TensorLoad ir.TensorRegion ir.Tuple ir.TupleGetItem ir.TupleType ir.Var
+    ir.StringType ir.TensorLoad ir.TensorRegion ir.Tuple ir.TupleGetItem ir.TupleType ir.Type ir.Var
 """
 _RELAX = """
     relax.AnyType relax.FuncType relax.ShapeType relax.TensorType relax.expr.BindingBlock relax.expr.DataflowBlock
@@ -68,9 +68,10 @@ Node = dict[str, Any]
 
 
 def load_json(text: str) -> tvm.IRModule:
-    """The IRModule that `tvm.ir.save_json` wrote. Raises BadModel."""
+    """The IRModule that `tvm.ir.save_json` wrote; nothing of another kind is read. Raises BadModel."""
     current = _current(text)
     nodes = _graph(current)
+    _refuse_external_functions(nodes)
     _refuse_foreign_code(nodes)
     try:
         mod = from_json_graph_str(current)
@@ -98,12 +99,20 @@ def _graph(text: str) -> list[Node]:
     return found
 
 
+def _refuse_external_functions(nodes: list[Node]) -> None:
+    """Their kind is not listed either; this error has the name, which the user will look for."""
+    for node in nodes:
+        if node.get("type") == "relax.expr.ExternFunc":
+            name = _at(nodes, _field(node.get("data"), "global_symbol")).get("data")
+            raise BadModel(f"calls the external function '{name}'; {_HINT}")
+
+
 def _refuse_foreign_code(nodes: list[Node]) -> None:
     for node in nodes:
-        kind, data = node.get("type"), node.get("data")
-        if kind not in _KINDS and not str(kind).startswith(_KINDS_BELOW):
-            raise BadModel(f"holds a {kind}{_named(nodes, data)}, which is no part of a model; {_HINT}")
-        if kind == "ffi.String" and _is_foreign(data):
+        kind, data = str(node.get("type")), node.get("data")
+        if kind not in _KINDS and not kind.startswith(_KINDS_BELOW):
+            raise BadModel(f"holds an object of the kind {kind}, which is not allowed in a model file; {_HINT}")
+        if kind == "ffi.String" and _is_foreign(str(data)):
             raise BadModel(f"carries foreign code under '{data}'; {_HINT}")
         if kind == "ir.Op" and data != _CALL_BY_NAME and not _computes(str(data)):
             raise BadModel(f"uses the operator {data}, which is not allowed in a model file; {_HINT}")
@@ -111,8 +120,8 @@ def _refuse_foreign_code(nodes: list[Node]) -> None:
             _check_call(nodes, data)
 
 
-def _is_foreign(text: Any) -> bool:
-    return text in _FOREIGN_CODE or (str(text).startswith(_PRAGMA) and text not in _PRAGMAS)
+def _is_foreign(text: str) -> bool:
+    return text in _FOREIGN_CODE or (text.startswith(_PRAGMA) and text not in _PRAGMAS)
 
 
 def _computes(operator: str) -> bool:
@@ -128,7 +137,7 @@ def _computes(operator: str) -> bool:
 def _check_call(nodes: list[Node], call: Any) -> None:
     """An operator or a function of the module is called; by name TVM's sorting alone."""
     operator = _at(nodes, _field(call, "op"))
-    if operator.get("type") not in {"ir.Op", "ir.GlobalVar"}:
+    if operator.get("type") not in ("ir.Op", "ir.GlobalVar"):
         raise BadModel(f"calls a {operator.get('type')}, which is no function of the module; {_HINT}")
     if operator.get("data") == _CALL_BY_NAME:
         callee = _callee(nodes, call)
@@ -150,12 +159,6 @@ def _refuse_missing_functions(nodes: list[Node], functions: set[str]) -> None:
             name = _at(nodes, _field(node.get("data"), "name_hint")).get("data")
             if name not in functions:
                 raise BadModel(f"calls the function '{name}', which is not in the module; {_HINT}")
-
-
-def _named(nodes: list[Node], data: Any) -> str:
-    """The name of an external function."""
-    index = _field(data, "global_symbol")
-    return "" if index is None else f" '{_at(nodes, index).get('data')}'"
 
 
 def _field(data: Any, name: str) -> Any:
