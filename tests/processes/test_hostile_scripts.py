@@ -105,8 +105,9 @@ def test_a_script_runs_neither_in_the_server_nor_in_a_worker(place: Place, tmp_p
         place.rpc.upload_model(script)
     assert (str(refused.value), refused.value.exit_code) == (f"m.py: {REFUSAL}", 3)
     model = place.sneak_in(script.read_bytes(), script.name)
-    assert place.refusal_by_the_worker(model) == f"m.py: {REFUSAL}"
+    said = place.refusal_by_the_worker(model)
     assert not canary.exists()
+    assert said == f"m.py: {REFUSAL}"
 
 
 def test_a_script_in_a_fused_model_does_not_run(place: Place, tmp_path: Path) -> None:

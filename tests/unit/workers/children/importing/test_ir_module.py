@@ -307,11 +307,11 @@ def test_json_that_is_no_module(tmp_path: Path, text: str) -> None:
     assert "is no IRModule as JSON" in refusal(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("part", ["type", "data"])
-def test_objects_of_a_strange_shape_are_refused(tmp_path: Path, part: str) -> None:
+@pytest.mark.parametrize(("part", "shape"), [("type", [{}]), ("data", [{}]), ("data", 3)])
+def test_objects_of_a_strange_shape_are_refused(tmp_path: Path, part: str, shape: Any) -> None:
     nodes = graph(sample())
-    nodes["nodes"].append({"type": "ffi.String", "data": "text", part: [{}]})
-    assert "model" in refusal(write(tmp_path, json.dumps(nodes)))
+    next(node for node in nodes["nodes"] if node["type"] == "ffi.String")[part] = shape
+    assert "is no IRModule as JSON" in refusal(write(tmp_path, json.dumps(nodes)))
 
 
 def test_json_of_something_else(tmp_path: Path) -> None:
