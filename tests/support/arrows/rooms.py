@@ -283,8 +283,15 @@ ROOMS = {
     ),
     # Models in memory are written by the package that made them, which is loaded then.
     "fractune.api.values": room(
-        *CORE, "fractune", "fractune.planning", *REPORTS, lazily=("fractune.inference", "onnx", "torch", "tvm")
+        *CORE,
+        "fractune",
+        "fractune.planning",
+        *REPORTS,
+        "fractune.scripts",
+        lazily=("fractune.inference", "onnx", "torch", "tvm"),
     ),
+    # The user's own Python file runs in a child of the user's command, never in a part of a fleet.
+    "fractune.scripts": room(*CORE, "fractune.launchers", "fractune.local", lazily=("tvm",)),
     # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them. A peer is timed
     # beside a bundle in a process that is confined as the workers' are.
     "fractune.launchers": room(

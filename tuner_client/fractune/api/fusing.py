@@ -40,13 +40,15 @@ def fuse(
     *,
     slots: int | None = None,
     inputs: Mapping[str, Sequence[int]] | None = None,
+    run_script: bool = False,
     out: str | os.PathLike[str] | None = None,
 ) -> FusedModel:
     """Make one model of `models`, which are built alike and differ in their weights: `fractune.tune` tunes it.
 
-    The n-th model has the n-th slot; `slots` beyond the last are empty (default: none are). They can be filled later by
-    fusing again with as many slots, and then nothing is tuned anew. `inputs` gives shapes to inputs that the models
-    leave open. The file is `out`, by default `<first model>_x<slots>.fused` in the current folder.
+    The n-th model has the n-th slot; `slots` beyond the last are empty (default: none are). They can be filled
+    later by fusing again with as many slots, and then nothing is tuned anew. `inputs` gives shapes to inputs that
+    the models leave open; with `run_script` Python files (TVMScript) among them run here. The file is `out`, by
+    default `<first model>_x<slots>.fused` in the current folder.
 
     Raises BadRequest for fewer than two models and for wrong slots, BadModel where the models are not built alike,
     StateUnusable, and FractuneError where TVM is not installed.
@@ -54,7 +56,7 @@ def fuse(
     count = check_slots(len(models), slots)
     fixed = shapes(inputs or {})
     with contextlib.ExitStack() as held:
-        paths = [held.enter_context(model_file(model)) for model in models]
+        paths = [held.enter_context(model_file(model, run_script=run_script)) for model in models]
         names = _names(paths)
         written = (Path(f"{paths[0].stem}_x{count}{SUFFIX}") if out is None else Path(out)).absolute()
         check_writable("out", written)

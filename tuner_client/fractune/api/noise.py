@@ -70,6 +70,7 @@ def noise(
     model: ModelSource | None = None,
     only: str = "",
     inputs: Mapping[str, Sequence[int]] | None = None,
+    run_script: bool = False,
     seed: int = 0,
     state: str | os.PathLike[str] | None = None,
     progress: LineProgress = True,
@@ -92,7 +93,7 @@ def noise(
     noise_file = Path(state or default_state_dir()).expanduser() / NOISE_FILE
     check_noise_file(noise_file)
     with contextlib.ExitStack() as held:
-        path = None if model is None else held.enter_context(model_file(model))
+        path = None if model is None else held.enter_context(model_file(model, run_script=run_script))
         held.enter_context(_children_find_us())
         data = measure_noise(
             wanted,

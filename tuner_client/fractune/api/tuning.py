@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fractune.api.goal import goal_spec, tune_until_beaten
 from fractune.api.server.client import Client
@@ -49,6 +49,7 @@ def tune(
     scope: str = "",
     fresh: bool = False,
     inputs: Shapes | None = None,
+    run_script: bool = False,
     priority: str = "normal",
     webhook: str = "",
     out: PathText = ".",
@@ -72,15 +73,16 @@ def tune(
     every share's best are measured here. `only` names the operators to tune by parts of their names ("conv2d,dense").
     `exact` leaves out implementations that round otherwise than the operator itself, as Winograd's convolutions do.
     Jobs that run at the same time search an operator once, and read what the log holds of it: those of one `scope`
-    (default: the server's), and with `fresh` none but this one. `inputs` gives shapes to inputs that the model leaves
-    open. `priority` is "low", "normal" or "high": beside others a job gets four times the measurements of one that is
-    one step lower, and none waits for ever. A server that allows it calls the address `webhook` when the job has ended.
-    The bundle is `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls a function
-    with each JobStatus.
+    (default: the server's), and with `fresh` none but this one. `inputs` gives shapes to inputs that the model
+    leaves open. A Python file (TVMScript) is refused, unless with `run_script` its code may run here: then the
+    IRModule that it makes is tuned. `priority` is "low", "normal" or "high": beside others a job gets four times
+    the measurements of one that is one step lower, and none waits for ever. A server that allows it calls the
+    address `webhook` when the job has ended. The bundle is `<model>.fractune` in the folder `out`. `progress` shows
+    a bar, nothing (False), or calls a function with each JobStatus.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
     """
-    with model_file(model) as path:
+    with model_file(model, run_script=run_script) as path:
         spec = tuning_spec(
             path.name,
             shares,
@@ -128,6 +130,7 @@ def bundle(
     exact: bool = False,
     scope: str = "",
     inputs: Shapes | None = None,
+    run_script: bool = False,
     out: PathText | None = None,
     server: str | None = None,
     state: PathText | None = None,
@@ -143,7 +146,7 @@ def bundle(
         raise BadRequest(f"policy '{policy}': write shares or {ROBUST_VARIANT}")
     check_above_zero("rerank", rerank)
     variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
-    with model_file(model) as path:
+    with model_file(model, run_script=run_script) as path:
         written = Path(out).absolute() if out is not None else bundle_file(".", path.name)
         check_writable("out", written)
         limits = {"rerank": rerank, "variants": variants, "exact": exact, "scope": scope}
@@ -165,6 +168,7 @@ def matrix(
     target: str = "",
     scope: str = "",
     inputs: Shapes | None = None,
+    run_script: bool = False,
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
@@ -174,7 +178,7 @@ def matrix(
     With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
     """
     check_above_zero("rerank", rerank)
-    with model_file(model) as path:
+    with model_file(model, run_script=run_script) as path:
         spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=rerank, scope=scope)
         with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
             return Matrix((model_table(job), *(operator_tables(place.client, job) if operators else ())))
@@ -190,6 +194,7 @@ def knee(
     target: str = "",
     scope: str = "",
     inputs: Shapes | None = None,
+    run_script: bool = False,
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
@@ -201,7 +206,7 @@ def knee(
     """
     if not 0 <= slack <= 1:
         raise BadRequest(f"slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
-    with model_file(model) as path:
+    with model_file(model, run_script=run_script) as path:
         spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=1, scope=scope)
         with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
             tables = [model_table(job), *(operator_tables(place.client, job) if operators else ())]
@@ -217,6 +222,7 @@ def match(
     policy: str = "robust",
     allow_unmeasured: bool = False,
     inputs: Shapes | None = None,
+    run_script: bool = False,
     target: str = "",
     scope: str = "",
     server: str | None = None,
@@ -229,8 +235,8 @@ def match(
     """
     Share.parse(share)
     shapes(inputs or {})
-    with model_file(model) as path, session(folder(state), server, compile=True) as client:
-        how = {"policy": policy, "target": target, "scope": scope}
+    with model_file(model, run_script=run_script) as path, session(folder(state), server, compile=True) as client:
+        how: dict[str, Any] = {"policy": policy, "target": target, "scope": scope}
         return client.match(path, share, allow_unmeasured=allow_unmeasured, inputs=inputs, **how)
 
 

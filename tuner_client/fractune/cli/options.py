@@ -83,7 +83,11 @@ Exact = Annotated[
 Scope = Annotated[
     str, typer.Option("--scope", metavar="NAME", help="Share searches and the log with jobs of this scope only.")
 ]
-ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule (JSON or TVMScript) or torch.export file.")]
+ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule as JSON, or torch.export file.")]
+RunScript = Annotated[
+    bool,
+    typer.Option("--run-script", help="The model is a Python file (TVMScript): run its code here, send what it makes."),
+]
 Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc
 
-from fractune_core.errors import BadRequest, NotFound, QuotaExceeded
+from fractune_core.errors import BadModel, BadRequest, NotFound, QuotaExceeded
+from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
@@ -71,7 +72,7 @@ class ModelService(rpc.ModelServiceServicer):
             self._room_for(sha256, size, sender),
             files.parts.open(sender.token_id, sha256, offset=offset, size=size) as part,
         ):
-            for data in _data(arriving(requests, context, size - offset), size, offset):
+            for data in _data(arriving(requests, context, size - offset), header):
                 if not part.write(data):
                     break
             files.add_model(sha256, part)
@@ -118,11 +119,15 @@ class ModelService(rpc.ModelServiceServicer):
         return True
 
 
-def _data(requests: Iterator[pb.UploadModelRequest], size: int, offset: int) -> Iterator[bytes]:
-    left = size - offset
+def _data(requests: Iterator[pb.UploadModelRequest], header: pb.ModelHeader) -> Iterator[bytes]:
+    """The bytes that follow the header. Raises BadRequest for more or less of them, BadModel for TVMScript."""
+    size = header.size_bytes
+    left = size - header.offset_bytes
     for request in requests:
         if request.WhichOneof("part") != "data":
             raise BadRequest("after its header an upload carries nothing but data")
+        if left == size and is_script(request.data):  # one in smaller parts is refused by its reader
+            raise BadModel(f"{header.display_name}: {REFUSAL}")
         left -= len(request.data)
         if left < 0:
             raise BadRequest(f"the upload is longer than the {size} bytes that its header says; upload it again")

@@ -99,6 +99,7 @@ class Client:
         scope: str = "",
         fresh: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
+        run_script: bool = False,
         priority: str = "normal",
         webhook: str = "",
     ) -> Job:
@@ -106,7 +107,7 @@ class Client:
 
         Raises BadModel for a model that cannot be read, BadRequest, and what the server refuses.
         """
-        with model_file(model) as path:
+        with model_file(model, run_script=run_script) as path:
             spec = tuning_spec(
                 path.name,
                 shares,
@@ -152,6 +153,7 @@ class Client:
         policy: str = "robust",
         allow_unmeasured: bool = False,
         inputs: Mapping[str, Sequence[int]] | None = None,
+        run_script: bool = False,
         target: str = "",
         scope: str = "",
     ) -> MatchResult:
@@ -161,7 +163,7 @@ class Client:
         """
         wanted = str(Share.parse(share))
         shown = shapes_to_proto(shapes(inputs or {}))
-        with model_file(model) as path:
+        with model_file(model, run_script=run_script) as path:
             name = self._rpc.upload_model(path).name
         request = pb.MatchModelRequest(
             model=name,

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
+from fractune.scripts.conversion import is_model_script, json_of_script
 from fractune_core.errors import BadModel
+from fractune_core.files.scripts import REFUSAL
 
 if TYPE_CHECKING:
     import onnx
@@ -22,25 +24,34 @@ ModelSource: TypeAlias = Union[str, os.PathLike[str], "onnx.ModelProto", "torch.
 
 
 @contextlib.contextmanager
-def model_file(model: ModelSource) -> Iterator[Path]:
+def model_file(model: ModelSource, *, run_script: bool = False) -> Iterator[Path]:
     """The model as a file until the block ends; one in memory is written to a temporary folder, as `model.*`.
 
-    Raises BadModel when there is no such file, for an object of another type, and for a model that cannot be written.
+    With `run_script` the code of a Python file runs in a process of its own, and the file is the module that it makes.
+    Raises BadModel when there is no such file, for an object of another type, for a model that cannot be written, and
+    for a Python file without `run_script`.
     """
-    if isinstance(model, str | os.PathLike):
-        path = Path(model)
-        if not path.is_file():
-            raise BadModel(f"{path}: no such model file")
+    path = Path(model) if isinstance(model, str | os.PathLike) else None
+    if path is not None and not path.is_file():
+        raise BadModel(f"{path}: no such model file")
+    if path is not None and not is_model_script(path):
         yield path
         return
-    suffix, write = _writer(model)
+    if path is not None and not run_script:
+        raise BadModel(f"{path.name}: {REFUSAL}")
     with tempfile.TemporaryDirectory(prefix="fractune-model-") as folder:
-        path = Path(folder) / f"model{suffix}"
-        try:
-            write(model, path)
-        except Exception as error:
-            raise BadModel(f"a {type(model).__name__} cannot be written to a file: {error}") from error
-        yield path
+        yield _written(model, Path(folder)) if path is None else json_of_script(path, Path(folder))
+
+
+def _written(model: object, folder: Path) -> Path:
+    """A model in memory, as the file `model.*` in the folder. Raises BadModel."""
+    suffix, write = _writer(model)
+    path = folder / f"model{suffix}"
+    try:
+        write(model, path)
+    except Exception as error:
+        raise BadModel(f"a {type(model).__name__} cannot be written to a file: {error}") from error
+    return path
 
 
 def _writer(model: object) -> tuple[str, Callable[[Any, Path], None]]:

@@ -1,107 +1,168 @@
-"""A TVM IRModule from a file, as JSON or as TVMScript text.
+"""A TVM IRModule from a file, as the JSON that TVM writes.
 
 An IRModule is a program that will be compiled and run: its loops may write past their buffers, as in any
 native code, and the measuring process is there to die of it. But it may not call out of the module by name,
-nor carry code of another language.
+nor carry code of another language. So a file may hold only the kinds of objects, and call only the operators,
+that are listed here: what TVM adds to its own lists in a later version stays out until somebody has read it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from typing import Any
 
 import tvm
+from tvm.ir import json_compact
+from tvm_ffi.serialization import from_json_graph_str
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.script_guard import guarded, metadata_json
 from fractune_workers.children.tvm_api.error_line import first_line
 
-_CALLS_OUT = ("extern", "packed", "py_func", "ffi_kernel", "func_call", "call_builtin_with_ctx", "asm")
-"""Parts of the names of TVM's operators that call a function by its name, or hold foreign code"""
+_VALUES = """
+    None bool int float DataType ffi.Array ffi.Dict ffi.List ffi.Map ffi.Shape ffi.String ffi.Tensor
+    ir.Call ir.Constant ir.DictAttrs ir.FloatImm ir.FuncType ir.GenericConst ir.GlobalVar ir.IRModule ir.IntImm ir.Op
+    ir.PointerType ir.PrimType ir.Range ir.SequentialSpan ir.Source ir.SourceMap ir.SourceName ir.Span ir.StringImm
+    ir.StringType ir.TensorLoad ir.TensorRegion ir.Tuple ir.TupleGetItem ir.TupleType ir.Type ir.Var
+"""
+_RELAX = """
+    relax.AnyType relax.FuncType relax.ShapeType relax.TensorType relax.expr.BindingBlock relax.expr.DataflowBlock
+    relax.expr.DataflowVar relax.expr.Function relax.expr.If relax.expr.MatchCast relax.expr.SeqExpr
+    relax.expr.ShapeExpr relax.expr.VarBinding
+"""
+_TIR = """
+    s_tir.MatchBufferRegion s_tir.SBlock s_tir.SBlockRealize te.CommReducer te.Reduce tirx.AllocBuffer tirx.AssertStmt
+    tirx.AttrStmt tirx.Axis tirx.Bind tirx.Break tirx.BufferRegionType tirx.BufferStore tirx.BufferType tirx.Continue
+    tirx.DeclBuffer tirx.Evaluate tirx.For tirx.IfThenElse tirx.IndexMap tirx.Iter tirx.IterVar tirx.PrimFunc
+    tirx.SeqStmt tirx.TileLayout tirx.While
+"""
+_KINDS = frozenset(f"{_VALUES}{_RELAX}{_TIR}".split())
+"""Objects that describe a program. Not there: compiled modules, external functions, functions of TVM's registry,
+targets (a function with one of its own would choose its compiler), patterns, schedules"""
+_KINDS_BELOW = ("prim.", "relax.attrs.")
+
+_ARITHMETIC = """
+    acos acosh asin asinh assume atan atan2 atanh buffer_data buffer_offset copysign cos cosh ctpop erf exp exp10 exp2
+    fabs floor fma fmod hypot ignore_loop_partition isfinite isinf isnan ldexp log log10 log1p nearbyint nextafter
+    popcount pow q_multiply_shift q_multiply_shift_per_axis reinterpret round rsqrt sigmoid sin sinh sqrt tan tanh
+    trunc tvm_access_ptr tvm_stack_make_array tvm_stack_make_shape tvm_thread_invariant undef vectorcombine vectorhigh
+    vectorlow
+"""
+_TIR_OPERATORS = frozenset(f"tirx.{name}" for name in _ARITHMETIC.split())
+_RELAX_NAMESPACES = frozenset({"nn", "image", "vision"})
+_RELAX_CALLS = frozenset({"relax.call_tir", "relax.call_tir_inplace"})
+"""The two `relax.call_*` that call a function of the module"""
+_NO_ARITHMETIC = frozenset({"relax.invoke_closure", "relax.invoke_pure_closure", "relax.make_closure", "relax.print"})
+
+_CALL_BY_NAME = "tirx.tvm_call_packed"
 _LIBRARY = "tvm.contrib.sort."
-"""What TVM's own lowering calls by name"""
-_FOREIGN_CODE = ("pragma_import_c", "pragma_import_llvm", "external_mods")
+"""What TVM's own lowering of sorts and of prefix sums calls by name"""
+
+_PRAGMA = "pragma_"
+_PRAGMAS = frozenset({"pragma_auto_unroll_max_step", "pragma_unroll_explicit", "pragma_loop_partition_hint"})
+_FOREIGN_CODE = frozenset({"external_mods", "Codegen", "system_lib_prefix"})
+"""Attributes that hand functions over to another compiler, or bring its results"""
 _HINT = "export the model without it"
+_NO_MODULE = "is no IRModule as JSON; write it with tvm.ir.save_json"
 
 Node = dict[str, Any]
 
 
 def load_json(text: str) -> tvm.IRModule:
-    """The IRModule that `tvm.ir.save_json` wrote. Raises BadModel."""
-    _refuse_foreign_code(_graph(text))
+    """The IRModule that `tvm.ir.save_json` wrote; nothing of another kind is read. Raises BadModel."""
+    current = _current(text)
+    nodes = _graph(current)
+    _refuse_external_functions(nodes)
+    _refuse_foreign_code(nodes)
     try:
-        mod = tvm.ir.load_json(text)
+        mod = from_json_graph_str(current)
     except Exception as error:
         raise BadModel(f"is no IRModule as JSON: {first_line(error)}; write it with tvm.ir.save_json") from error
-    return _checked(mod)
-
-
-def load_script(text: str) -> tvm.IRModule:
-    """The IRModule that `IRModule.script(show_meta=True)` printed. Raises BadModel."""
-    source = guarded(text)
-    for metadata in metadata_json(text):
-        _refuse_foreign_code(_graph(metadata))
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            mod = tvm.script.from_source(source)
-    except Exception as error:
-        raise BadModel(f"is no TVMScript module: {first_line(error)}") from error
-    mod = _checked(mod)
-    _refuse_foreign_code(_graph(tvm.ir.save_json(mod)))
-    return mod
-
-
-def _checked(mod: Any) -> tvm.IRModule:
     if not isinstance(mod, tvm.IRModule):
         raise BadModel(f"holds a {type(mod).__name__}, not an IRModule; save the whole module")
+    _refuse_missing_functions(nodes, {var.name_hint for var in mod.functions})
     return mod
+
+
+def _current(text: str) -> str:
+    """The text as TVM writes it today, and as Python's parser read it: what is checked is what is loaded."""
+    try:
+        return str(json_compact.upgrade_json(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadModel(_NO_MODULE) from error
 
 
 def _graph(text: str) -> list[Node]:
     """The objects in TVM's JSON: one flat list, in which nothing can hide."""
-    try:
-        nodes = json.loads(text)["nodes"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadModel("is no IRModule as JSON; write it with tvm.ir.save_json") from error
-    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
-        raise BadModel("is no IRModule as JSON; write it with tvm.ir.save_json")
-    return nodes
+    found = json.loads(text).get("nodes")
+    if not isinstance(found, list) or not all(isinstance(node, dict) for node in found):
+        raise BadModel(_NO_MODULE)
+    return found
+
+
+def _refuse_external_functions(nodes: list[Node]) -> None:
+    """Their kind is not listed either; this error has the name, which the user will look for."""
+    for node in nodes:
+        if node.get("type") == "relax.expr.ExternFunc":
+            name = _at(nodes, _field(node.get("data"), "global_symbol")).get("data")
+            raise BadModel(f"calls the external function '{name}'; {_HINT}")
 
 
 def _refuse_foreign_code(nodes: list[Node]) -> None:
     for node in nodes:
-        kind, data = node.get("type"), node.get("data")
-        if kind in {"relax.expr.ExternFunc", "ir.EnvFunc"}:
-            raise BadModel(f"calls the external function {_name(nodes, data)}; {_HINT}")
-        if kind == "ffi.String" and isinstance(data, str) and data.startswith(_FOREIGN_CODE):
+        kind, data = str(node.get("type")), node.get("data")
+        if kind not in _KINDS and not kind.startswith(_KINDS_BELOW):
+            raise BadModel(f"holds an object of the kind {kind}, which is not allowed in a model file; {_HINT}")
+        if kind == "ffi.String" and _is_foreign(str(data)):
             raise BadModel(f"carries foreign code under '{data}'; {_HINT}")
-        if kind == "ir.Call" and isinstance(data, dict):
+        if kind == "ir.Op" and data != _CALL_BY_NAME and not _computes(str(data)):
+            raise BadModel(f"uses the operator {data}, which is not allowed in a model file; {_HINT}")
+        if kind == "ir.Call":
             _check_call(nodes, data)
 
 
-def _check_call(nodes: list[Node], call: Node) -> None:
-    operator = _at(nodes, call.get("op"))
-    name = operator.get("data")
-    if operator.get("type") != "ir.Op" or not isinstance(name, str) or not any(p in name for p in _CALLS_OUT):
-        return
-    callee = _callee(nodes, call)
-    if not callee.startswith(_LIBRARY):
-        raise BadModel(f"calls '{callee}' through {name}; {_HINT}")
+def _is_foreign(text: str) -> bool:
+    return text in _FOREIGN_CODE or (text.startswith(_PRAGMA) and text not in _PRAGMAS)
 
 
-def _callee(nodes: list[Node], call: Node) -> str:
+def _computes(operator: str) -> bool:
+    """Whether all that the operator does is arithmetic, or a call of a function in the module."""
+    if operator.startswith("prim.") or operator in _TIR_OPERATORS or operator in _RELAX_CALLS:
+        return True
+    package, *namespace, name = operator.split(".")
+    if package != "relax" or operator in _NO_ARITHMETIC or name.startswith("call_"):
+        return False
+    return not namespace or (len(namespace) == 1 and namespace[0] in _RELAX_NAMESPACES)
+
+
+def _check_call(nodes: list[Node], call: Any) -> None:
+    """An operator or a function of the module is called; by name TVM's sorting alone."""
+    operator = _at(nodes, _field(call, "op"))
+    if operator.get("type") not in ("ir.Op", "ir.GlobalVar"):
+        raise BadModel(f"calls a {operator.get('type')}, which is no function of the module; {_HINT}")
+    if operator.get("data") == _CALL_BY_NAME:
+        callee = _callee(nodes, call)
+        if not callee.startswith(_LIBRARY):
+            raise BadModel(f"calls '{callee}' through {_CALL_BY_NAME}; {_HINT}")
+
+
+def _callee(nodes: list[Node], call: Any) -> str:
     """The first argument of the call, where that is a string."""
-    arguments = _at(nodes, call.get("args")).get("data")
-    first = _at(nodes, arguments[0] if isinstance(arguments, list) and arguments else None).get("data")
-    text = _at(nodes, first.get("value") if isinstance(first, dict) else None).get("data")
-    return text if isinstance(text, str) else "?"
+    arguments = _at(nodes, _field(call, "args")).get("data")
+    first = _at(nodes, arguments[0] if isinstance(arguments, list) and arguments else None)
+    text = _at(nodes, _field(first.get("data"), "value")).get("data")
+    return text if first.get("type") == "ir.StringImm" and isinstance(text, str) else "?"
 
 
-def _name(nodes: list[Node], data: Any) -> str:
-    index = data.get("global_symbol") if isinstance(data, dict) else None
-    return f"'{_at(nodes, index).get('data', data)}'"
+def _refuse_missing_functions(nodes: list[Node], functions: set[str]) -> None:
+    for node in nodes:
+        if node.get("type") == "ir.GlobalVar":
+            name = _at(nodes, _field(node.get("data"), "name_hint")).get("data")
+            if name not in functions:
+                raise BadModel(f"calls the function '{name}', which is not in the module; {_HINT}")
+
+
+def _field(data: Any, name: str) -> Any:
+    return data.get(name) if isinstance(data, dict) else None
 
 
 def _at(nodes: list[Node], index: Any) -> Node:

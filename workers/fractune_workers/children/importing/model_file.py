@@ -16,13 +16,14 @@ from tvm import relax
 
 from fractune_core.errors import BadModel
 from fractune_core.files.fused import read_fused
+from fractune_core.files.scripts import REFUSAL, is_script
 
 MAX_MODEL_BYTES = 2**31
 """Protobuf parses no more; the other formats have no reason to be larger"""
 
 _ZIP = b"PK\x03\x04"
 _LFS_POINTER = "version https://git-lfs"
-_FORMATS = "ONNX, a TVM IRModule as JSON or TVMScript text, or a torch.export program (.pt2)"
+_FORMATS = "ONNX, a TVM IRModule as JSON, or a torch.export program (.pt2)"
 
 Shapes = Mapping[str, Sequence[int]]
 """Input name -> dimensions, as the user fixed them"""
@@ -96,6 +97,8 @@ def _read(path: Path) -> bytes:
 
 
 def _load(data: bytes, shapes: Shapes) -> tvm.IRModule:
+    if is_script(data):
+        raise BadModel(REFUSAL)
     if data.startswith(_ZIP):
         if read_fused(data) is not None:
             raise BadModel("is a fused model; name one of its variants' own files")
@@ -113,14 +116,11 @@ def _load(data: bytes, shapes: Shapes) -> tvm.IRModule:
 def _load_text(text: str, shapes: Shapes) -> tvm.IRModule:
     if text.startswith(_LFS_POINTER):
         raise BadModel("is only a Git LFS pointer; fetch the file itself with `git lfs pull`")
-    from fractune_workers.children.importing.ir_module import load_json, load_script
+    if not text.lstrip().startswith("{"):
+        raise BadModel(f"is a text file, and no IRModule; expected {_FORMATS}")
+    from fractune_workers.children.importing.ir_module import load_json
 
-    if text.lstrip().startswith("{"):
-        mod = load_json(text)
-    elif "ir_module" in text:
-        mod = load_script(text)
-    else:
-        raise BadModel(f"is a text file, and no TVMScript module; expected {_FORMATS}")
+    mod = load_json(text)
     if shapes:
         raise BadModel(f"input {_quoted(shapes)}: an IRModule has its shapes already; leave out --input")
     return mod

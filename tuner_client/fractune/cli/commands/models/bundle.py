@@ -47,6 +47,7 @@ def bundle(
         Path | None, typer.Option("--public-key", help="PEM file; with --verify, check the signature too.")
     ] = None,
     inputs: options.Inputs = None,
+    run_script: options.RunScript = False,
     target: options.Target = "",
     exact: options.Exact = False,
     scope: options.Scope = "",
@@ -88,6 +89,7 @@ def bundle(
             exact=exact,
             scope=scope,
             inputs=options.parse_inputs(inputs),
+            run_script=run_script,
             out=out,
             server=server,
             state=state,

@@ -21,13 +21,14 @@ def fuse(
         int | None, typer.Option("--slots", help="How many slots; those beyond the models stay empty. [default: none]")
     ] = None,
     inputs: options.Inputs = None,
+    run_script: options.RunScript = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. [default: FIRST_xSLOTS.fused]")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Make one model of several variants of a model, to be tuned and served as one."""
-    found = fuse_models(models, slots=slots, inputs=options.parse_inputs(inputs), out=out)
+    found = fuse_models(models, slots=slots, inputs=options.parse_inputs(inputs), run_script=run_script, out=out)
     if as_json:
         print(json.dumps(_json(found)))
         return

@@ -100,6 +100,7 @@ def tune(
     scope: options.Scope = "",
     fresh: Fresh = False,
     inputs: options.Inputs = None,
+    run_script: options.RunScript = False,
     out: Out = None,
     picture: Picture = None,
     priority: HowUrgent = Priority.NORMAL,
@@ -127,6 +128,7 @@ def tune(
         "scope": scope,
         "fresh": fresh,
         "inputs": options.parse_inputs(inputs),
+        "run_script": run_script,
         "priority": priority.value,
         "webhook": webhook,
     }
