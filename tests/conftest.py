@@ -35,7 +35,7 @@ _OWN = (
 for _name in _OWN:
     os.environ.pop(_name, None)
 
-# With FRACTUNE_TEST_CPU the host is that CPU, to this process and to all that it starts (CONTRIBUTING.md).
+# FRACTUNE_TEST_CPU replaces the default target, in this process and in all that it starts (CONTRIBUTING.md).
 if os.environ.get("FRACTUNE_TEST_CPU"):
     _other_cpu = str(Path(__file__).parent / "support" / "other_cpu")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_other_cpu, os.environ.get("PYTHONPATH")]))

@@ -1,7 +1,7 @@
-"""The host as another CPU, in every Python process that finds this folder on its path.
+"""Another CPU as the default target, in every Python process that finds this folder on its path.
 
-Python imports a module of this name when it starts, so the workers' children see the other CPU too. `tests/conftest.py`
-puts the folder on the path where FRACTUNE_TEST_CPU names a CPU. The real host must have what that CPU has.
+Python imports a module of this name when it starts, so the workers' children have that target too. `tests/conftest.py`
+puts the folder on the path where FRACTUNE_TEST_CPU names a CPU. The host must be able to run that CPU's code.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 _CPU = os.environ.get("FRACTUNE_TEST_CPU", "")
 _TARGET = "fractune_workers.children.tvm_api.target"
-"""the one module that asks LLVM for the host"""
+"""the module that makes the default target of the host"""
 
 
 class _Loader(importlib.abc.Loader):
@@ -27,7 +28,7 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _replace_host(module)
+        _replace_default(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -42,12 +43,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _replace_host(target: ModuleType) -> None:
-    """Name the other CPU where the module names the host's, and its features where it reads the host's."""
-    present = target._target_features({"mcpu": _CPU})
-    known = set().union(*target._host_features())
-    target.host_cpu = lambda: _CPU  # type: ignore[attr-defined]
-    target._host_features = lambda: (present, known - present)  # type: ignore[attr-defined]
+def _replace_default(module: ModuleType) -> None:
+    def default_target(cores: int) -> Any:
+        return module.tvm.target.Target({"kind": "llvm", "mcpu": _CPU, "num-cores": cores})
+
+    module.default_target = default_target  # type: ignore[attr-defined]
 
 
 if _CPU and not any(type(finder).__name__ == _Finder.__name__ for finder in sys.meta_path):
