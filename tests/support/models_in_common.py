@@ -1,17 +1,20 @@
-"""Eight small models that share operators, which TVM names differently in each."""
+"""Small models that share operators, which TVM names differently in each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import tvm
 from tvm import relax
 from tvm.relax import op
 
 _SHAPE = [4, 64]
+_SIZE = 48
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,28 @@ def product(name: str) -> tvm.IRModule:
             result = builder.emit_output(op.nn.relu(builder.emit(op.matmul(one, other))))
         builder.emit_func_output(result)
     return builder.get()
+
+
+def write_reductions(folder: Path, number: int) -> Path:
+    """A layer normalization and a sum, after so many operators, each of which counts TVM's variables on."""
+    sines = [onnx.helper.make_node("Sin", [f"s{at}"], [f"s{at + 1}"]) for at in range(number)]
+    # Its value is used twice, so it stays apart from what comes after it.
+    value = f"s{number}"
+    nodes = [
+        *sines,
+        onnx.helper.make_node("LayerNormalization", [value, "scale"], ["normal"]),
+        onnx.helper.make_node("ReduceSum", ["normal", "axes"], ["total"], keepdims=0),
+        onnx.helper.make_node("Neg", [value], ["turned"]),
+    ]
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("s0", [8, _SIZE]), ("total", [8]), ("turned", [8, _SIZE]))
+    ]
+    weights = [
+        onnx.numpy_helper.from_array(np.ones(_SIZE, "float32"), "scale"),
+        onnx.numpy_helper.from_array(np.array([1]), "axes"),
+    ]
+    graph = onnx.helper.make_graph(nodes, "reductions", ends[:1], ends[1:], weights)
+    path = folder / f"reductions{number}.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
