@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +34,12 @@ _OWN = (
 )
 for _name in _OWN:
     os.environ.pop(_name, None)
+
+# FRACTUNE_TEST_CPU replaces the default target, in this process and in all that it starts (CONTRIBUTING.md).
+if os.environ.get("FRACTUNE_TEST_CPU"):
+    _other_cpu = str(Path(__file__).parent / "support" / "other_cpu")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_other_cpu, os.environ.get("PYTHONPATH")]))
+    runpy.run_path(str(Path(_other_cpu) / "sitecustomize.py"))
 
 # These machines are shared: how long an example takes says nothing about the code. Each run draws other examples, so
 # that few a run are many in a week; `pytest --hypothesis-profile=thorough` draws many at once.

@@ -21,6 +21,7 @@ import fractune
 from benchmarks.support.models import find_model
 from benchmarks.support.reference import expected_outputs
 from fractune_core.files.bundles import Bundle
+from tests.support.models_in_common import write_reductions
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import (
     error_line,
@@ -230,6 +231,23 @@ def test_stock_tvm_uses_an_exported_jsondatabase(fleet: Fleet, tmp_path: Path) -
     args = ("log", "import", str(folder), "--share", "cpu:2", "--device-from-this-host", "--json", *at)
     assert events(run_fractune(*args)) == [{"added": exported["records"], "already_there": 0}]
     assert events(run_fractune(*args)) == [{"added": 0, "already_there": exported["records"]}]
+
+
+def test_a_second_model_takes_the_schedules_of_the_first(fleet: Fleet, tmp_path: Path) -> None:
+    """Of operators that both have, and in which TVM names blocks otherwise."""
+    results = []
+    for number in (1, 4):
+        model = write_reductions(tmp_path, number)
+        args = ("--shares", "cpu:1", "--trials", "1", "--only", "layer_norm", "--server", fleet.address, "--json")
+        ended = run_fractune("tune", str(model), "--out", str(tmp_path), *args)
+        assert ended.returncode == 0, ended.stderr
+        results.append(events(ended)[-1])
+    first, second = results
+    assert [each["workload_hash"] for each in first["operators"]] == [
+        each["workload_hash"] for each in second["operators"]
+    ]
+    assert (first["trials"], second["trials"]) == ({"cpu:1": 1}, {"cpu:1": 0})
+    assert Path(second["bundle"]).is_file()
 
 
 def test_a_cancelled_job_ends_its_watchers_with_code_six(fleet: Fleet) -> None:

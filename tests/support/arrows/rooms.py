@@ -32,7 +32,10 @@ GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
 
 CORE = tuple(
     f"fractune_core{name}"
-    for name in ("", ".access", ".analysis", ".convert", ".cuda", ".files", ".fleet", ".host", ".planning", ".tracing")
+    for name in (
+        *("", ".access", ".analysis", ".convert", ".cuda", ".files", ".fleet", ".host", ".planning", ".tir"),
+        ".tracing",
+    )
 )
 
 API = tuple(f"fractune.api{name}" for name in ("", ".server", ".values"))
@@ -63,6 +66,8 @@ ROOMS = {
     "fractune_core.files": room("fractune_core"),
     "fractune_core.fleet": room("fractune_core", "fractune_core.access"),
     "fractune_core.host": room(),
+    # Who calls it has TVM.
+    "fractune_core.tir": room(lazily=("tvm", "tvm_ffi")),
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
     "fractune_core.analysis": room("fractune_core"),

@@ -53,5 +53,5 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     building.read_trace = lambda text, _workload: SimpleNamespace(mod=text)  # type: ignore[attr-defined, assignment]
     building.build_object = _obey  # type: ignore[attr-defined, assignment]
     child = building.BuilderChild()
-    child._workloads["w"] = {DIRECT: None}
+    child._workloads["w"] = {DIRECT: SimpleNamespace()}  # type: ignore[dict-item]
     return {"build": child.build, "pid": os.getpid, "learn_workload": lambda **_workload: []}

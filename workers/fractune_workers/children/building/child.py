@@ -31,7 +31,7 @@ from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
-from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workloads
+from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, read_workloads
 
 _LIMIT_CPU_S = 10
 _MET = 0.5
@@ -43,7 +43,7 @@ class BuilderChild:
     """Builds candidates of the workloads it was told."""
 
     def __init__(self) -> None:
-        self._workloads: dict[str, dict[str, Any]] = {}
+        self._workloads: dict[str, dict[str, Workload]] = {}
         """by implementation, by workload hash of the operator"""
 
     def learn_workload(self, workload_hash: str, workload: str) -> list[Any]:
@@ -73,7 +73,7 @@ class _Recipe:
     versions: dict[str, str]
 
 
-def _recipe(workload: Any, target: tvm.target.Target, trace: str) -> _Recipe:
+def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recipe:
     """What all builds for the target share is loaded here, so that no fork has to."""
     load_intrinsics(target)
     if target.kind.name != "cuda":

@@ -36,7 +36,7 @@ from fractune_workers.children.tvm_api.target import (
     target_key,
 )
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
-from fractune_workers.children.tvm_api.traces import read_workload, write_workloads
+from fractune_workers.children.tvm_api.traces import Workload, read_workload, write_workloads
 from fractune_workers.children.tvm_api.weights import Weights, pack_weights
 
 _ANY_CORES = 1
@@ -52,8 +52,8 @@ class _Prepared:
     operators: list[Operator]
     others: dict[str, Any]
     """modules by implementation, of those that some operator has"""
-    workloads: dict[str, dict[str, Any]]
-    """MetaSchedule's Workload by implementation, by workload hash of the operator"""
+    workloads: dict[str, dict[str, Workload]]
+    """by implementation, by workload hash of the operator"""
     names: Names
     slots: tuple[str | None, ...]
     """of a fused model: the variant's name by slot, None for an empty one"""
@@ -197,7 +197,7 @@ def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
     return with_implementations(prepared.direct, prepared.others, chosen) if chosen else prepared.direct
 
 
-def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Any, str]:
+def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str]:
     """Traces by workload. Raises FractuneError for an operator, or an implementation, that this model does not have."""
     found = {}
     for name, text in texts.items():

@@ -14,14 +14,15 @@ from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import FractuneError
+from fractune_core.tir.positions import named_by_position
 from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.traces import read_trace
+from fractune_workers.children.tvm_api.traces import Workload, read_trace
 
 
-def compile_variant(mod: Any, target: Any, schedules: dict[Any, str]) -> dict[str, bytes]:
+def compile_variant(mod: Any, target: Any, schedules: dict[Workload, str]) -> dict[str, bytes]:
     """Machine code and VM bytecode of a prepared module, with `schedules` (workload -> trace) applied.
 
     Returns object files by name. Raises FractuneError when a schedule finds no operator: then the passes of
@@ -29,10 +30,11 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Any, str]) -> dict[st
     """
     for_gpu = target.kind.name == "cuda"
     pipeline = cuda_pipeline if for_gpu else cpu_pipeline
+    mod = named_by_position(mod)  # as traces look blocks up; TVM applies a trace to the module's own function
     database = ms.database.MemoryDatabase()
     for workload, trace in schedules.items():
         entry = database.commit_workload(workload.mod)
-        record = ms.database.TuningRecord(read_trace(trace, entry).trace, entry, [1.0], target, None)
+        record = ms.database.TuningRecord(read_trace(trace, workload).trace, entry, [1.0], target, None)
         database.commit_tuning_record(record)
     scheduled_before = _scheduled(mod)
     with target, database, tvm.transform.PassContext(opt_level=3):

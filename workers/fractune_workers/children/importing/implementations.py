@@ -12,16 +12,16 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
-from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.importing.passes import workload_hash
 from fractune_workers.children.layouts.expressions import is_constant, shape_of
+from fractune_workers.children.tvm_api.traces import Workload
 
 _CALL = "relax.call_tir"
 
 
-def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, Any]:
-    """MetaSchedule's Workload of what the prepared module `other` has in place of operators of `direct`, by their
+def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, Workload]:
+    """The workload of what the prepared module `other` has in place of operators of `direct`, by their
     workload hash; without those that are the same in both, and empty where the two do not make the same calls.
     """
     own, theirs = calls_of(direct), calls_of(other)
@@ -29,7 +29,7 @@ def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, A
         return {}
     pairs = ((function_of(direct, one), function_of(other, another)) for one, another in zip(own, theirs, strict=True))
     workloads = ((workload_hash(one), another) for one, another in pairs)
-    return {name: ms.database.Workload(another) for name, another in workloads if workload_hash(another) != name}
+    return {name: Workload(another) for name, another in workloads if workload_hash(another) != name}
 
 
 def with_implementations(

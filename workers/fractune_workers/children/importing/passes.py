@@ -23,7 +23,7 @@ from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.layouts.simplify import simplify
 from fractune_workers.children.layouts.transcendental import LEGALIZATIONS
 from fractune_workers.children.tvm_api.error_line import first_line
-from fractune_workers.children.tvm_api.traces import write_workloads
+from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _FLOAT32_BYTES = 4
 _LEGALIZATIONS_FOR_CPUS = {**LEGALIZATIONS, CONCAT: kept}
@@ -114,7 +114,7 @@ def _operator(name: str, weight: int, mod: tvm.IRModule) -> Operator:
         name=name,
         weight=weight,
         workload_hash=workload_hash(mod),
-        workload_json=write_workloads({DIRECT: ms.database.Workload(mod)}),
+        workload_json=write_workloads({DIRECT: Workload(mod)}),
         flops=_flops(mod),
         io_bytes=sum(count * element_bytes for count, element_bytes in arguments),
         narrow=any(element_bytes < _FLOAT32_BYTES for _, element_bytes in arguments),

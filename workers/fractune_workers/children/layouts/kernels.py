@@ -16,10 +16,8 @@ import numpy as np
 import tvm
 from tvm import te, topi
 
+from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL
 from fractune_workers.children.layouts.groups import first_input
-
-CONV, DEPTHWISE, MATMUL = "conv2d_blocked", "depthwise_blocked", "matmul_blocked"
-"""the names of the main computations, by which a search knows what it has before it"""
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,11 @@ import numpy.typing as npt
 import tvm
 from tvm import te, topi
 
+from fractune_core.tir.kernel_names import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.layouts.kernels import Window
 
 _Array = npt.NDArray[Any]
 _Sums = Callable[[Sequence[Any]], list[Any]]
-
-PADDED, IMAGE_COLUMNS, IMAGE = "pad_temp", "winograd_image_columns", "winograd_image"
-GEMM = "winograd_gemm"
-OUTPUT_COLUMNS, OUTPUT = "winograd_output_columns", "winograd_output"
-"""the names of the computations, in their order, by which a search knows what it has before it"""
 
 _KERNEL = 3
 

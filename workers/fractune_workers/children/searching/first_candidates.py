@@ -16,7 +16,7 @@ from typing import Any
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from fractune_workers.children.layouts.kernels import CONV, DEPTHWISE, MATMUL
+from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL
 from fractune_workers.children.searching import winograd
 from fractune_workers.children.searching.reductions import vector_reduction
 from fractune_workers.children.searching.register_tiles import Extents, Tiling, tilings

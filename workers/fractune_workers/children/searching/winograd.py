@@ -15,7 +15,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_workers.children.layouts.winograd import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
+from fractune_core.tir.kernel_names import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.searching.register_tiles import Extents, tilings
 from fractune_workers.children.searching.sketches import MISFITS
 

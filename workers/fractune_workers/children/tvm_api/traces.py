@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any
 
+import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
@@ -12,33 +14,53 @@ from tvm.s_tir.schedule import Trace
 
 from fractune_core.implementations import DIRECT, joined_workloads, parted_workloads
 from fractune_core.records import UNTUNED
+from fractune_core.tir.lookups import by_position
+from fractune_core.tir.positions import Names, named_by_position, names_of
 
 
-def read_workload(text: str) -> Any:
-    """MetaSchedule's Workload from its JSON text: of several implementations, the direct one."""
+class Workload:
+    """One TIR module of an operator."""
+
+    def __init__(self, original: tvm.IRModule) -> None:
+        self.original = original
+        """with the names that TVM gave to its parts: what the log keeps"""
+
+    @cached_property
+    def mod(self) -> tvm.IRModule:
+        """With names by position: what schedules are made for."""
+        return named_by_position(self.original)
+
+    @cached_property
+    def names(self) -> Names:
+        return names_of(self.original["main"])
+
+
+def read_workload(text: str) -> Workload:
+    """The workload in MetaSchedule's JSON text: of several implementations, the direct one."""
     return read_workloads(text)[DIRECT]
 
 
-def read_workloads(text: str) -> dict[str, Any]:
-    """MetaSchedule's Workload of each implementation by its name, the direct one first."""
-    return {name: ms.database.Workload.from_json(found) for name, found in parted_workloads(text).items()}
+def read_workloads(text: str) -> dict[str, Workload]:
+    """The workload of each implementation by its name, the direct one first."""
+    return {name: Workload(ms.database.Workload.from_json(found).mod) for name, found in parted_workloads(text).items()}
 
 
-def write_workloads(workloads: dict[str, Any]) -> str:
+def write_workloads(workloads: dict[str, Workload]) -> str:
     """What `read_workloads` reads."""
-    return joined_workloads({name: _lists(workload.as_json()) for name, workload in workloads.items()})
+    found = {name: ms.database.Workload(workload.original) for name, workload in workloads.items()}
+    return joined_workloads({name: _lists(workload.as_json()) for name, workload in found.items()})
 
 
-def read_trace(text: str, workload: Any) -> Any:
+def read_trace(text: str, workload: Workload) -> Any:
     """The schedule that the trace gives when it is applied to the workload; the bare one for UNTUNED."""
     sch = Schedule(workload.mod, debug_mask="none")
     if text != UNTUNED:
-        Trace.apply_json_to_schedule(json.loads(text), sch)
+        Trace.apply_json_to_schedule(by_position(json.loads(text), workload.names), sch)
     return sch
 
 
 def write_trace(trace: Any) -> str:
-    """A trace as JSON text, always the same text for the same trace."""
+    """A trace as JSON text, always the same text for the same trace; blocks by position if its schedule has them so."""
     return json.dumps(trace.as_json(), separators=(",", ":"), default=_plain)
 
 
@@ -52,7 +74,7 @@ def _plain(value: Any) -> Any:
     return list(value) if hasattr(value, "__iter__") else value.value
 
 
-def args_of(workload: Any) -> list[Any]:
+def args_of(workload: Workload) -> list[Any]:
     """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each."""
     return [
         [kind, str(dtype), [int(dim) for dim in shape]]

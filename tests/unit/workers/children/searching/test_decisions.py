@@ -7,10 +7,10 @@ import math
 import pytest
 import tvm
 from tvm import te, topi
-from tvm.s_tir.meta_schedule.database import Workload
 
 from fractune_workers.children.searching.decisions import features_of
 from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.tvm_api.traces import Workload
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

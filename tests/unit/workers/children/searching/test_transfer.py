@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te, topi
 from tvm.s_tir import meta_schedule as ms
-from tvm.s_tir.meta_schedule.database import Workload
 
 from fractune_core.records import UNTUNED
 from fractune_workers.children.searching.sketches import sketches_of
@@ -23,7 +22,7 @@ from fractune_workers.children.tvm_api.arrays import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.tvm_api.processor import cpu_processor
-from fractune_workers.children.tvm_api.traces import args_of, read_trace, write_trace
+from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, write_trace
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

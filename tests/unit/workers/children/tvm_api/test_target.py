@@ -19,8 +19,10 @@ from fractune_workers.children.tvm_api.target import (
     parse_target,
     target_key,
 )
+from tests.support.other_cpu import asks_the_host
 
 
+@asks_the_host
 def test_the_default_names_this_cpu_and_nothing_that_it_lacks() -> None:
     target = default_target(2)
     assert target.attrs["mcpu"] == host_cpu() != "generic"
@@ -28,6 +30,7 @@ def test_the_default_names_this_cpu_and_nothing_that_it_lacks() -> None:
     assert missing_features(target) == []
 
 
+@asks_the_host
 def test_features_agree_with_the_kernel() -> None:
     """LLVM asks the processor; Linux tells in its own words what it lets through."""
     flags = set(
@@ -38,6 +41,7 @@ def test_features_agree_with_the_kernel() -> None:
         assert (name in features) == (name in flags), name
 
 
+@asks_the_host
 def test_a_feature_that_a_hypervisor_hides_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     real = tvm.get_global_func
 

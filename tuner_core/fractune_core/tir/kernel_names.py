@@ -1,0 +1,19 @@
+"""The names of the blocks of fractune's own kernels, by which a search knows what it schedules."""
+
+from __future__ import annotations
+
+CONV, DEPTHWISE, MATMUL = "conv2d_blocked", "depthwise_blocked", "matmul_blocked"
+"""the main computation of each kernel over blocked layouts"""
+
+PADDED, IMAGE_COLUMNS, IMAGE = "pad_temp", "winograd_image_columns", "winograd_image"
+GEMM = "winograd_gemm"
+OUTPUT_COLUMNS, OUTPUT = "winograd_output_columns", "winograd_output"
+"""the computations of Winograd's convolution, in their order"""
+
+KERNELS = (
+    frozenset({CONV}),
+    frozenset({DEPTHWISE}),
+    frozenset({MATMUL}),
+    frozenset({PADDED, IMAGE_COLUMNS, IMAGE, GEMM, OUTPUT_COLUMNS, OUTPUT}),
+)
+"""the names that one kernel has; each is only a kernel's where all of them are"""
