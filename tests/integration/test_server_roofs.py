@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fractune_core.analysis.roofline import NEAR, reached
-from fractune_core.convert import arithmetic_from_proto, roof_from_proto
+from fractune_core.analysis.roofline import DOUBTFUL, NEAR, reached
+from fractune_core.convert import arithmetic_from_proto, record_from_proto, roof_from_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.roofs import Arithmetic, Roof
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
@@ -93,3 +93,17 @@ def test_records_and_matches_come_with_what_their_speed_is_judged_by(client: Cli
     matched = client.log.MatchModel(pb.MatchModelRequest(model=done.spec.model, share="cpu:2"))
     assert matched.roof.gflops == 2 * GFLOPS_OF_A_CORE
     assert arithmetic_from_proto(matched.matches[0].operator.arithmetic) == WORK
+
+
+def test_a_kernel_that_is_faster_than_its_roof_raises_it(client: Client, done: pb.Job) -> None:
+    """The fastest takes 200 us on one core, where the roof of 100 GFLOP/s allows 230 us."""
+    work = Arithmetic(flops=GFLOPS_OF_A_CORE * 1e9 * 2.3e-4, io_bytes=1 << 20)
+    uploaded = client.upload(model("conv2d_beyond", flops=work.flops, io_bytes=work.io_bytes))
+    job = client.finish(client.create(uploaded, trials=TRIALS, round_size=8).name)
+    assert done.roofs["cpu:1"].gflops < job.roofs["cpu:1"].gflops < DOUBTFUL * done.roofs["cpu:1"].gflops
+    listed = client.log.ListRecords(pb.ListRecordsRequest(filter=pb.RecordFilter(operator="conv2d_beyond")))
+    records = map(record_from_proto, listed.records)
+    parts = [
+        reached(work, roof_from_proto(listed.roofs[f"records/{each.record_id}"]), each.median_s) for each in records
+    ]
+    assert max(part for part in parts if part is not None) == pytest.approx(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import uuid
@@ -140,13 +141,15 @@ def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
     wait_until(lambda: len(fleet.records(stream, second)) == 8, 60)
     assert not {r.candidate_id for r in fleet.records(stream, second)} & set(proposed[0]["candidates"])
 
-    # The roof comes with the first batch, and never again.
-    (found,) = (event for event in fleet.events(SERVER_STREAM) if event["event"] == "roof_measured")
-    assert (found["device_key"], found["share_key"]) == (fleet.device, records[0].granted.key)
-    roof = Roof.from_json(found["roof"])
+    # The roof comes with the first batch, and again whenever a later batch finds a higher one. What else runs on the
+    # same physical core may halve it meanwhile.
+    found = [event for event in fleet.events(SERVER_STREAM) if event["event"] == "roof_measured"]
+    assert {(each["device_key"], each["share_key"]) for each in found} == {(fleet.device, records[0].granted.key)}
+    roofs = [Roof.from_json(each["roof"]) for each in found]
+    assert all(after == before.raised_to(after) != before for before, after in itertools.pairwise(roofs))
     fastest_s = min(r.median_s for r in records)
-    assert roof.gflops > 2 * 96**3 / fastest_s / 1e9
-    assert roof.gb_per_s > 0.2
+    assert 2 * roofs[-1].gflops > 2 * 96**3 / fastest_s / 1e9
+    assert roofs[-1].gb_per_s > 0.2
 
     # Each worker's entry tells what it has done, in seconds that can be.
     for name, kind in (("tuner", "search"), ("builder", "build"), ("measurer", "measure")):

@@ -19,6 +19,12 @@ class Roof:
     cache_bytes: int
     """what fits into the last-level cache: traffic of no more than this may never reach the memory"""
 
+    def raised_to(self, other: Roof) -> Roof:
+        """Of each figure the larger: what slowed one measurement down is no limit of the share."""
+        return Roof(
+            max(self.gflops, other.gflops), max(self.gb_per_s, other.gb_per_s), max(self.cache_bytes, other.cache_bytes)
+        )
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

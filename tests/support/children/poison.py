@@ -43,6 +43,12 @@ class PoisonDevice:
             lock(file)
         return file
 
+    def neighbours(self, pid: int) -> int:
+        """How many other clients that live run something now."""
+        with locked(self.folder / "lock"):
+            busy = {path.name.partition("-")[2] for path in self.folder.glob("busy-*")} - {str(pid)}
+            return sum(is_locked(self.folder / f"client-{each}") for each in busy)
+
     @contextlib.contextmanager
     def busy(self, pid: int) -> Iterator[None]:
         mark = self.folder / f"busy-{pid}"
@@ -76,6 +82,13 @@ class PoisonDevice:
     def notes(self, kind: str) -> list[str]:
         path = self.folder / kind
         return path.read_text().splitlines() if path.exists() else []
+
+    def faulted_alone(self, identity: str) -> bool:
+        """Whether nothing else ran when the kernel faulted last. How often it ran says nothing: an attempt at it may
+        have become void before it ran.
+        """
+        neighbours = [note.split()[1] for note in self.notes("faults") if note.split()[0] == identity]
+        return neighbours[-1:] == ["0"]
 
     def _lives(self, client: Path) -> bool:
         pid = client.name.partition("-")[2]

@@ -86,7 +86,8 @@ class PoisonedChild:
                 return
             time.sleep(_LOOK_EVERY_S)
 
-    def _crash(self, _kernel: dict[str, Any]) -> None:
+    def _crash(self, kernel: dict[str, Any]) -> None:
+        self._note_fault(kernel)
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)  # a dump may take its helper longer than a trial may last
         os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -96,9 +97,13 @@ class PoisonedChild:
         while not self._device.let_go.exists():
             time.sleep(_LOOK_EVERY_S)
 
-    def _poison(self, _kernel: dict[str, Any]) -> None:
+    def _poison(self, kernel: dict[str, Any]) -> None:
+        self._note_fault(kernel)
         self._device.poisoned.touch()
         raise RuntimeError("an illegal memory access was encountered")
+
+    def _note_fault(self, kernel: dict[str, Any]) -> None:
+        self._device.note("faults", f"{kernel['id']} {self._device.neighbours(os.getpid())}")
 
     def _fail(self, _kernel: dict[str, Any]) -> None:
         raise ValueError("invalid launch configuration")

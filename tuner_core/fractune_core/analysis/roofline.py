@@ -52,6 +52,20 @@ def reached(arithmetic: Arithmetic | None, roof: Roof | None, measured_s: float 
     return None if arithmetic is None or roof is None else roof_part(attainable_s(arithmetic, roof), measured_s)
 
 
+def raised(arithmetic: Arithmetic, roof: Roof, measured_s: float) -> Roof:
+    """The roof that allows a run of `measured_s` seconds: a run that is faster than its roof proves that the roof was
+    measured too low. The same roof where the run is slower, or its arithmetic in doubt.
+
+    For the direct implementation only: another one may do fewer operations than are counted.
+    """
+    part = reached(arithmetic, roof, measured_s)
+    if part is None or part <= 1:
+        return roof
+    reaches_memory = arithmetic.io_bytes > roof.cache_bytes
+    gb_per_s = arithmetic.io_bytes / measured_s / 1e9 if reaches_memory else 0.0
+    return roof.raised_to(Roof(arithmetic.flops / measured_s / 1e9, gb_per_s, 0))
+
+
 def gflops(arithmetic: Arithmetic | None, measured_s: float | None) -> float | None:
     """10^9 operations a second; None when they are not known."""
     if arithmetic is None or not arithmetic.flops or not _is_time(measured_s):

@@ -210,6 +210,13 @@ class ActiveJob:
             least_s = {share: attainable_s(known, roof) for share, roof in roofs.items()} if known else {}
             plan.set_attainable({share: secs for share, secs in least_s.items() if secs is not None})
 
+    def is_above_roof(self, record: TuningRecord) -> bool:
+        """Whether a kernel of one of the job's operators is faster than the roof of its share allows."""
+        plan = self.plans.get(record.workload_hash)
+        if plan is None or record.device.key != self.stored.device.key:
+            return False
+        return record.median_s < plan.attainable_s.get(record.granted.key, 0.0)
+
     def round_work(self, round_id: str, workload_hash: str) -> RoundWork:
         """What the first work of a new round says."""
         operator: TargetOperator = {

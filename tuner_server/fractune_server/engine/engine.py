@@ -151,6 +151,7 @@ class Engine:
         if arrival.record is not None:
             for each in self._jobs.all():
                 each.take_trial(arrival.record)
+            self._tune.take_fast_kernel(arrival.record, self._jobs.all())
         event = arrival.event
         if event["event"] == "roof_measured":
             self._tune.take_roof(event, self._jobs.all())

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import zip_longest
 from math import isfinite
 
+from fractune_core.analysis.roofline import raised
 from fractune_core.fleet.messages import (
     BuildWork,
     PastTrial,
@@ -25,7 +26,7 @@ from fractune_core.fleet.messages import (
 from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_stream
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
-from fractune_core.records import Kind
+from fractune_core.records import Kind, TuningRecord
 from fractune_core.roofs import Roof
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob
@@ -122,9 +123,24 @@ class TunePhase:
 
     def take_roof(self, event: RoofMeasured, jobs: Collection[ActiveJob]) -> None:
         """Keep the roof of a share; jobs on that device learn what is attainable there."""
-        self._store.roofs.add(event["device_key"], event["share_key"], Roof.from_json(event["roof"]))
+        self._raise_roof(event["device_key"], event["share_key"], Roof.from_json(event["roof"]), jobs)
+
+    def take_fast_kernel(self, record: TuningRecord, jobs: Collection[ActiveJob]) -> None:
+        """Raise the roof of a share to what this record's kernel reached, where that is faster than the roof allows."""
+        if record.implementation or not any(job.is_above_roof(record) for job in jobs):
+            return
+        roof = self._store.roofs.of(record.device.key).get(record.granted.key)
+        arithmetic = self._store.log.arithmetic([record.workload_hash]).get(record.workload_hash)
+        if roof is None or arithmetic is None:
+            return
+        higher = raised(arithmetic, roof, record.median_s)
+        if higher != roof:
+            self._raise_roof(record.device.key, record.granted.key, higher, jobs)
+
+    def _raise_roof(self, device_key: str, share_key: str, roof: Roof, jobs: Collection[ActiveJob]) -> None:
+        self._store.roofs.add(device_key, share_key, roof)
         for job in jobs:
-            if job.stored.device.key == event["device_key"]:
+            if job.stored.device.key == device_key:
                 job.load_roofs(self._store)
 
     def take_failed(self, live: LiveRound, event: WorkFailed) -> None:

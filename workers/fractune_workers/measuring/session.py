@@ -181,7 +181,7 @@ class MeasurementSession:
             return 0.0
 
     def roof(self) -> Roof | None:
-        """The share's roof, measured now; None where it is not known: on a GPU, or when it could not be measured."""
+        """The best roof that this session's child has measured, now included; None on a GPU, and after a failure."""
         if self.gpu_uuid is not None:
             return None
         try:

@@ -57,7 +57,8 @@ class Measurer:
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
-        self._knows_roof = False
+        self._highest_roof: Roof | None = None
+        self._measures_roof = True
 
     def start(self) -> None:
         self._session.handshake()
@@ -102,7 +103,7 @@ class Measurer:
         else:
             measure = partial(self._session.trials, batch, self._best_s.get(operator, math.inf))
         with self._slot(alone=is_validation) as slot:
-            roof = self._roof()
+            roof = self._higher_roof()
             outcomes, conditions = measure_stable(self._session, self._clocks, measure)
         self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
         if outcomes and work["kind"] == Kind.TRIAL:
@@ -125,12 +126,21 @@ class Measurer:
         if self._audit is not None:
             self._audit.delivered(records)
 
-    def _roof(self) -> Roof | None:
-        """The share's roof, once in the life of this process: with its first batch, when its cores are its own."""
-        if self._knows_roof:
+    def _higher_roof(self) -> Roof | None:
+        """The share's roof where it is higher than this process has found before; None where it is not, or not known.
+
+        It is measured with every batch, when the cores are this worker's own: a neighbour on the same physical core may
+        lower it for a while, and lowers the kernels no more than that.
+        """
+        found = self._session.roof() if self._measures_roof else None
+        self._measures_roof = found is not None  # what fails once is not tried with every batch
+        if found is None:
             return None
-        self._knows_roof = True
-        return self._session.roof()
+        higher = found if self._highest_roof is None else self._highest_roof.raised_to(found)
+        if higher == self._highest_roof:
+            return None
+        self._highest_roof = higher
+        return higher
 
     def _roof_measured(self, work: MeasureWork, roof: Roof) -> RoofMeasured:
         return {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.analysis.roofline import DOUBTFUL, NEAR, attainable_s, gflops, is_near, reached, roof_part
+from fractune_core.analysis.roofline import DOUBTFUL, NEAR, attainable_s, gflops, is_near, raised, reached, roof_part
 from fractune_core.roofs import Arithmetic, Roof
 
 ROOF = Roof(gflops=100.0, gb_per_s=10.0, cache_bytes=32 << 20)
@@ -51,6 +51,21 @@ def test_a_time_far_below_the_limit_says_that_the_estimate_is_wrong() -> None:
     assert roof_part(0.02, 0.02 / 1.29) == pytest.approx(1.29)
     assert roof_part(0.02, 0.02 / 1.31) is None
     assert not is_near(0.02, 0.02 / 1.31)
+
+
+@pytest.mark.parametrize("work", [CONVOLUTION, STREAM])
+def test_a_run_that_is_faster_than_its_roof_raises_it(work: Arithmetic) -> None:
+    measured_s = (attainable_s(work, ROOF) or 0.0) / 1.2
+    higher = raised(work, ROOF, measured_s)
+    assert reached(work, ROOF, measured_s) == pytest.approx(1.2)
+    assert reached(work, higher, measured_s) == pytest.approx(1.0)
+    assert (higher.gflops > ROOF.gflops, higher.gb_per_s > ROOF.gb_per_s) == (work is CONVOLUTION, work is STREAM)
+    assert higher.cache_bytes == ROOF.cache_bytes
+
+
+@pytest.mark.parametrize("measured_s", [0.021, 0.02 / 1.31, math.inf])
+def test_a_run_that_is_slower_or_in_doubt_leaves_its_roof(measured_s: float) -> None:
+    assert raised(CONVOLUTION, ROOF, measured_s) == ROOF
 
 
 def test_operations_a_second() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,31 @@ def test_a_fault_voids_what_ran_beside_it_and_only_the_guilty_is_blamed(
     assert guilty["after"].status is Status.OK
     assert {name: outcome.status for name, outcome in beside().items()} == {"innocent": "ok", "later": "ok"}
     assert measurers.runs("guilty") == 2
+    assert measurers.device.faulted_alone("guilty")
     assert measurers.runs("innocent") >= 2
     assert measurers.runs("later") >= 1
+
+
+def test_a_candidate_whose_attempt_was_void_before_it_ran_is_blamed_for_its_only_run_which_is_alone(
+    measurers: Measurers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_TRIAL_TIMEOUT_S", 60.0)
+    child, stopped = measurers.child(1), threading.Event()
+    call = child.call
+
+    def stopping(method: str, timeout_s: float, **payload: Any) -> Any:
+        if method == "race" and not stopped.is_set():
+            os.kill(child.pid or 0, signal.SIGSTOP)  # the attempt has begun, and nothing runs
+            stopped.set()
+        return call(method, timeout_s, **payload)
+
+    monkeypatch.setattr(child, "call", stopping)
+    guilty = measurers.trials(1, guilty="crash")
+    assert stopped.wait(60)
+    assert measurers.trials(0, other="poison")()["other"].status is Status.CRASHED
+    assert guilty()["guilty"].cause.endswith("it was alone on the device")
+    assert measurers.runs("guilty") == 1
+    assert measurers.device.faulted_alone("guilty")
 
 
 def test_the_guilty_is_not_run_again_anywhere_on_the_device(measurers: Measurers) -> None:

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from fractune_core.analysis.audit import Audit, Statement
+from fractune_core.roofs import Roof
 from fractune_core.shares import Share
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
@@ -118,3 +119,14 @@ def test_what_is_measured_is_told_before_it_is_sent(
     assert transaction.said.statements == {record.record_id: [Statement.of(record)]}
     assert transaction.said.delivered == set()
     assert audit_of(tmp_path / "audit").delivered == ({record.record_id} if redis_is_there else set())
+
+
+def test_a_roof_is_told_whenever_it_is_higher_than_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = WorkerContext("m", redis.Redis(), b"secret", CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
+    measurer = Measurer(context, Share.parse("cpu:1"))
+    busy, quiet, of_a_new_child = Roof(50.0, 8.0, 1 << 25), Roof(99.0, 8.0, 1 << 25), Roof(80.0, 9.0, 1 << 25)
+    found = iter([busy, busy, quiet, busy, of_a_new_child, None])
+    monkeypatch.setattr(measurer._session, "roof", lambda: next(found))
+    told = [measurer._higher_roof() for _ in range(7)]  # what could not be measured is not tried a seventh time
+    measurer.stop()
+    assert told == [busy, None, quiet, None, Roof(99.0, 9.0, 1 << 25), None, None]

@@ -7,6 +7,7 @@ from typing import Any
 
 from fractune.jobs import OperatorMatch
 from fractune.reports.rendering import Column, Table
+from fractune.reports.tables.above_roof import above_roof_notes
 from fractune.reports.text import gflops_text, percent_text, time_text
 from fractune_core.analysis.match import How
 from fractune_core.analysis.roofline import gflops, reached
@@ -18,10 +19,12 @@ from fractune_core.shares import units_text
 def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> Table:
     """Which record each operator would use, and why; `roof` is the share's."""
     names = ("operator", "weight", "how", "time", "GFLOP/s", "of its roof", "regret", "why")
+    rows = tuple(match_json(each, roof) for each in matches)
     return Table(
         columns=tuple(map(Column, names)),
         cells=tuple(_match_cells(each, roof) for each in matches),
-        rows=tuple(match_json(each, roof) for each in matches),
+        rows=rows,
+        notes=above_roof_notes(row["roof_part"] for row in rows),
     )
 
 
@@ -84,6 +87,7 @@ def records_table(
             }
             for record, speed in zip(records, speeds, strict=True)
         ),
+        notes=above_roof_notes(roof_part for _, roof_part in speeds),
     )
 
 

@@ -78,8 +78,9 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
     latency, cross = latency_table(job), cross_text(model_table(job))
     console.print(latency.grid())
     console.print(cross.grid())
-    console.print(time_table(job, HEAVIEST).grid())
-    for line in (*cross.notes, *latency.notes):
+    times = time_table(job, HEAVIEST)
+    console.print(times.grid())
+    for line in (*times.notes, *cross.notes, *latency.notes):
         print(line)
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
     print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from fractune.jobs import JobStatus, OperatorStatus, ShareResult
 from fractune.reports.rendering import Column, Table
+from fractune.reports.tables.above_roof import above_roof_notes
 from fractune.reports.text import gflops_text, time_text
 from fractune_core.analysis.roofline import gflops, reached
 from fractune_core.roofs import Roof
@@ -67,6 +68,7 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
         columns=(Column("operator"), *numbers, *(Column(each.share) for each in job.results)),
         cells=tuple(cells),
         rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
+        notes=above_roof_notes(time.roof_part for key in shown for time in found[key] if time),
     )
 
 

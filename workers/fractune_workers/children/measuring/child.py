@@ -68,7 +68,7 @@ class MeasurerChild:
         return self._setup.anchor.ratio()
 
     def roof(self) -> dict[str, Any] | None:
-        """The share's Roof as JSON, measured now; None where it cannot be."""
+        """The share's Roof as JSON, the best so far, this time included; None where it cannot be measured."""
         return None if self._setup.roof is None else self._setup.roof().to_json()
 
     def begin(self, args_info: list[Any], seed: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import tvm
@@ -19,7 +18,7 @@ from fractune_core.roofs import Roof
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.anchor import Anchor, matmul_anchor
 from fractune_workers.children.measuring.counters import Counters, KernelCounters
-from fractune_workers.children.measuring.roof import cpu_roof
+from fractune_workers.children.measuring.roof import CpuRoof
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.cuda_target import gpu_target
@@ -47,7 +46,7 @@ class MeasuringSetup:
     get_ready: Callable[[], None]
     """has to run before the share is verified"""
     roof: Callable[[], Roof] | None
-    """measures it; None on a GPU, whose roof is not known"""
+    """the best that was measured, this time included; None on a GPU, whose roof is not known"""
     counters: Callable[[], Counters] | None
     """what the kernel counts for the cores and threads that measure; None on a GPU, whose work they do not do"""
 
@@ -61,7 +60,7 @@ def cpu_setup() -> MeasuringSetup:
         anchor=Anchor(matmul_anchor(target, processor)),
         versions=_versions(),
         get_ready=_start_every_thread,
-        roof=partial(cpu_roof, target, processor),
+        roof=CpuRoof(target, processor).measure,
         counters=KernelCounters(sorted(os.sched_getaffinity(0))).read,
     )
 

@@ -83,6 +83,26 @@ def test_a_match_and_a_record_say_how_fast_they_are() -> None:
     assert {**measured.to_json(), **told.rows[0]} == told.rows[0]
 
 
+def test_more_than_the_roof_comes_with_the_reason() -> None:
+    fast, slow = record(run_secs=(0.8e-3,) * 3), record("bb", run_secs=(1e-3,) * 3)
+    match = OperatorMatch(operator("conv", 1, 0.8e-3), "exact", 0.0, "measured here", fast)
+    at_most = OperatorMatch(operator("conv", 1, 1e-3), "exact", 0.0, "measured here", slow)
+    above = (
+        records_table([fast], {"0123": WORK}, {"aa": ROOF}),
+        match_table([match], ROOF),
+        time_table(job(operator("conv", 1, 0.8e-3))),
+    )
+    below = (
+        records_table([slow], {"0123": WORK}, {"bb": ROOF}),
+        match_table([at_most], ROOF),
+        time_table(job(operator("conv", 1, 1e-3))),
+    )
+    for table in above:
+        (note,) = table.notes
+        assert note.startswith("More than 100 % of a roof: ")
+    assert [table.notes for table in below] == [(), (), ()]
+
+
 def test_a_record_tells_what_part_of_its_time_was_lost() -> None:
     disturbance = Disturbance(0.5, 0.1, 0.05, 0.0, 0.02, preemptions=3, throttles=0, throttled_s=0.0)
     told = records_table([record("aa", disturbance=disturbance), record("bb")], {}, {})

@@ -69,7 +69,7 @@ def show(
             print(json.dumps(row))
         return
     table_console().print(found.table.grid())
-    print(f"{len(found)} of {found.total} records")
+    print(*found.table.notes, f"{len(found)} of {found.total} records", sep="\n")
 
 
 @app.command()
@@ -240,3 +240,5 @@ def match(
             print(json.dumps(each))
     else:
         table_console().print(found.table.grid())
+        for line in found.table.notes:
+            print(line)
