@@ -127,6 +127,16 @@ def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     assert [(event["job"], event["round_id"]) for event in lost] == [("job1", "round1")]
 
 
+def test_a_result_that_somebody_else_gives_once_more_is_set_aside(connection: redis.Redis, store: Store) -> None:
+    event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": record("a").to_json()}
+    connection.xadd(redis_names.SERVER_STREAM, {redis_names.REPLAYED_FIELD: seal_event(SECRET, event)})
+    recorder = Recorder(connection, store.log, SECRET, list)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert connection.xlen(redis_names.UNREADABLE) == 1
+    assert count(store) == 0
+
+
 @pytest.mark.parametrize("torn", [[], "x", 1, None, ["device"]])
 @pytest.mark.parametrize("part", ["event", "record", "device", "granted", "policy"])
 def test_a_part_of_a_result_that_is_no_object_is_set_aside(
