@@ -39,7 +39,7 @@ class Stage:
         held = self.fleet.workers[worker]
         wait_until(lambda: len(held.handled) > len(held.delivered))
         for key in self.redis.scan_iter("rq:job:*", _type="hash"):
-            self.copies[key.decode()] = self.redis.dump(key)
+            self.copies[key.decode()] = self.redis.dump(key) or b""
         held.hold.clear()
 
     def repeat(self) -> None:
