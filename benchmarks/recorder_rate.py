@@ -33,7 +33,7 @@ def records_per_s(records: int) -> float:
         connection = redis.Redis.from_url(url, socket_timeout=None)
         _fill(connection, records)
         store = Store(sqlite_url(Path(folder)))
-        recorder, seen = Recorder(connection, store.log, SECRET), 0
+        recorder, seen = Recorder(connection, store.log, SECRET, list), 0
         start = time.perf_counter()
         while seen < records:
             batch = recorder.poll(block_ms=1000)

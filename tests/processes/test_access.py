@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -30,8 +31,9 @@ from fractune_server.admin import create_token, revoke_token
 from tests.support.certificates import Authority, Pair
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import error_line, run_fractune
+from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis
-from tests.support.processes.server_process import Client, ServerProcess, as_call, running_server
+from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
 
 Test = TypeVar("Test", bound=Callable[..., None])
 Rows = list[tuple[str, str]]
@@ -95,6 +97,20 @@ def running_place(folder: Path, **tls: Any) -> Iterator[Place]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with running_place(tmp_path_factory.mktemp("access")) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Place, str]]:
+    """A server of its own, and the name of a job there that nothing happens to."""
+    with (
+        running_place(tmp_path_factory.mktemp("waiting")) as place,
+        simulated_fleet(place.redis_url) as fleet,
+        Client(place.server.address, place.credentials(place.token())) as client,
+    ):
+        fleet.workers["compile-1"].hold.set()
+        job = client.create(client.upload(model_bytes(("conv2d", 1))), trials=2)
+        client.wait(job.name, lambda each: each.state == pb.JOB_STATE_INGESTING)
+        yield place, job.name
 
 
 def answer_to(address: str, credentials: grpc.ChannelCredentials | None, path: str = LIST_JOBS) -> grpc.StatusCode:
@@ -180,6 +196,43 @@ def test_revoked_token(place: Place) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             client.jobs.ListJobs(pb.ListJobsRequest())
     assert as_call(refused.value).code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@row("a token that is revoked or expires while it watches a job", "`UNAUTHENTICATED`, within 5 s")
+@pytest.mark.parametrize("ends", ["revoked", "expires"])
+def test_a_watch_ends_with_its_token(waiting: tuple[Place, str], ends: str) -> None:
+    place, job = waiting
+    token = place.token(Scope.READ, lifetime_s=2.0 if ends == "expires" else None)
+    with Client(place.server.address, place.credentials(token)) as client:
+        watch = client.jobs.WatchJob(pb.WatchJobRequest(name=job), timeout=60)
+        assert next(watch).name == job
+        if ends == "revoked":
+            assert revoke_token(place.state, None, token.token_id)
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as refused:
+            list(watch)
+    assert as_call(refused.value).code() is grpc.StatusCode.UNAUTHENTICATED
+    assert time.monotonic() - began < (2.0 if ends == "expires" else 0.0) + 5.0
+
+
+@row("a token that is revoked while it uploads a model", "`UNAUTHENTICATED`, within 5 s")
+def test_an_upload_ends_with_its_token(place: Place) -> None:
+    token, ended = place.token(Scope.SUBMIT), threading.Event()
+
+    def parts() -> Iterator[pb.UploadModelRequest]:
+        yield pb.UploadModelRequest(header=pb.ModelHeader(display_name="m", sha256="0" * 64, size_bytes=10_000_000))
+        yield pb.UploadModelRequest(data=b"x")
+        assert revoke_token(place.state, None, token.token_id)
+        while not ended.wait(0.05):
+            yield pb.UploadModelRequest(data=b"x")
+
+    with Client(place.server.address, place.credentials(token)) as client:
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError) as refused:
+            client.models.UploadModel(parts(), timeout=60)
+        ended.set()
+    assert as_call(refused.value).code() is grpc.StatusCode.UNAUTHENTICATED
+    assert time.monotonic() - began < 5.0
 
 
 @row("a token of a smaller scope, on each method that needs a larger one", "`PERMISSION_DENIED`")

@@ -15,6 +15,7 @@ import redis
 
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
 from fractune_core.fleet.redis_names import (
+    BUILD_QUEUE,
     COMPILE_QUEUE,
     SERVER_STREAM,
     model_blob,
@@ -134,3 +135,30 @@ def test_a_search_whose_child_is_killed_meanwhile_is_done_again_by_the_next_one(
     answer = searching.answer()
     assert (answer["event"], len(answer.get("candidates", []))) == ("proposed", 4), answer
     assert searching.child != child
+
+
+def test_what_a_killed_builder_leaves_is_removed_when_the_next_one_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    monkeypatch.setenv("TMPDIR", str(files))
+    workload = matmul_workload(64)
+    operator = {"workload_hash": workload["hash"], "name": "matmul", "target": workload["target"]}
+    work: Any = {"do": "build", "work_id": "w", "round_id": "r", "job": "j", "scope": "", "kind": "trial"}
+    work |= {"operator": {**operator, "target_key": workload["key"]}, "device_key": "d", "shares": ["cpu:1"]}
+    work |= {"candidates": [{"candidate": f"c{place}", "trace": ""} for place in range(50)], "reply": SERVER_STREAM}
+    with running_redis() as url:
+        connection = redis.Redis.from_url(url)
+        put_signed_blob(connection, SECRET, workload_blob(workload["hash"]), workload["json"].encode())
+        with worker("builder", "build", url, tmp_path / "gate") as process:
+            WorkQueues(connection, SECRET).enqueue(BUILD_QUEUE, work)
+            wait_until(lambda: list(files.rglob("tmp*")), 120, every_s=0.001)  # of a candidate that is being built
+            process.kill()
+            left = set(files.iterdir())
+        WorkQueues(connection, SECRET).clear()
+        with worker("next", "build", url, tmp_path / "gate"):
+            wait_until(lambda: connection.exists("rq:worker:next"), 120)  # its child is ready
+            assert left
+            assert not left & set(files.iterdir())
+        connection.close()

@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -33,11 +34,29 @@ TRANSFER_TIMEOUT_S = 600.0
 """downloads, exports and imports"""
 MATCH_TIMEOUT_S = 300.0
 """a model that the server has not seen is ingested first"""
-RECONNECT_S = 15.0
-"""how long watching a job waits for a server that went away: it may be starting again"""
+RECONNECT_S = 60.0
+"""how long following a job waits for a server that went away, unless the caller says otherwise: it may be starting
+again
+"""
+SAY_EVERY_S = 5.0
+"""how often whoever follows a job is told that its server is away"""
 RECONNECT_EVERY_S = 0.1
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_RECONNECT_MS = 5000
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A server that went away, and is waited for. Times in seconds."""
+
+    server: str
+    away_s: float
+    reconnect_s: float
+    """how long it is waited for in all"""
+
+
+def _tell_nobody(_: Absence) -> None:
+    pass
 
 
 def job_name(text: str) -> str:
@@ -52,11 +71,20 @@ class RpcClient:
     ServerUnreachable when there is no server or it did not answer in time.
     """
 
-    def __init__(self, address: str, timeout_s: float = CALL_TIMEOUT_S, credentials: Credentials = PLAIN) -> None:
-        """Raises BadRequest for credentials that cannot be used with this address."""
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = CALL_TIMEOUT_S,
+        credentials: Credentials = PLAIN,
+        reconnect_s: float = RECONNECT_S,
+    ) -> None:
+        """`reconnect_s`: how long `watch_job` waits for a server that went away. Raises BadRequest for credentials that
+        cannot be used with this address.
+        """
         self.address = address
         self._tls = credentials.ca is not None and not address.startswith(UNIX)
         self._timeout_s = timeout_s
+        self._reconnect_s = reconnect_s
         self._closed = False
         limits = [
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -128,8 +156,10 @@ class RpcClient:
             if not request.page_token:
                 return
 
-    def watch_job(self, job: str) -> Iterator[pb.Job]:
-        """The job now and whenever it changes, until it has ended; a restarting server is waited for."""
+    def watch_job(self, job: str, tell: Callable[[Absence], None] = _tell_nobody) -> Iterator[pb.Job]:
+        """The job now and whenever it changes, until it has ended. A server that went away is waited for, and `tell` is
+        called every SAY_EVERY_S meanwhile.
+        """
         revision = -1
         lost_at: float | None = None
         request = pb.WatchJobRequest(name=job_name(job))
@@ -145,17 +175,28 @@ class RpcClient:
             except ServerUnreachable as error:
                 lost_at = lost_at or time.monotonic()
                 # A named error is the server's own word; only silence is waited out.
-                silent = type(error) is ServerUnreachable and not self._closed
-                if not silent or time.monotonic() - lost_at > RECONNECT_S:
+                if type(error) is not ServerUnreachable or self._closed:
                     raise
                 time.sleep(RECONNECT_EVERY_S)
-                self._await_connection(lost_at + RECONNECT_S)
+                self._await_connection(lost_at, tell)
 
-    def _await_connection(self, deadline: float) -> None:
+    def _await_connection(self, lost_at: float, tell: Callable[[Absence], None]) -> None:
+        """Raises ServerUnreachable when there is none `reconnect_s` after `lost_at`."""
+        ready, deadline = grpc.channel_ready_future(self._channel), lost_at + self._reconnect_s
         try:
-            grpc.channel_ready_future(self._channel).result(max(deadline - time.monotonic(), 0.1))
-        except (grpc.FutureTimeoutError, ValueError):
-            raise self._unreachable() from None
+            while (now := time.monotonic()) < deadline:
+                try:
+                    ready.result(min(deadline - now, SAY_EVERY_S - (now - lost_at) % SAY_EVERY_S))
+                    return
+                except grpc.FutureTimeoutError:
+                    away_s = time.monotonic() - lost_at
+                    if away_s < self._reconnect_s:
+                        tell(Absence(self.address, away_s, self._reconnect_s))
+        except ValueError:  # the channel was closed
+            pass
+        finally:
+            ready.cancel()
+        raise self._unreachable()
 
     # ---- the tuning log ------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A worker's folder for temporary files. What killed workers left behind is removed when the next one starts."""
+"""A process's folder for temporary files. What killed processes left is removed when the next one starts or ends."""
 
 from __future__ import annotations
 
@@ -12,26 +12,49 @@ from pathlib import Path
 
 from fractune_workers.locks.flock import lock, try_lock
 
-_PREFIX = "fractune-scratch-"
+_PREFIX, _NEW_PREFIX = "fractune-scratch-", "fractune-new-scratch-"
 _YOUNG_S = 60.0
-"""a folder younger than this may not have been locked by its owner yet"""
+"""a new folder younger than this may not have been locked by its owner yet"""
 
 
 @contextlib.contextmanager
 def open_scratch_dir() -> Iterator[Path]:
     """A folder that is this process's until the block ends: it holds the kernel's lock on it, which dies with it."""
-    _sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, _opened(Path(folder)) as descriptor:
+    parent = Path(tempfile.gettempdir())
+    _sweep(parent)
+    new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
+    with _opened(new) as descriptor:
         lock(descriptor)
-        yield Path(folder)
+        # Under this name it is always locked, or its owner has died.
+        folder = new.rename(parent / new.name.replace(_NEW_PREFIX, _PREFIX))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    _sweep(parent)  # of a child that had to be killed at the end
+
+
+@contextlib.contextmanager
+def own_temporary_files() -> Iterator[None]:
+    """What this process, its forks and the programs that it runs put into the folder for temporary files within the
+    block goes to a scratch folder.
+    """
+    with open_scratch_dir() as folder:
+        use_for_temporary_files(folder)
+        yield
+
+
+def use_for_temporary_files(folder: Path) -> None:
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
 
 
 def _sweep(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
-        # Gone meanwhile, or another user's: none of ours.
-        with contextlib.suppress(OSError), _opened(folder) as descriptor:
-            if try_lock(descriptor) and time.time() - os.fstat(descriptor).st_mtime > _YOUNG_S:
-                shutil.rmtree(folder)
+    for prefix, least_age_s in ((_PREFIX, 0.0), (_NEW_PREFIX, _YOUNG_S)):
+        for folder in parent.glob(f"{prefix}*"):
+            # Gone meanwhile, or another user's: none of ours.
+            with contextlib.suppress(OSError), _opened(folder) as descriptor:
+                if try_lock(descriptor) and time.time() - os.fstat(descriptor).st_mtime >= least_age_s:
+                    shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

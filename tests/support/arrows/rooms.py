@@ -138,10 +138,12 @@ ROOMS = {
         "fractune_workers.locks",
         "fractune_workers.meter",
         "fractune_workers.roles",
+        "fractune_workers.scratch_dir",
         "redis",
         "rq",
     ),
     "fractune_workers.child": room(*CORE),
+    "fractune_workers.scratch_dir": room("fractune_workers.locks"),
     "fractune_workers.work_counts": room(*CORE),
     "fractune_workers.meter": room(*CORE),
     "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
@@ -193,7 +195,9 @@ ROOMS = {
     "fractune_workers.cuda": room(*CORE, lazily=("cuda",)),
     "fractune_workers.locks": room(*CORE),
     # ---- children: run as processes of their own, which may crash; the one place for TVM and all that it needs
-    "fractune_workers.children": child_room("fractune_workers.children.no_torch", "fractune_workers.children.tvm_api"),
+    "fractune_workers.children": child_room(
+        "fractune_workers.children.no_torch", "fractune_workers.children.tvm_api", "fractune_workers.scratch_dir"
+    ),
     "fractune_workers.children.no_torch": room(),
     "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
     "fractune_workers.children.importing": child_room(
@@ -214,7 +218,9 @@ ROOMS = {
         "fractune_workers.children.layouts",
         "fractune_workers.children.tvm_api",
     ),
-    "fractune_workers.children.building": child_room("fractune_workers.children.tvm_api", "fractune_workers.cuda"),
+    "fractune_workers.children.building": child_room(
+        "fractune_workers.children.tvm_api", "fractune_workers.cuda", "fractune_workers.scratch_dir"
+    ),
     "fractune_workers.children.compiling": child_room(
         "fractune_workers.children.building",
         "fractune_workers.children.fusing",

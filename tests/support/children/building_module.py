@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,9 @@ def _obey(trace: str, _target: Any) -> bytes:
         subprocess.run([sys.executable, "-c", "while True: pass"], check=True)
     if trace == "program ended early":
         subprocess.run([sys.executable, "-c", _ENDED_EARLY], check=True)
+    if trace.startswith("write and wait for "):
+        (Path(tempfile.mkdtemp()) / "candidate.o").write_text("half")
+        _wait_for(Path(trace.removeprefix("write and wait for ")))
     if trace.startswith("wait for "):
         _wait_for(Path(trace.removeprefix("wait for ")))
     if trace == "crash":

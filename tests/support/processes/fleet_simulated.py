@@ -17,7 +17,6 @@ import os
 import sys
 import threading
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -284,7 +283,7 @@ class SimulatedWorker:
         self._send(stream, proposed)
         same = ("round_id", "job", "scope", "operator", "device_key", "shares", "at_front")
         for start in range(0, len(items), 4):
-            build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": stream}
+            build = {"do": "build", "work_id": f"{work['work_id']}-b{start}", "kind": "trial", "reply": stream}
             build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
             self._enqueue(redis_names.BUILD_QUEUE, build)
 
@@ -300,8 +299,8 @@ class SimulatedWorker:
                 self.built.append((work["kind"], item["candidate"]))
                 if item["status"] == Status.OK:
                     put_blob(self.redis, artifact, b"code")
-        for share in work["shares"]:
-            measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
+        for place, share in enumerate(work["shares"]):
+            measure = {"do": "measure", "work_id": f"{work['work_id']}-m{place}", "share": share, "args_info": []}
             measure |= {field: work[field] for field in same} | {"artifacts": artifacts}
             self._enqueue(redis_names.measure_queue(work["device_key"], share), measure)
 

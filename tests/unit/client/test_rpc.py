@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from fractune import uploads
-from fractune.rpc import RpcClient, job_name
+from fractune.rpc import Absence, RpcClient, job_name
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
 from fractune_core.pb import fractune_pb2 as pb
@@ -125,6 +125,15 @@ def test_watching_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
         first_end.set()
         with serving(second, address):
             assert [job.revision for job in jobs] == [2, 3, 4]
+
+
+def test_a_server_that_stays_away_is_told_of_and_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fractune.rpc.SAY_EVERY_S", 0.2)
+    address, absences = f"unix:{tmp_path / 's'}", list[Absence]()
+    with RpcClient(address, reconnect_s=0.9) as client, pytest.raises(ServerUnreachable, match="no fractune server"):
+        list(client.watch_job("j1", absences.append))
+    assert [round(each.away_s, 1) for each in absences][:4] == [0.2, 0.4, 0.6, 0.8]
+    assert {(each.server, each.reconnect_s) for each in absences} == {(address, 0.9)}
 
 
 def test_the_servers_own_word_ends_watching(client: RpcClient, server: ScriptedServer) -> None:

@@ -43,8 +43,6 @@ def test_what_a_killed_worker_left_goes_and_a_living_ones_stays(parent: Path) ->
     (left / "file").write_text("left behind")
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    for folder in (left, kept):
-        os.utime(folder, (0, 0))
     with open_scratch_dir() as own:
         assert own.parent == parent
         assert not left.exists()
@@ -55,10 +53,22 @@ def test_what_a_killed_worker_left_goes_and_a_living_ones_stays(parent: Path) ->
     assert not kept.exists()
 
 
+def test_what_a_killed_child_left_goes_with_its_worker(parent: Path) -> None:
+    with open_scratch_dir():
+        killed, left = start_holder(parent)
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate()
+        assert left.exists()
+    assert list(parent.iterdir()) == []
+
+
 def test_a_young_folder_may_not_be_locked_yet(parent: Path) -> None:
-    young = Path(tempfile.mkdtemp(prefix="fractune-scratch-", dir=parent))
+    young = Path(tempfile.mkdtemp(prefix="fractune-new-scratch-", dir=parent))
     with open_scratch_dir():
         assert young.exists()
+    os.utime(young, (0, 0))
+    with open_scratch_dir():
+        assert not young.exists()
 
 
 def test_what_is_no_folder_is_left_alone(parent: Path) -> None:

@@ -73,7 +73,7 @@ def goal_spec(
 
 
 def tune_until_beaten(
-    model: Path, spec: JobSpec, wanted: GoalSpec, written: Path, state: Path | None, view: View
+    model: Path, spec: JobSpec, wanted: GoalSpec, written: Path, state: Path | None, view: View, reconnect_s: float
 ) -> TuneResult:
     """Tune `model` until its bundle, in the file `written` from the first step on, beats the peer at every share.
 
@@ -87,7 +87,7 @@ def tune_until_beaten(
     """
     with view:
         pursuit = _Pursuit(model, spec, wanted, view)
-        with tuning_session(state, None, spec.shares) as place:
+        with tuning_session(state, None, spec.shares, reconnect_s) as place:
             target = 0
             while True:
                 job = run_job(place, model, pursuit.spec_of_step(target), view)

@@ -14,6 +14,7 @@ from fractune.api.server.sessions import session
 from fractune.api.values.plans import PlanResult
 from fractune.api.values.requests import job_spec
 from fractune.planning.plan_file import LogModel, PlanFile, read_plan
+from fractune.rpc import RECONNECT_S
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.speeds import Basis
@@ -34,6 +35,7 @@ def plan(
     server: str | None = None,
     state: str | os.PathLike[str] | None = None,
     progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
 ) -> PlanResult:
     """Plan the models of a plan file (or of a mapping with the same content) onto devices; docs/cli.md describes it.
 
@@ -42,7 +44,7 @@ def plan(
     what the file says. With `simulate` requests arrive at random in a simulation by `seed`, and the plan has as much
     headroom as p99 needs. Times come from bundles and profiles, and of the file's `model` entries from the log of
     `server`, or of the one-machine stack in `state`; with `measure` the shares that the plan depends on are timed there
-    first, without a search.
+    first, without a search. A server that went away meanwhile is waited for `reconnect_s`.
 
     Raises BadRequest, PlanInfeasible with the model that binds and what would do, BadBundle, FractuneError without the
     solver, and what `tune` raises where a log is asked.
@@ -50,7 +52,7 @@ def plan(
     read = read_plan(source, gpus=gpus, layouts=layouts)
     if measure:
         _check_can_measure(read)
-        return _measured_plan(source, read, gpus, layouts, _Asked(simulate, seed, server, state, progress))
+        return _measured_plan(source, read, gpus, layouts, _Asked(simulate, seed, server, state, progress, reconnect_s))
     if not read.logged and server is None:
         return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
     where = None if state is None else Path(state)
@@ -65,6 +67,7 @@ class _Asked:
     server: str | None
     state: str | os.PathLike[str] | None
     progress: ProgressOption
+    reconnect_s: float
 
 
 def _measured_plan(source: PlanSource, read: PlanFile, gpus: int | None, layouts: str, asked: _Asked) -> PlanResult:
@@ -109,7 +112,7 @@ def _time(model: LogModel, shares: list[str], asked: _Asked) -> None:
     """A job that searches nothing: the best that the log knows is measured at these shares."""
     spec = job_spec(model.path.name, shares, model.inputs, rerank=1)
     state = None if asked.state is None else Path(asked.state)
-    with finished_job(model.path, spec, state, asked.server, choose_view(asked.progress)):
+    with finished_job(model.path, spec, state, asked.server, choose_view(asked.progress), asked.reconnect_s):
         pass
 
 

@@ -21,6 +21,7 @@ from fractune.local.state import default_state_dir
 from fractune.output_files import check_writable
 from fractune.reports.cross_table import model_table
 from fractune.reports.knee_report import fastest_knee
+from fractune.rpc import RECONNECT_S
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest, JobFailed
 from fractune_core.files.fused import is_fused
@@ -56,6 +57,7 @@ def tune(
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
 ) -> TuneResult:
     """Tune a model for shares of this machine, or of a server's machines, and write its bundle.
 
@@ -78,7 +80,8 @@ def tune(
     IRModule that it makes is tuned. `priority` is "low", "normal" or "high": beside others a job gets four times
     the measurements of one that is one step lower, and none waits for ever. A server that allows it calls the
     address `webhook` when the job has ended. The bundle is `<model>.fractune` in the folder `out`. `progress` shows
-    a bar, nothing (False), or calls a function with each JobStatus.
+    a bar, nothing (False), or calls a function with each JobStatus. A server that went away is waited for
+    `reconnect_s`.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
     """
@@ -112,8 +115,8 @@ def tune(
         where = named_server(folder(state), server)
         goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
-            return tune_until_beaten(path, spec, goal, written, folder(state), choose_view(progress))
-        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
+            return tune_until_beaten(path, spec, goal, written, folder(state), choose_view(progress), reconnect_s)
+        with finished_job(path, spec, folder(state), server, choose_view(progress), reconnect_s) as (place, job):
             place.client.download_bundle(job.bundle, written)
             # Of a stack of our own, asked while it is still there.
             measurers = place.client.measurers() if place.is_own else {}
@@ -135,6 +138,7 @@ def bundle(
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
 ) -> BundleFile:
     """Compile the best schedules that the log knows of a model for `shares`, without a search.
 
@@ -151,7 +155,7 @@ def bundle(
         check_writable("out", written)
         limits = {"rerank": rerank, "variants": variants, "exact": exact, "scope": scope}
         spec = job_spec(path.name, shares, inputs or {}, target=target, **limits)
-        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
+        with finished_job(path, spec, folder(state), server, choose_view(progress), reconnect_s) as (place, job):
             if not job.bundle:
                 raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
             place.client.download_bundle(job.bundle, written)
@@ -172,6 +176,7 @@ def matrix(
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
 ) -> Matrix:
     """How the schedules tuned for each share do at each of the others; measures what the log lacks, searches nothing.
 
@@ -180,7 +185,7 @@ def matrix(
     check_above_zero("rerank", rerank)
     with model_file(model, run_script=run_script) as path:
         spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=rerank, scope=scope)
-        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
+        with finished_job(path, spec, folder(state), server, choose_view(progress), reconnect_s) as (place, job):
             return Matrix((model_table(job), *(operator_tables(place.client, job) if operators else ())))
 
 
@@ -198,6 +203,7 @@ def knee(
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
 ) -> KneeResult:
     """The smallest share at which the model takes at most `slack` longer than on the whole device (0.1 = 10 %).
 
@@ -208,7 +214,7 @@ def knee(
         raise BadRequest(f"slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
     with model_file(model, run_script=run_script) as path:
         spec = job_spec(path.name, shares, inputs or {}, target=target, only=only, rerank=1, scope=scope)
-        with finished_job(path, spec, folder(state), server, choose_view(progress)) as (place, job):
+        with finished_job(path, spec, folder(state), server, choose_view(progress), reconnect_s) as (place, job):
             tables = [model_table(job), *(operator_tables(place.client, job) if operators else ())]
     granted = {each.share: each.granted for each in job.results}
     measured = (table for table in tables if any(map(table.fastest, table.shares)))

@@ -14,6 +14,7 @@ from fractune.api.server.progress import View
 from fractune.cli.stopped import Stopped, terminal_gone
 from fractune.goals import Goal
 from fractune.jobs import JobStatus
+from fractune.rpc import Absence
 
 
 class LeavableView(View):
@@ -40,6 +41,10 @@ class LeavableView(View):
     def show_goal(self, goal: Goal) -> None:
         with _lost_terminal_stops():
             self._view.show_goal(goal)
+
+    def show_absence(self, absence: Absence) -> None:
+        with _lost_terminal_stops():
+            self._view.show_absence(absence)
 
     def leaves(self, job: str, stop: BaseException) -> bool:
         """SIGHUP and a closed output leave the job; Ctrl-C asks where somebody can answer; all else cancels it."""

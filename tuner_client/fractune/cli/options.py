@@ -42,6 +42,10 @@ Server = Annotated[
         help="Use this server (else FRACTUNE_SERVER, else the stack in the state folder, else one of our own).",
     ),
 ]
+ReconnectS = Annotated[
+    float,
+    typer.Option("--reconnect-s", min=0, help="Wait this many seconds for a server that goes away meanwhile."),
+]
 OnDone = Annotated[
     str | None,
     typer.Option(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from fractune.api.server.progress import LineView, View, status_text
+from fractune.api.server.progress import LineView, View, print_absence, status_text
 from fractune.cli.leaving import LeavableView
 from fractune.goals import Goal
 from fractune.jobs import JobStatus, OperatorStatus
@@ -19,6 +20,7 @@ from fractune.reports.rendering import Column, Table, literal
 from fractune.reports.tables.goal import goal_json, goal_line, step_line
 from fractune.reports.tables.result import operator_json
 from fractune.reports.text import ratio_text, time_text
+from fractune.rpc import Absence
 
 _TABLE_ROWS = 24
 """operators that the live table shows, the heaviest first"""
@@ -39,7 +41,9 @@ def _plain_view(*, quiet: bool, as_json: bool) -> View:
 
 
 class JsonView(View):
-    """An object a line, whenever it has changed: `job` (state and notes), `operator`, `progress`, `goal`."""
+    """An object a line, whenever it has changed: `job` (state and notes), `operator`, `progress`, `goal`; and `waiting`
+    while the server is away.
+    """
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], dict[str, Any]] = {}
@@ -54,6 +58,9 @@ class JsonView(View):
 
     def show_goal(self, goal: Goal) -> None:
         print(json.dumps({"event": "goal", **goal_json(goal)}), flush=True)
+
+    def show_absence(self, absence: Absence) -> None:
+        print(json.dumps({"event": "waiting", **asdict(absence)}), flush=True)
 
     def _report(self, event: str, key: str, data: dict[str, Any]) -> None:
         whole = {"job": key, **data} if event != "operator" else data
@@ -97,6 +104,9 @@ class TableView(View):
     def show_goal(self, goal: Goal) -> None:
         self._goal = goal
         self._update()
+
+    def show_absence(self, absence: Absence) -> None:
+        print_absence(absence)
 
     def _update(self) -> None:
         table = [] if self._job is None else [job_table(self._job)]

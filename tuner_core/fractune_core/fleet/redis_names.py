@@ -25,6 +25,8 @@ RECORDER = "recorder"
 TUNER = "tuner"
 EVENT_FIELD = "event"
 """the one field of a stream entry; its value is an Event, sealed"""
+REPLAYED_FIELD = "replayed"
+"""in place of EVENT_FIELD, where somebody asked the server to read an unreadable result once more"""
 
 HANDLER = "fractune_workers.entry.handle"
 """what RQ's jobs name, with one Work, sealed, as the argument; a worker calls nothing else, whatever a job names"""

@@ -15,6 +15,7 @@ from fractune_core.fleet.signing import Unsigned, open_signed_json, sign_json
 from fractune_core.json_shapes import check_shape
 
 _EVENT = "a result"
+_REPLAYED = "a result that somebody had read once more"
 _GREETING = "the greeting of the server"
 
 
@@ -98,6 +99,16 @@ def seal_event(secret: bytes, event: Event) -> str:
 def open_event(secret: bytes, message: str | bytes) -> Event:
     """Raises Unsigned. What is inside was sent by this fleet; a part of another version may have sent it."""
     return cast(Event, open_signed_json(secret, _EVENT, message))
+
+
+def seal_replayed(secret: bytes, message: str) -> str:
+    """A result, as a worker sealed it, that somebody who may asks the server to read once more."""
+    return sign_json(secret, _REPLAYED, message)
+
+
+def open_replayed(secret: bytes, message: str | bytes) -> str:
+    """The result, as a worker sealed it. Raises Unsigned."""
+    return str(open_signed_json(secret, _REPLAYED, message))
 
 
 def seal_worker(secret: bytes, info: WorkerInfo) -> str:

@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 
 from fractune_core.access.addresses import UNIX
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.priorities import Priority
 from fractune_server.access.attempts import Attempts
-from fractune_server.store.tokens import TokenStore
+from fractune_server.store.tokens import StoredToken, TokenStore
 
 _SCHEME = "Bearer "
 _NO_TOKEN = "this server asks for a token; pass --token-file or FRACTUNE_TOKEN_FILE, its operator makes tokens"  # noqa: S105
 _WRONG = "this server does not know the token; ask its operator for one"
 
+CHECK_EVERY_S = 2.5
+"""how often a call that goes on looks whether its token is still good: a watcher looks a second later at most"""
+
 _log = logging.getLogger(__name__)
+
+
+class _Check:
+    """Calls `look` at most every CHECK_EVERY_S. One thread at a time."""
+
+    def __init__(self, look: Callable[[], object]) -> None:
+        self._look = look
+        self._looked_at = time.monotonic()
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_at >= CHECK_EVERY_S:
+            self._looked_at = now
+            self._look()
+
+
+def _ask_nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -31,6 +53,8 @@ class Caller:
     scope: Scope = Scope.ADMIN
     quotas: Quotas = field(default_factory=Quotas)
     max_priority: Priority = Priority.HIGH
+    check: Callable[[], None] = field(default=_ask_nothing, compare=False)
+    """for a call that goes on: raises AccessRefused once the token is revoked or expired"""
 
 
 ANYBODY = Caller()
@@ -81,17 +105,27 @@ class Gate:
             )
         text = TokenText.parse(authorization.removeprefix(_SCHEME))
         token = None if text is None else self._tokens.find(text)
-        if token is None:
+        if text is None or token is None:
             self._attempts.failed(peer)
             raise AccessRefused(_WRONG)
-        end = token.end(time.time())
-        if end:
-            raise AccessRefused(
-                f"token {token.token_id} ({token.name}) is {end}; ask the server's operator for another"
-            )
+        _check_open(token)
         if not token.scope.includes(needed):
             raise ScopeMissing(
                 f"token {token.token_id} ({token.name}) has the scope {token.scope}, and this needs {needed}; "
                 "ask the server's operator for such a token"
             )
-        return Caller(token.token_id, token.scope, token.quotas, token.max_priority)
+        check = _Check(partial(self._look_again, text))
+        return Caller(token.token_id, token.scope, token.quotas, token.max_priority, check)
+
+    def _look_again(self, text: TokenText) -> None:
+        token = self._tokens.find(text)
+        if token is None:
+            raise AccessRefused(_WRONG)
+        _check_open(token)
+
+
+def _check_open(token: StoredToken) -> None:
+    """Raises AccessRefused for a token that is revoked or expired."""
+    end = token.end(time.time())
+    if end:
+        raise AccessRefused(f"token {token.token_id} ({token.name}) is {end}; ask the server's operator for another")

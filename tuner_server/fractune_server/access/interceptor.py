@@ -1,10 +1,12 @@
-"""Around every handler: who may not call gets nothing, before any of the request is read."""
+"""Around every handler: who may not call gets nothing, before any of the request is read, and a call that goes on ends
+when its token does.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import grpc
@@ -12,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from fractune_core.access.tokens import Scope
 from fractune_core.errors import BadRequest
-from fractune_server.access.gate import ANYBODY, Gate, set_caller
+from fractune_server.access.gate import ANYBODY, Gate, caller, set_caller
 from fractune_server.access.scopes import needed_scope
 
 _OPEN_CALL_S = 10.0
@@ -44,14 +46,18 @@ class AccessInterceptor(grpc.ServerInterceptor):
 
         def open_to(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             self._admit(path, needed, context)
-            read = _read(requests, handler.request_deserializer)
+            read = _read(requests, handler.request_deserializer, caller().check)
             return read if handler.request_streaming else _only(read, context, waits=needed is not None)
 
         def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             return inner(open_to(requests, context), context)
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-            yield from inner(open_to(requests, context), context)
+            with closing(inner(open_to(requests, context), context)) as answers:
+                check = caller().check
+                for answer in answers:
+                    check()
+                    yield answer
 
         make: Any = grpc.stream_unary_rpc_method_handler
         if handler.response_streaming:
@@ -70,12 +76,13 @@ class AccessInterceptor(grpc.ServerInterceptor):
         set_caller(self._gate.admit(path, needed, context.peer(), metadata))
 
 
-def _read(requests: Iterator[bytes], parse: Callable[[bytes], Any]) -> Iterator[Any]:
+def _read(requests: Iterator[bytes], parse: Callable[[bytes], Any], check: Callable[[], None]) -> Iterator[Any]:
     """The requests of a call. Here, since gRPC calls it an error of the server's own when bytes are no message.
 
-    Raises BadRequest.
+    Raises BadRequest, and what `check` raises.
     """
     for request in requests:
+        check()
         try:
             yield parse(request)
         except DecodeError as error:

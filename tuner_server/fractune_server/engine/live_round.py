@@ -72,6 +72,13 @@ class LiveRound:
         ids = {record_id(self.id, *pair): pair for pair in self.missing}
         self.missing -= {ids[known] for known in log.existing(ids)}
 
+    def asked_for(self, record: TuningRecord, arriving: Collection[str]) -> bool:
+        """Whether the round asks for this measurement; its result may come twice. `arriving`: the candidates of a
+        proposal that came with the record, for a round that has none yet.
+        """
+        candidates = arriving if self.stored.candidates is None else self.stored.candidates
+        return record.candidate_id in candidates and record.share in self.stored.granted
+
     def take(self, record: TuningRecord) -> None:
         """Strike out a result."""
         self.missing.discard((record.candidate_id, record.share))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from fractune_server.scheduler.turns import Turns
 from fractune_server.store.records.log import LogKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled, send_workload
+from fractune_server.transport.recorder import Arrival
 from fractune_server.transport.work_queues import WorkQueues
 
 _log = logging.getLogger(__name__)
@@ -133,6 +134,31 @@ class Rounds:
         others = (each for live in waiting for each in live.subscribers.values() if each is not job)
         behind = [self._turns.is_behind(job.claimant, other.claimant) for other in others]
         return bool(behind) and all(behind)
+
+    def awaited(self, arrivals: list[Arrival]) -> list[Arrival]:
+        """Those of the arrivals, in their order, that are no measurements, or measurements that a round has asked for.
+
+        No mark in Redis decides this: whoever writes there can remove marks, and have genuine work done once more.
+        """
+        proposed: dict[str, set[str]] = {}  # with this batch: it takes effect before the records that come after it
+        kept: list[Arrival] = []
+        refused: Counter[str] = Counter()
+        for arrival in arrivals:
+            event = arrival.event
+            if event["event"] == "proposed":
+                proposed.setdefault(event["round_id"], set(event["candidates"]))
+            if arrival.record is None or arrival.replayed or self._asked_for(arrival.record, event, proposed):
+                kept.append(arrival)
+            else:
+                refused[event["job"]] += 1
+        for job, count in refused.items():
+            with log_fields(job=job):
+                _log.info("%d results of job %s are not taken: no round waits for them", count, job)
+        return kept
+
+    def _asked_for(self, record: TuningRecord, event: Any, proposed: Mapping[str, Collection[str]]) -> bool:
+        live = self._live.get(event["round_id"])
+        return live is not None and live.asked_for(record, proposed.get(live.id, ()))
 
     def take_proposed(self, live: LiveRound, candidates: Iterable[str]) -> None:
         # Its results come after it in the same stream, so that none of them can have come before.

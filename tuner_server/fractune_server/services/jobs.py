@@ -81,10 +81,11 @@ class JobService(rpc.JobServiceServicer):
         return self._view(job)
 
     def WatchJob(self, request: pb.WatchJobRequest, context: grpc.ServicerContext) -> Iterator[pb.Job]:
-        job = Collection.JOBS.parse(request.name)
+        job, asker = Collection.JOBS.parse(request.name), caller()
         with self._place(), self._feeds.of(job) as feed:
             message: pb.Job | None = self._view(job)
             while context.is_active() and not self._stopping.is_set():
+                asker.check()  # nothing may change for hours
                 if message is not None:
                     yield message
                     if message.HasField("end_time"):

@@ -40,7 +40,7 @@ class LogService(rpc.LogServiceServicer):
         self._log = context.store.log
         self._roofs = context.store.roofs
         self._matcher = matcher
-        self._redis = context.redis
+        self._redis, self._secret = context.redis, context.secret
 
     def ListRecords(self, request: pb.ListRecordsRequest, context: grpc.ServicerContext) -> pb.ListRecordsResponse:
         chosen = _filter(request.filter)
@@ -129,7 +129,7 @@ class LogService(rpc.LogServiceServicer):
     def ReplayUnreadable(
         self, request: pb.ReplayUnreadableRequest, context: grpc.ServicerContext
     ) -> pb.ReplayUnreadableResponse:
-        return pb.ReplayUnreadableResponse(replayed=replay(self._redis))
+        return pb.ReplayUnreadableResponse(replayed=replay(self._redis, self._secret))
 
 
 def _unreadable(found: UnreadableResult) -> pb.UnreadableResult:

@@ -6,8 +6,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, cast
 
 from redis import ConnectionPool, Redis
@@ -18,8 +18,8 @@ from redis.retry import Retry
 from fractune_core import tracing
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import EVENT_BY_KIND, Event, WorkFailed
-from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM, STREAMS, TUNER
-from fractune_core.fleet.signed_messages import open_event
+from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, REPLAYED_FIELD, SERVER_STREAM, STREAMS, TUNER
+from fractune_core.fleet.signed_messages import open_event, open_replayed
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.json_shapes import check_shape
 from fractune_core.records import TuningRecord
@@ -52,6 +52,8 @@ class Arrival:
     event: Event
     record: TuningRecord | None = None
     piece: Piece | None = None
+    replayed: bool = False
+    """an operator asked for it to be read once more, so it counts although its round has ended"""
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,23 @@ class Recorder:
 
     After an error in `poll`, or after `repeat`, the next polls bring the same entries again: adding a record
     twice changes nothing, and what takes the events must bear seeing them twice too.
+
+    `awaited` returns those of a batch's arrivals that the server waits for, in their order. The others are acknowledged
+    and dropped: whoever writes to Redis can repeat genuine work, and its results are as genuine.
     """
 
-    def __init__(self, redis: Redis, log: TuningLog, secret: bytes) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        log: TuningLog,
+        secret: bytes,
+        awaited: Callable[[list[Arrival]], list[Arrival]],
+    ) -> None:
         self._redis = redis
         self._reader = _asking_once(redis)
         self._log = log
         self._secret = secret
+        self._awaited = awaited
         self._joined: set[str] = set()
         self._expected: set[str] = set()
         self._recovering = True
@@ -181,10 +193,21 @@ class Recorder:
         for stream, found in reply.items():
             for entry, fields in _flat(found):
                 entries.setdefault(stream, []).append(entry)
-                message = fields.get(EVENT_FIELD.encode())
-                if message is not None:  # else it was trimmed while it was pending
-                    arrivals += self._open(f"{stream} {entry.decode()}", message)
-        return ArrivalBatch(arrivals, entries, read_at)
+                arrivals += self._arrivals(f"{stream} {entry.decode()}", fields)
+        return ArrivalBatch(self._awaited(arrivals), entries, read_at)
+
+    def _arrivals(self, place: str, fields: Mapping[bytes, bytes]) -> list[Arrival]:
+        """What an entry holds; nothing where it was trimmed while it was pending."""
+        replayed = fields.get(REPLAYED_FIELD.encode())
+        if replayed is None:
+            message = fields.get(EVENT_FIELD.encode())
+            return [] if message is None else self._open(place, message)
+        try:
+            message = open_replayed(self._secret, replayed).encode(errors="surrogateescape")
+        except Unsigned as error:
+            self._set_aside(place, replayed, str(error))
+            return []
+        return [replace(arrival, replayed=True) for arrival in self._open(place, message)]
 
     def _open(self, place: str, message: bytes) -> list[Arrival]:
         """What an entry holds. One that cannot be read is set aside, and says nothing unless the fleet signed it."""

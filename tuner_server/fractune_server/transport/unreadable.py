@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from redis import Redis
 
-from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM, UNREADABLE
+from fractune_core.fleet.redis_names import EVENT_FIELD, REPLAYED_FIELD, SERVER_STREAM, UNREADABLE
+from fractune_core.fleet.signed_messages import seal_replayed
 
 _MOST = 10_000
 _PLACE, _REASON = "place", "reason"
@@ -45,14 +46,15 @@ def unreadable_results(redis: Redis, limit: int) -> tuple[list[UnreadableResult]
     return [_result(entry, fields) for entry, fields in found], int(cast(Any, redis.xlen(UNREADABLE)))
 
 
-def replay(redis: Redis) -> int:
+def replay(redis: Redis, secret: bytes) -> int:
     """Give all to the recorder once more, the oldest first, and return their number; what it still cannot read is set
-    aside again.
+    aside again. The server signs that somebody asked for it, because their rounds have ended meanwhile.
     """
     found: Any = redis.xrange(UNREADABLE)  # those that are there now, and none that comes meanwhile
     for entry, fields in found:
         with redis.pipeline() as pipe:  # both or none
-            pipe.xadd(SERVER_STREAM, {EVENT_FIELD: fields[EVENT_FIELD.encode()]})
+            event = fields[EVENT_FIELD.encode()].decode(errors="surrogateescape")
+            pipe.xadd(SERVER_STREAM, {REPLAYED_FIELD: seal_replayed(secret, event)})
             pipe.xdel(UNREADABLE, entry)
             pipe.execute()
     return len(found)

@@ -21,6 +21,11 @@ from fractune_core.host.parent_death import die_with_parent
 from fractune_workers.child import ChildDied
 from fractune_workers.children.no_torch import keep_torch_out
 from fractune_workers.children.tvm_api.error_line import first_line
+from fractune_workers.scratch_dir import own_temporary_files
+
+_WRITERS = tuple(f"fractune_workers.children.{room}." for room in ("building", "compiling", "importing", "searching"))
+"""modules whose children write temporary files: what one that is killed leaves is removed when the next one starts. The
+others are confined, and find locks and MPS daemons in the folder that all processes of the host share"""
 
 Methods = Mapping[str, Callable[..., Any]]
 
@@ -69,7 +74,11 @@ def main() -> None:
     link = Connection(int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has closed it
+    writes = sys.argv[3].startswith(_WRITERS)
+    with (
+        own_temporary_files() if writes else contextlib.nullcontext(),
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),  # the parent has closed it
+    ):
         _open_and_serve(link)
     # TVM takes its time to tidy up, and there is nothing to tidy: what a child made, it has sent.
     sys.stdout.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import uuid
 from collections import defaultdict, deque
 from collections.abc import Collection
 from typing import Any
@@ -83,10 +82,9 @@ class Builder:
             if code:
                 transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
         args_info = unless_killed(lambda: self._learn(work["operator"]["workload_hash"]))
-        for share in work["shares"]:
-            transaction.enqueue(
-                measure_queue(work["device_key"], share), _measure_work(work, share, args_info, artifacts)
-            )
+        for place, share in enumerate(work["shares"]):
+            measure = _measure_work(work, place, args_info, artifacts)
+            transaction.enqueue(measure_queue(work["device_key"], share), measure)
         transaction.send()
 
     def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
@@ -137,16 +135,16 @@ def _artifact(
     }
 
 
-def _measure_work(work: BuildWork, share: str, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:
+def _measure_work(work: BuildWork, place: int, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:
     return {
         "do": "measure",
-        "work_id": uuid.uuid4().hex,
+        "work_id": f"{work['work_id']}-m{place}",  # not random: see `roles/tune.py`
         "round_id": work["round_id"],
         "job": work["job"],
         "scope": work["scope"],
         "kind": work["kind"],
         "operator": work["operator"],
-        "share": share,
+        "share": work["shares"][place],
         "args_info": args_info,
         "artifacts": artifacts,
         "reply": work["reply"],

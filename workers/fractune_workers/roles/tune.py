@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -116,8 +115,8 @@ class Tuner:
         except FractuneError as error:
             event = _failed(work, error)
         transaction.event(self._stream, event)
-        for batch in chunks(candidates, BATCH):
-            transaction.enqueue(BUILD_QUEUE, _build_work(work, batch, self._stream))
+        for place, batch in enumerate(chunks(candidates, BATCH)):
+            transaction.enqueue(BUILD_QUEUE, _build_work(work, place, batch, self._stream))
         transaction.send()
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
@@ -210,10 +209,11 @@ def _failed(work: SearchWork, error: FractuneError) -> WorkFailed:
     }
 
 
-def _build_work(work: SearchWork, batch: list[Any], reply: str) -> BuildWork:
+def _build_work(work: SearchWork, place: int, batch: list[Any], reply: str) -> BuildWork:
     return {
         "do": "build",
-        "work_id": uuid.uuid4().hex,
+        # Not random: of a search that somebody repeats come pieces that are marked as done, and in the ledger.
+        "work_id": f"{work['work_id']}-b{place}",
         "round_id": work["round_id"],
         "job": work["job"],
         "scope": work["scope"],

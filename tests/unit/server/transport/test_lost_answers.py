@@ -38,7 +38,7 @@ def test_a_result_whose_delivery_was_lost_is_recorded_all_the_same(store: Store)
         redis.Redis.from_url(url) as near,
         redis.Redis.from_url(far, socket_timeout=2.5, retry=patient) as connection,
     ):
-        recorder = Recorder(connection, store.log, SECRET)
+        recorder = Recorder(connection, store.log, SECRET, list)
         ended = threading.Event()
 
         def turn() -> None:

@@ -53,7 +53,7 @@ def record_of(store: Store) -> TuningRecord:
 def test_results_are_committed_before_they_are_acknowledged(connection: redis.Redis, store: Store) -> None:
     send(connection, record("a"), record("b"))
     send(connection, record("c"), stream=redis_names.SERVER_STREAM)
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     batches = [recorder.poll(10) for _ in range(2)]  # first what was left over, then what is new
     assert [len(batch.arrivals) for batch in batches] == [0, 3]
     assert count(store) == 3
@@ -69,7 +69,7 @@ def test_how_long_a_result_was_under_way_is_told_by_redis_clock(connection: redi
     long_ago_ms = (now_s[0] - 100) * 1000
     entry: Any = {redis_names.EVENT_FIELD: seal_event(SECRET, event)}
     connection.xadd(redis_names.SERVER_STREAM, entry, id=f"{long_ago_ms}-0")
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(0)
     lags_s = sorted(recorder.acknowledge(recorder.poll(10)))
     assert 0 <= lags_s[0] < 60
@@ -79,10 +79,10 @@ def test_how_long_a_result_was_under_way_is_told_by_redis_clock(connection: redi
 
 def test_what_was_not_acknowledged_comes_again_to_the_next_server(connection: redis.Redis, store: Store) -> None:
     send(connection, record("a"))
-    first = Recorder(connection, store.log, SECRET)
+    first = Recorder(connection, store.log, SECRET, list)
     first.poll(10)
     assert len(first.poll(10).arrivals) == 1
-    second = Recorder(connection, store.log, SECRET)
+    second = Recorder(connection, store.log, SECRET, list)
     batch = second.poll(10)
     assert [arrival.record for arrival in batch.arrivals] == [record_of(store)]
     second.acknowledge(batch)
@@ -94,7 +94,7 @@ def test_a_poll_of_no_length_brings_what_is_there_and_does_not_wait(
     redis_url: str, connection: redis.Redis, store: Store
 ) -> None:
     with redis.Redis.from_url(redis_url, socket_timeout=5.0, retry=None) as impatient:
-        recorder = Recorder(impatient, store.log, SECRET)
+        recorder = Recorder(impatient, store.log, SECRET, list)
         recorder.poll(0)
         assert recorder.poll(0).arrivals == []
         send(connection, record("a"))
@@ -110,7 +110,7 @@ def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     for text in unreadable:
         connection.xadd(STREAM, {redis_names.EVENT_FIELD: text})
     send(connection, record("a"))
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     batch = recorder.poll(10)
     recorder.acknowledge(batch)
@@ -125,6 +125,16 @@ def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     # Nobody waits for what will not come.
     lost = [arrival.event for arrival in batch.arrivals if arrival.event["event"] == "work_failed"]
     assert [(event["job"], event["round_id"]) for event in lost] == [("job1", "round1")]
+
+
+def test_a_result_that_somebody_else_gives_once_more_is_set_aside(connection: redis.Redis, store: Store) -> None:
+    event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": record("a").to_json()}
+    connection.xadd(redis_names.SERVER_STREAM, {redis_names.REPLAYED_FIELD: seal_event(SECRET, event)})
+    recorder = Recorder(connection, store.log, SECRET, list)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert connection.xlen(redis_names.UNREADABLE) == 1
+    assert count(store) == 0
 
 
 @pytest.mark.parametrize("torn", [[], "x", 1, None, ["device"]])
@@ -144,7 +154,7 @@ def test_a_part_of_a_result_that_is_no_object_is_set_aside(
     connection.xadd(
         STREAM, {redis_names.EVENT_FIELD: sign_json(SECRET, "a result", torn if part == "event" else event)}
     )
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     assert connection.xlen(redis_names.UNREADABLE) == 1
@@ -162,7 +172,7 @@ def test_a_result_that_the_fleet_did_not_sign_changes_nothing_and_is_set_aside(
         "of another fleet": seal_event(b"another secret", event),
     }[forged]
     connection.xadd(STREAM, {redis_names.EVENT_FIELD: text})
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     batch = recorder.poll(10)
     recorder.acknowledge(batch)
@@ -176,7 +186,7 @@ def test_a_result_that_the_fleet_did_not_sign_changes_nothing_and_is_set_aside(
 
 def test_an_entry_without_an_event_is_nothing_to_keep(connection: redis.Redis, store: Store) -> None:
     connection.xadd(STREAM, {"other": "field"})
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     assert connection.xlen(redis_names.UNREADABLE) == 0
@@ -190,7 +200,7 @@ def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection
         part["new_in_a_later_version"] = 1
     event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": later}
     connection.xadd(STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     assert record_of(store) == plain
@@ -199,7 +209,7 @@ def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection
 
 def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis, store: Store) -> None:
     send(connection, *(record(f"c{index}") for index in range(2500)))
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     while count(store) < 2500:
         recorder.acknowledge(recorder.poll(10))
@@ -210,7 +220,7 @@ def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis
 def test_a_stream_is_cut_to_what_some_group_still_needs(connection: redis.Redis, store: Store) -> None:
     connection.xgroup_create(STREAM, redis_names.TUNER, id="0", mkstream=True)
     send(connection, *(record(f"c{index}") for index in range(10)))
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     trim(connection, recorder, alive=["tune-1"], needed=[])
@@ -227,7 +237,7 @@ def test_the_stream_of_a_dead_instance_goes_when_it_is_drained_and_unneeded(
     connection: redis.Redis, store: Store
 ) -> None:
     send(connection, record("a"))
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     trim(connection, recorder, alive=[], needed=[])
     assert connection.exists(STREAM)
@@ -246,7 +256,7 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
     write_dead_letters(connection, SECRET, BUILD, None)
     assert not is_marked(connection, DONE, "work1"), "nobody waits for a round that is over"
     write_dead_letters(connection, SECRET, BUILD, RoundPlace(DEVICE, granted))
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     found = list(store.log.all(RecordFilter()))
@@ -263,7 +273,7 @@ def test_what_work_took_is_in_the_ledger_once_though_it_comes_again(connection: 
     for _ in range(2):
         connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
     for _ in range(2):  # a server that ends before it acknowledges, and its successor
-        recorder = Recorder(connection, store.log, SECRET)
+        recorder = Recorder(connection, store.log, SECRET, list)
         pieces = [arrival.piece for _ in range(2) for arrival in recorder.poll(10).arrivals]
         assert len(pieces) >= 2
         assert set(pieces) == {piece}
@@ -275,7 +285,7 @@ def test_a_piece_that_cannot_be_read_is_set_aside(connection: redis.Redis, store
     whole = {"event": "piece_done", **asdict(Piece("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0))}
     event: Any = {name: value for name, value in {**whole, **wrong}.items() if value is not None}
     connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
-    recorder = Recorder(connection, store.log, SECRET)
+    recorder = Recorder(connection, store.log, SECRET, list)
     assert [arrival for _ in range(2) for arrival in recorder.poll(10).arrivals] == []
     assert connection.xlen(redis_names.UNREADABLE) == 1
     assert store.ledger.spent(["job1"]) == {}

@@ -74,7 +74,14 @@ def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:
 def artifacts(builder: Builder, share: str, candidates: list[Any]) -> list[Any]:
     """What the measurer of a share is told."""
     operator: Any = {"workload_hash": "w", "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
-    work: Any = {"do": "build", "work_id": share, "round_id": "r", "job": "j", "kind": "trial", "operator": operator}
+    work: Any = {
+        "do": "build",
+        "work_id": f"w-{share[-1]}",
+        "round_id": "r",
+        "job": "j",
+        "kind": "trial",
+        "operator": operator,
+    }
     work |= {"scope": "", "device_key": "d", "shares": [share], "reply": "s", "candidates": candidates}
     builder.handle(work)
     name = measure_queue("d", share)

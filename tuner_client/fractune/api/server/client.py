@@ -17,7 +17,7 @@ from fractune.costs import JobCost
 from fractune.credentials import PLAIN, Credentials
 from fractune.from_proto import job_cost, job_status, offered_share, operator_match, worker
 from fractune.jobs import JobStatus, OfferedShare, Worker
-from fractune.rpc import CALL_TIMEOUT_S, RpcClient
+from fractune.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, roof_from_proto, shapes_to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.wire import LoggedModel, plan_from_proto, request_to_proto
@@ -31,6 +31,7 @@ def connect(
     address: str | None = None,
     *,
     timeout_s: float = CALL_TIMEOUT_S,
+    reconnect_s: float = RECONNECT_S,
     ca: str | os.PathLike[str] | None = None,
     token_file: str | os.PathLike[str] | None = None,
     client_cert: str | os.PathLike[str] | None = None,
@@ -40,7 +41,8 @@ def connect(
 
     Without an address it is that of FRACTUNE_SERVER, else of the stack that `fractune up` runs in the state folder:
     FRACTUNE_STATE, else the user's data folder. Raises ServerUnreachable when none runs there. `timeout_s` is for calls
-    that are answered at once; uploads, downloads and matching have more. With `ca`, the PEM file of the server's
+    that are answered at once; uploads, downloads and matching have more. Following a job waits `reconnect_s` for a
+    server that went away. With `ca`, the PEM file of the server's
     authority, calls go over TLS, with the token in `token_file` and, where the server asks for one, the certificate in
     `client_cert` with its `client_key`. What is None is taken from FRACTUNE_CA, FRACTUNE_TOKEN_FILE,
     FRACTUNE_CLIENT_CERT and FRACTUNE_CLIENT_KEY; a stack that was found asks for nothing. Raises BadRequest for files
@@ -48,9 +50,9 @@ def connect(
     """
     named = address or named_server(None, None)
     if named is None:
-        return Client(server_address(lasting=True), timeout_s=timeout_s)
+        return Client(server_address(lasting=True), timeout_s=timeout_s, reconnect_s=reconnect_s)
     found = Credentials.found(ca=ca, token_file=token_file, client_cert=client_cert, client_key=client_key)
-    return Client(named, timeout_s=timeout_s, credentials=found)
+    return Client(named, timeout_s=timeout_s, credentials=found, reconnect_s=reconnect_s)
 
 
 class Client:
@@ -63,8 +65,15 @@ class Client:
     log: Log
     """the server's tuning log"""
 
-    def __init__(self, address: str, *, timeout_s: float = CALL_TIMEOUT_S, credentials: Credentials = PLAIN) -> None:
-        self._rpc = RpcClient(address, timeout_s, credentials)
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        credentials: Credentials = PLAIN,
+        reconnect_s: float = RECONNECT_S,
+    ) -> None:
+        self._rpc = RpcClient(address, timeout_s, credentials, reconnect_s)
         self.log = Log(self._rpc)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fractune.from_proto import job_status
 from fractune.jobs import JobStatus
-from fractune.rpc import RpcClient
+from fractune.rpc import Absence, RpcClient
 from fractune_core.convert import spec_to_proto
 from fractune_core.errors import JobFailed
 from fractune_core.jobs import JobSpec
@@ -21,10 +21,12 @@ def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
     return client.create_job(spec_to_proto(replace(spec, model=sha256))).name
 
 
-def follow(client: RpcClient, job: str, show: Callable[[JobStatus], None]) -> JobStatus:
-    """Show the job whenever it has changed until it has ended, and return it."""
+def follow(
+    client: RpcClient, job: str, show: Callable[[JobStatus], None], tell: Callable[[Absence], None]
+) -> JobStatus:
+    """Show the job whenever it has changed until it has ended, and return it; `tell` of a server that is away."""
     ended = None
-    for message in client.watch_job(job):
+    for message in client.watch_job(job, tell):
         ended = job_status(message)
         show(ended)
     if ended is None:

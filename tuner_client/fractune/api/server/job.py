@@ -41,7 +41,8 @@ class Job:
     def watch(self) -> Iterator[JobStatus]:
         """The job as it is now and whenever it has changed, until it has ended, however that is.
 
-        A server that starts again within 15 s is waited for. Leaving the loop does not cancel the job.
+        A server that went away is waited for, as long as `reconnect_s` of `fractune.connect` says. Leaving the loop
+        does not cancel the job.
         """
         return map(job_status, self._rpc.watch_job(self.name))
 
@@ -51,7 +52,7 @@ class Job:
         Raises what ended the job (BadModel, ShareUnavailable, JobFailed, ...), JobCancelled when it was cancelled.
         """
         with choose_view(progress) as view:
-            ended = follow(self._rpc, self.name, view.show)
+            ended = follow(self._rpc, self.name, view.show, view.show_absence)
         check_ended_well(ended)
         return ended
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 from collections.abc import Callable
 from typing import Self, TypeAlias
@@ -15,6 +16,7 @@ from fractune.jobs import JobStatus
 from fractune.reports.rendering import literal
 from fractune.reports.tables.goal import goal_line, step_line
 from fractune.reports.text import counts_text, span_text
+from fractune.rpc import Absence
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
 
@@ -37,10 +39,23 @@ class View:
     def show_goal(self, goal: Goal) -> None:
         """Of a tuning that has one: when it is known, and after each step."""
 
+    def show_absence(self, absence: Absence) -> None:
+        """Every few seconds while the job's server is away."""
+
     def leaves(self, job: str, stop: BaseException) -> bool:
         """Whether the server is to go on with `job` although `stop` ends the following. Else it is cancelled."""
         del job, stop
         return False
+
+
+def print_absence(absence: Absence) -> None:
+    """A line on standard error; what is redrawn on a terminal stays below it."""
+    print(
+        f"waiting for the server at {absence.server}, which has been away for {absence.away_s:.0f} s of "
+        f"{absence.reconnect_s:g}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def goal_news(goal: Goal) -> str:
@@ -121,6 +136,9 @@ class BarView(View):
     def show_goal(self, goal: Goal) -> None:
         self._progress.console.print(literal(goal_news(goal)))
 
+    def show_absence(self, absence: Absence) -> None:
+        print_absence(absence)
+
 
 class LineView(View):
     """A line for each change of state and each new note, and every few seconds."""
@@ -142,3 +160,6 @@ class LineView(View):
 
     def show_goal(self, goal: Goal) -> None:
         print(goal_news(goal), flush=True)
+
+    def show_absence(self, absence: Absence) -> None:
+        print_absence(absence)

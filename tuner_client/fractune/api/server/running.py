@@ -29,15 +29,15 @@ _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
 
 @contextlib.contextmanager
 def finished_job(
-    model: Path, spec: JobSpec, state: Path | None, server: str | None, view: View
+    model: Path, spec: JobSpec, state: Path | None, server: str | None, view: View, reconnect_s: float
 ) -> Iterator[tuple[Workplace, JobStatus]]:
     """Run the job for the file `model` to its end, on a server or on a stack of its own, and hand out that place.
 
-    `spec.model` is filled in here. Raises what ended the job; whatever stops the caller cancels it, unless `view`
-    leaves it to the server.
+    `spec.model` is filled in here. A server that went away is waited for `reconnect_s`. Raises what ended the job;
+    whatever stops the caller cancels it, unless `view` leaves it to the server.
     """
     began = time.perf_counter()
-    with tuning_session(state, server, spec.shares) as place, view:
+    with tuning_session(state, server, spec.shares, reconnect_s) as place, view:
         starting = {"starting": time.perf_counter() - began} if place.is_own else {}
         ended = run_job(place, model, spec, view)
         yield place, replace(ended, phases_s={**starting, **ended.phases_s})
@@ -66,7 +66,7 @@ def run_job(place: Workplace, model: Path, spec: JobSpec, view: View) -> JobStat
 
     name = submit(place.client, model, spec)
     with _cancelled_when_stopped(place, name, view):
-        ended = follow(place.client, name, show)
+        ended = follow(place.client, name, show, view.show_absence)
     check_ended_well(ended)
     return ended
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -13,7 +14,7 @@ from fractune.api.server.finding import named_server, running_stack_of, server_a
 from fractune.credentials import PLAIN, Credentials
 from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
-from fractune.rpc import RpcClient
+from fractune.rpc import RECONNECT_S, RpcClient
 from fractune_core.errors import ServerUnreachable
 
 _VERDICT_S = 1.0
@@ -51,10 +52,13 @@ def session(
 
 
 @contextlib.contextmanager
-def server_session(state: Path | None, server: str | None, *, lasting: bool) -> Iterator[Client]:
+def server_session(
+    state: Path | None, server: str | None, *, lasting: bool, reconnect_s: float = RECONNECT_S
+) -> Iterator[Client]:
     """As `session`, on a server that runs already, as `server_address` finds it."""
     address = server_address(state, server, lasting=lasting)
-    with contextlib.closing(Client(address, credentials=_credentials(named_server(state, server)))) as client:
+    credentials = _credentials(named_server(state, server))
+    with contextlib.closing(Client(address, credentials=credentials, reconnect_s=reconnect_s)) as client:
         yield client
 
 
@@ -80,10 +84,13 @@ class Workplace:
 
 
 @contextlib.contextmanager
-def tuning_session(state: Path | None, server: str | None, shares: tuple[str, ...]) -> Iterator[Workplace]:
-    """As `session`, for a job."""
+def tuning_session(
+    state: Path | None, server: str | None, shares: tuple[str, ...], reconnect_s: float
+) -> Iterator[Workplace]:
+    """As `session`, for a job. A server that went away is waited for `reconnect_s`."""
     options = StackOptions(Path(), shares=shares, compile=True)
-    with _connected(RpcClient, state, server, options, any_stack=False) as (client, stack):
+    connect = partial(RpcClient, reconnect_s=reconnect_s)
+    with _connected(connect, state, server, options, any_stack=False) as (client, stack):
         yield Workplace(client, stack)
 
 

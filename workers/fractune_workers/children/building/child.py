@@ -11,10 +11,12 @@ import base64
 import json
 import resource
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -32,6 +34,7 @@ from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
 from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
 from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, read_workloads
+from fractune_workers.scratch_dir import use_for_temporary_files
 
 _LIMIT_CPU_S = 10
 _MET = 0.5
@@ -95,7 +98,7 @@ def _in_forks(attempt: Callable[[], dict[str, Any]], limit_cpu_s: int) -> dict[s
     """
     for _ in range(TRIES):
         try:
-            answer: dict[str, Any] = Fork(attempt).result()
+            answer = _in_a_fork(attempt)
         except ForkDied as end:
             died = end
             if _timed_out(end, limit_cpu_s) or not is_kill(end.number):
@@ -103,6 +106,18 @@ def _in_forks(attempt: Callable[[], dict[str, Any]], limit_cpu_s: int) -> dict[s
         else:
             return answer
     return _ended(died, limit_cpu_s)
+
+
+def _in_a_fork(attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `attempt` answers in a fork, whose temporary files go with it, however it ends. Raises ForkDied."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def work() -> dict[str, Any]:
+            use_for_temporary_files(Path(folder))
+            return attempt()
+
+        answer: dict[str, Any] = Fork(work).result()
+    return answer
 
 
 def _attempt(recipe: _Recipe, limit_cpu_s: int) -> dict[str, Any]:

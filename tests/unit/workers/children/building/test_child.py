@@ -77,6 +77,22 @@ def test_a_compiler_that_is_killed_once_or_twice_builds_all_the_same(child: Chil
     assert (answer["status"], answer["cause"]) == ("ok", "")
 
 
+def test_a_compiler_that_is_killed_leaves_no_file(tmp_path: Path) -> None:
+    files, go_on = tmp_path / "files", tmp_path / "go-on"
+    files.mkdir()
+    child = Child("tests.support.children.building_module", env={"TMPDIR": str(files)})
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(build, child, f"write and wait for {go_on}")
+            wait_until(lambda: list(tmp_path.glob("go-on.*")))
+            assert list(files.rglob("candidate.o"))
+            _kill_the_next(tmp_path, signal.SIGKILL, and_then=go_on)
+            assert call.result(20)["status"] == "ok"
+        assert list(files.iterdir()) == []
+    finally:
+        child.stop()
+
+
 def test_a_compiler_that_is_always_killed_is_the_candidates(child: Child, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(build, child, f"wait for {tmp_path / 'never'}")

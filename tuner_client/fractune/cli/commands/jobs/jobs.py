@@ -18,6 +18,7 @@ from fractune.output_files import check_writable
 from fractune.reports.rendering import Column, Table
 from fractune.reports.tables.result import print_result, result_json
 from fractune.reports.text import table_console
+from fractune.rpc import RECONNECT_S
 from fractune_core.shares import units_text
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
@@ -54,6 +55,7 @@ def watch(
     on_done: options.OnDone = None,
     server: options.Server = None,
     state: options.State = None,
+    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
 ) -> None:
     """Follow a job of a running server until it ends; Ctrl-C stops watching, not the job."""
@@ -61,7 +63,7 @@ def watch(
         check_writable("--out", out)
     view = choose_view(quiet=False, as_json=as_json)
     with run_when_done(on_done, view) as fetched:
-        with server_session(state, server, lasting=False) as client:
+        with server_session(state, server, lasting=False, reconnect_s=reconnect_s) as client:
             followed = client.job(job)
             ended = followed.wait(progress=view)
             if out is not None:

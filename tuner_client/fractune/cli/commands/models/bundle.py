@@ -17,6 +17,7 @@ from fractune.cli import options
 from fractune.cli.progress import choose_view
 from fractune.inference.signatures import check_private_key, open_bundle
 from fractune.output_files import check_writable
+from fractune.rpc import RECONNECT_S
 from fractune_core.errors import BadRequest
 from fractune_core.names import ROBUST_VARIANT
 
@@ -54,6 +55,7 @@ def bundle(
     out: Annotated[Path | None, typer.Option("--out", help="File to write (default: after the model).")] = None,
     server: options.Server = None,
     state: options.State = None,
+    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
 ) -> None:
     """Write a bundle of the best schedules in the log, without a search; or download the one of a finished job.
@@ -94,6 +96,7 @@ def bundle(
             server=server,
             state=state,
             progress=choose_view(quiet=False, as_json=as_json),
+            reconnect_s=reconnect_s,
         )
     if key is not None:
         made.sign(key)

@@ -14,6 +14,7 @@ from fractune.cli.progress import choose_view
 from fractune.reports.pictures.figure import check_picture
 from fractune.reports.tables.knee import knee_json
 from fractune.reports.text import table_console
+from fractune.rpc import RECONNECT_S
 
 
 def knee(
@@ -31,6 +32,7 @@ def knee(
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the curves here (.svg or .png).")] = None,
     server: options.Server = None,
     state: options.State = None,
+    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
 ) -> None:
     """Find the smallest share at which a model is almost as fast as on the whole device, by what the log knows."""
@@ -50,6 +52,7 @@ def knee(
         server=server,
         state=state,
         progress=choose_view(quiet=False, as_json=as_json),
+        reconnect_s=reconnect_s,
     )
     if picture is not None:
         found.draw(picture)

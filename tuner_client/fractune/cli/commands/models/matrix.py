@@ -18,6 +18,7 @@ from fractune.reports.cross_table import CrossTable
 from fractune.reports.pictures.figure import check_picture
 from fractune.reports.tables.cross import COLUMNS, rows, table_json
 from fractune.reports.text import table_console
+from fractune.rpc import RECONNECT_S
 
 
 def matrix(
@@ -37,6 +38,7 @@ def matrix(
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write all cells here.")] = None,
     server: options.Server = None,
     state: options.State = None,
+    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
 ) -> None:
     """Show how the schedules tuned for each share do at each of the others; measures what the log lacks."""
@@ -57,6 +59,7 @@ def matrix(
         server=server,
         state=state,
         progress=choose_view(quiet=False, as_json=as_json),
+        reconnect_s=reconnect_s,
     )
     if csv_file is not None:
         _write_csv(found.tables, csv_file)

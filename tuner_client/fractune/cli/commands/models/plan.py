@@ -15,6 +15,7 @@ from fractune.cli.progress import choose_view
 from fractune.planning.deployment import FORMS
 from fractune.reports.pictures.figure import check_picture
 from fractune.reports.text import table_console
+from fractune.rpc import RECONNECT_S
 from fractune_core.errors import BadRequest
 
 
@@ -40,6 +41,7 @@ def plan(
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the devices here (.svg or .png).")] = None,
     server: options.Server = None,
     state: options.State = None,
+    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
 ) -> None:
     """Plan models onto parts of devices: the fewest devices for their rates, or the best layout of one device."""
@@ -59,6 +61,7 @@ def plan(
         server=server,
         state=state,
         progress=choose_view(quiet=bool(apply), as_json=as_json),
+        reconnect_s=reconnect_s,
     )
     if picture is not None:
         made.draw(picture)

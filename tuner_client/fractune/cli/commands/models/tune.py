@@ -26,6 +26,7 @@ from fractune.reports.tables.goal import goal_json, goal_table, verdict_line
 from fractune.reports.tables.result import print_result, result_json
 from fractune.reports.tables.slots import apart_text, slots_text
 from fractune.reports.text import table_console
+from fractune.rpc import RECONNECT_S
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import SUFFIX, Bundle
@@ -109,6 +110,7 @@ def tune(
     on_done: options.OnDone = None,
     server: options.Server = None,
     state: options.State = None,
+    reconnect_s: options.ReconnectS = RECONNECT_S,
     quiet: Quiet = False,
     as_json: options.Json = False,
 ) -> None:
@@ -150,6 +152,7 @@ def tune(
             server=server,
             state=state,
             progress=view,
+            reconnect_s=reconnect_s,
             **asked,
         )
         fetched.bundle = result.bundle.path
