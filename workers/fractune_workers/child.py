@@ -147,6 +147,8 @@ class Child:
         self._is_wanted: Callable[[], bool] | None = None
         self.generation = 0
         """how many processes there have been: the present one knows nothing of what an earlier one was told"""
+        self.lacking: list[str] = []
+        """a line for each thing that does not hold of its sandbox"""
 
     @property
     def pid(self) -> int | None:
@@ -326,9 +328,7 @@ class Child:
         if "error" in ready:
             self.kill()
             raise _error_of(ready)
-        if self.generation == 1:
-            for lacking in ready["lacking"]:
-                _log.warning("the sandbox of a child that reads models does not hold: %s", lacking)
+        self.lacking = ready["lacking"]
 
     def _death(self) -> ChildDied:
         """How the process ended."""

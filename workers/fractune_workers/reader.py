@@ -14,8 +14,13 @@ _SHARE = 0.4
 _FEWEST_BYTES = 4 << 30
 """TVM, NumPy and ONNX address 0.7 GiB, and PyTorch's libraries for GPUs several more"""
 _WORKERS = str(Path(__file__).parent)
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""each thread addresses memory, and a fork takes only the calling one along"""
+_ENVIRONMENT = {
+    # Each thread addresses memory, and a fork takes only the calling one along.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # ONNX Runtime, which onnxslim loads where it is installed, would write a name for this machine, and report.
+    "ORT_DISABLE_TELEMETRY": "1",
+}
 
 
 def default_model_memory_bytes() -> int:
@@ -45,4 +50,4 @@ def reader_child(
         hidden=tuple(str(path.absolute()) for path in hidden),
     )
     temporary = {"TMPDIR": writable[0]} if writable else {}
-    return Child(module, env={**_ONE_THREAD, **temporary, **(env or {})}, recycle_calls=recycle_calls, sandbox=sandbox)
+    return Child(module, env={**_ENVIRONMENT, **temporary, **(env or {})}, recycle_calls=recycle_calls, sandbox=sandbox)

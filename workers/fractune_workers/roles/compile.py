@@ -17,6 +17,7 @@ from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, ChildUnw
 from fractune_workers.context import WorkerContext
 from fractune_workers.reader import reader_child
 
+_CHILD = "fractune_workers.children.compiling.child"
 _INGEST_TIMEOUT_S = 600.0
 _COMPILE_TIMEOUT_S = 1800.0
 _RECYCLE_CALLS = 50
@@ -34,7 +35,7 @@ class Compiler:
         """
         self._context = context
         self._child = reader_child(
-            "fractune_workers.children.compiling.child",
+            _CHILD,
             scratch_dir=context.scratch_dir,
             hidden=secret_files,
             memory_bytes=memory_bytes,
@@ -73,7 +74,7 @@ class Compiler:
 
     def _ingest(self, work: IngestWork) -> Ingested:
         model = self._model_args(work)
-        answer = unless_killed(lambda: self._child.call("ingest", _INGEST_TIMEOUT_S, **model, isa=work["isa"]))
+        answer = self._call("ingest", _INGEST_TIMEOUT_S, **model, isa=work["isa"])
         return {
             "event": "ingested",
             "job": work["job"],
@@ -87,11 +88,24 @@ class Compiler:
         wanted: dict[str, Any] = {name: work[name] for name in ("variants", "manifest", "records")}
         wanted |= {**self._model_args(work), "out": str(out)}
         try:
-            unless_killed(lambda: self._child.call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted))
+            self._call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted)
             put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work["bundle"]), out.read_bytes())
         finally:
             out.unlink(missing_ok=True)
         return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
+
+    def _call(self, method: str, timeout_s: float, **payload: Any) -> Any:
+        def call() -> Any:
+            if self._child.ensure() == 1:
+                self._log_lacking()
+            return self._child.call(method, timeout_s, **payload)
+
+        return unless_killed(call)
+
+    def _log_lacking(self) -> None:
+        """Once."""
+        while self._child.lacking:
+            _log.warning("the sandbox of the child that reads models is not whole: %s", self._child.lacking.pop(0))
 
     def _model_args(self, work: IngestWork | CompileWork) -> dict[str, Any]:
         return {
