@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from fractune_core.errors import FractuneError, ShareNotReady, error_from_name
 from fractune_core.host.limits import is_death_by_cpu, is_death_by_memory, limit_cpu
-from fractune_core.host.sandbox import Sandbox, plain_environment
+from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
@@ -301,14 +301,14 @@ class Child:
                 [
                     sys.executable,
                     # What a sandbox may read is where Python looks for modules: not in the folder that we are in.
-                    *(() if self._sandbox is None else ("-P",)),
+                    *(("-P",) if self._sandbox else ()),
                     "-m",
                     "fractune_workers.children",
                     str(theirs.fileno()),
                     str(os.getpid()),
                     *self._args,
                 ],
-                env={**(os.environ if self._sandbox is None else plain_environment(os.environ)), **self._env},
+                env={**(plain_environment if self._sandbox else without_secrets)(os.environ), **self._env},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),

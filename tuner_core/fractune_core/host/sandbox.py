@@ -36,6 +36,7 @@ _NOWHERE = "/dev/null"
 _KEPT = frozenset(
     ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")
 )
+_SECRETS = frozenset(("FRACTUNE_SECRET", "FRACTUNE_REDIS", "FRACTUNE_DATABASE"))
 _KEPT_PREFIXES = ("LC_", "PYTHON", "TVM_", "OMP_", "OPENBLAS_", "MALLOC_")
 
 
@@ -88,6 +89,11 @@ def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
     up by. A list of what is kept: passwords have too many names.
     """
     return {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a process outside of a sandbox: all but what opens the fleet."""
+    return {name: value for name, value in environ.items() if name not in _SECRETS}
 
 
 def hide_memory() -> None:

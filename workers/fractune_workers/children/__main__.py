@@ -6,6 +6,7 @@ The module's `open_child(args)` gives the methods that the parent may call, by n
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -54,11 +55,16 @@ def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:
 def _error_json(error: Exception) -> dict[str, Any]:
     """An error as it is sent to the parent: ours by name and text, any other as a failed call."""
     limit_bytes = memory_limit()
-    if limit_bytes is not None and (isinstance(error, MemoryError) or _REFUSED_MEMORY in str(error)):
+    if limit_bytes is not None and _is_want_of_memory(error):
         error = memory_met(limit_bytes)
     if isinstance(error, FractuneError):
         return {"error": type(error).__name__, "message": str(error)}
     return {"error": "CallFailed", "message": f"{type(error).__name__}: {first_line(error)}"}
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return refused or isinstance(error, MemoryError) or _REFUSED_MEMORY in str(error)
 
 
 def _enter_sandbox(link: Connection) -> list[str]:
