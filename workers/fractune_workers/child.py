@@ -32,8 +32,8 @@ _LOOK_FOR_STANDSTILL_EVERY_S = 0.0005
 _LOOK_WHETHER_WANTED_EVERY_S = 1.0
 _NOT_READY_TIMEOUT_S = 15.0
 _NOT_READY_EVERY_S = 0.5
-LIMIT_CPU_S = 300
-"""of a call to a child in a sandbox, and of each process that this starts"""
+_CPU_PART = 0.5
+"""of a call's deadline: the CPU time that a child in a sandbox may take for it, and each process that this starts"""
 TRIES = 3
 """how often a process is killed from outside before that counts against what it did"""
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -78,8 +78,8 @@ def memory_met(memory_bytes: int) -> LimitMet:
     return LimitMet(f"it takes more than {memory_bytes / 2**30:.3g} GiB of memory")
 
 
-def cpu_met() -> LimitMet:
-    return LimitMet(f"it takes more than {LIMIT_CPU_S} s of CPU time")
+def cpu_met(cpu_s: int) -> LimitMet:
+    return LimitMet(f"it takes more than {cpu_s} s of CPU time")
 
 
 def is_kill(number: int) -> bool:
@@ -143,6 +143,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._calls = 0
+        self._cpu_s = 0
         self._preemption: Preemption | None = None
         self._is_wanted: Callable[[], bool] | None = None
         self.generation = 0
@@ -174,7 +175,7 @@ class Child:
             raise ChildDied("the child has no connection")
         self._calls += 1
         try:
-            self._limit_cpu()
+            self._limit_cpu(timeout_s)
             self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
             if not self._answers(self._link, timeout_s):
                 raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
@@ -208,10 +209,11 @@ class Child:
         finally:
             self._is_wanted = None
 
-    def _limit_cpu(self) -> None:
+    def _limit_cpu(self, timeout_s: float) -> None:
         if self._sandbox is not None and self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # then the call finds out
-                limit_cpu(self._process.pid, LIMIT_CPU_S)
+            self._cpu_s = max(1, int(_CPU_PART * timeout_s))
+            with contextlib.suppress(OSError):  # it has ended, and the call finds out
+                limit_cpu(self._process.pid, self._cpu_s)
 
     def _answers(self, link: Connection, timeout_s: float) -> bool:
         hold, is_wanted = self._preemption, self._is_wanted
@@ -345,7 +347,7 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)  # what it has started goes with it
         number = max(-code, 0)
         if self._sandbox is not None and is_death_by_cpu(number):
-            return cpu_met()
+            return cpu_met(self._cpu_s)
         if self._sandbox is not None and is_death_by_memory(number, peak_bytes, self._sandbox.memory_bytes):
             return memory_met(self._sandbox.memory_bytes)
         if number:

@@ -12,7 +12,7 @@ from fractune_workers.child import Child
 _SHARE = 0.4
 """of the host's memory: the two compile workers of the one-machine stack leave a fifth"""
 _FEWEST_BYTES = 4 << 30
-"""TVM, NumPy and ONNX address 0.7 GiB, and PyTorch's libraries for GPUs several more"""
+"""TVM, NumPy and ONNX address 0.7 GiB before they read a model, and with PyTorch's build for CPUs 1.1"""
 _WORKERS = str(Path(__file__).parent)
 _ENVIRONMENT = {
     # Each thread addresses memory, and a fork takes only the calling one along.

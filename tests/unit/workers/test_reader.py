@@ -111,7 +111,7 @@ def test_a_death_with_much_memory_is_its_limit_and_another_is_not(start: Start) 
 
 def test_a_limit_that_is_met_is_not_met_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """On CPU time, which counts from each call on."""
-    monkeypatch.setattr(child_module, "LIMIT_CPU_S", 1)
+    monkeypatch.setattr(child_module, "_CPU_PART", 1 / 60)
     child, calls = start(), 0
 
     def burn() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 
 MORE_TASKS = 4096
@@ -31,6 +32,12 @@ def limit_cpu(pid: int, cpu_s: int) -> None:
     """
     _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
     resource.prlimit(pid, resource.RLIMIT_CPU, (int(_spent_s(pid)) + cpu_s + 1, hard))
+
+
+def cpu_limit_s() -> int:
+    """Seconds of CPU time that a process which this one starts may take; a very large number without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def memory_limit() -> int | None:

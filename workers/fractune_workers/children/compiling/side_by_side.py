@@ -10,6 +10,7 @@ from typing import Any
 from fractune_core.errors import FractuneError
 from fractune_core.host.limits import (
     addressed_bytes,
+    cpu_limit_s,
     is_death_by_cpu,
     is_death_by_memory,
     memory_limit,
@@ -58,7 +59,7 @@ def _within(memory_bytes: int, work: Callable[[], Any]) -> Any:
 
 def _cause(death: ForkDied, limit_bytes: int | None) -> FractuneError:
     if is_death_by_cpu(death.number):
-        return cpu_met()
+        return cpu_met(cpu_limit_s())
     if limit_bytes is not None and is_death_by_memory(death.number, death.peak_bytes, limit_bytes):
         return memory_met(limit_bytes)
     return death
