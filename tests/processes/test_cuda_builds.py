@@ -33,6 +33,7 @@ from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.cuda.compilers import find_compiler
+from fractune_workers.reader import reader_child
 from tests.support.hardware.cubins import cubin_arch, cubins_in
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -55,7 +56,7 @@ def operators() -> list[dict[str, Any]]:
 
 
 def ingested(model: Path) -> list[dict[str, Any]]:
-    child = Child("fractune_workers.children.compiling.child")
+    child = reader_child("fractune_workers.children.compiling.child", model=model)
     answer = child.call("ingest", 120, path=str(model), inputs={}, target="cuda:sm_90", isa="sm_90")
     child.stop()
     return [{**operator, "target": answer["target"], "key": answer["target_key"]} for operator in answer["operators"]]
@@ -193,7 +194,7 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model, untuned."""
     folder = tmp_path_factory.mktemp("small")
     model, out = write_model(folder / "small.onnx"), folder / "small.fractune"
-    child = Child("fractune_workers.children.compiling.child")
+    child = reader_child("fractune_workers.children.compiling.child", scratch_dir=folder)
     known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
     manifest = {
         "model": {"name": model.name, "sha256": hashlib.sha256(model.read_bytes()).hexdigest()},

@@ -1,7 +1,8 @@
 """The supervised process: TVM runs in it; its deadlines are kept out here, and its process group is killed whole.
 
 The child serves one call at a time over a socket; a message is one JSON object. It is started when first needed,
-again after it has died, and afresh after `recycle_calls` calls (TVM's compiler leaks memory).
+again after it has died, and afresh after `recycle_calls` calls (TVM's compiler leaks memory). The first message names
+the sandbox that it enters, if it is to have one.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
 from fractune_core.errors import FractuneError, ShareNotReady, error_from_name
+from fractune_core.host.limits import is_death_by_cpu, is_death_by_memory, limit_cpu
+from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.01
 _STANDSTILL_TIMEOUT_S = 0.2
 _LOOK_FOR_STANDSTILL_EVERY_S = 0.0005
+_LOOK_WHETHER_WANTED_EVERY_S = 1.0
 _NOT_READY_TIMEOUT_S = 15.0
 _NOT_READY_EVERY_S = 0.5
+_CPU_PART = 0.5
+"""of a call's deadline: the CPU time that a child in a sandbox may take for it, and each process that this starts"""
 TRIES = 3
 """how often a process is killed from outside before that counts against what it did"""
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -47,6 +53,14 @@ class ChildKilled(ChildDied):
     """The child process was ended from outside: by somebody, or by a kernel that was out of memory."""
 
 
+class LimitMet(ChildDied):
+    """The child took all the memory or CPU time that it may, by what it was given to do."""
+
+
+class ChildUnwanted(FractuneError):
+    """Nobody wants the answer of a call any more; the child was killed."""
+
+
 class ChildTimeout(FractuneError):
     """A call took longer than its deadline; the child was killed."""
 
@@ -58,6 +72,14 @@ class ChildTimeout(FractuneError):
 
 class CallFailed(FractuneError):
     """The call raised inside the child, which goes on living; the message is the exception's first line."""
+
+
+def memory_met(memory_bytes: int) -> LimitMet:
+    return LimitMet(f"it takes more than {memory_bytes / 2**30:.3g} GiB of memory")
+
+
+def cpu_met(cpu_s: int) -> LimitMet:
+    return LimitMet(f"it takes more than {cpu_s} s of CPU time")
 
 
 def is_kill(number: int) -> bool:
@@ -98,7 +120,8 @@ class Child:
     Not thread-safe but for `interrupt`: one supervisor thread owns it, and that thread must live as long as the
     child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
     living child before it is killed, and says whether the kill harms no other process. `cores`: where the process may
-    run; none = wherever the supervisor may.
+    run; none = wherever the supervisor may. In a `sandbox`, its environment is cut down, and a call has a limit on CPU
+    time.
     """
 
     def __init__(
@@ -109,18 +132,24 @@ class Child:
         recycle_calls: int = 0,
         before_kill: Callable[[int], bool] = _release_nothing,
         cores: Sequence[int] = (),
+        sandbox: Sandbox | None = None,
     ) -> None:
         self._args = [module, *args]
         self._env = dict(env or {})
         self._recycle_calls = recycle_calls
         self._before_kill = before_kill
         self._cores = list(cores)
+        self._sandbox = sandbox
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._calls = 0
+        self._cpu_s = 0
         self._preemption: Preemption | None = None
+        self._is_wanted: Callable[[], bool] | None = None
         self.generation = 0
         """how many processes there have been: the present one knows nothing of what an earlier one was told"""
+        self.lacking: list[str] = []
+        """a line for each thing that does not hold of its sandbox"""
 
     @property
     def pid(self) -> int | None:
@@ -138,14 +167,15 @@ class Child:
     def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         """Run `method` in the child and return its answer.
 
-        Raises CallFailed (or the very FractuneError that the child raised), ChildTimeout or ChildDied; after the
-        last two the next call starts a new process.
+        Raises CallFailed (or the very FractuneError that the child raised), ChildTimeout, ChildUnwanted or ChildDied;
+        after the last three the next call starts a new process.
         """
         self.ensure()
         if self._link is None:
             raise ChildDied("the child has no connection")
         self._calls += 1
         try:
+            self._limit_cpu(timeout_s)
             self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
             if not self._answers(self._link, timeout_s):
                 raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
@@ -170,17 +200,44 @@ class Child:
         finally:
             self._preemption = None
 
+    @contextlib.contextmanager
+    def while_wanted(self, is_wanted: Callable[[], bool]) -> Iterator[None]:
+        """Within the block, a call ends with ChildUnwanted soon after `is_wanted` says no. It is asked every second."""
+        self._is_wanted = is_wanted
+        try:
+            yield
+        finally:
+            self._is_wanted = None
+
+    def _limit_cpu(self, timeout_s: float) -> None:
+        if self._sandbox is not None and self._process is not None:
+            self._cpu_s = max(1, int(_CPU_PART * timeout_s))
+            with contextlib.suppress(OSError):  # it has ended, and the call finds out
+                limit_cpu(self._process.pid, self._cpu_s)
+
     def _answers(self, link: Connection, timeout_s: float) -> bool:
-        hold = self._preemption
-        if hold is None:
-            return link.poll(timeout_s)
-        deadline = time.monotonic() + timeout_s
-        while (left_s := deadline - time.monotonic()) > 0:
-            if link.poll(min(_LOOK_EVERY_S, left_s)):
+        hold, is_wanted = self._preemption, self._is_wanted
+        every_s = min(
+            timeout_s if hold is None else _LOOK_EVERY_S,
+            timeout_s if is_wanted is None else _LOOK_WHETHER_WANTED_EVERY_S,
+        )
+        now = time.monotonic()
+        deadline, asked = now + timeout_s, now
+        while (left_s := deadline - now) > 0:
+            if link.poll(min(every_s, left_s)):
                 return True
-            if hold.is_wanted():
+            if hold is not None and hold.is_wanted():
                 deadline += self._preempted_s(hold)
+            now = time.monotonic()
+            if is_wanted is not None and now >= asked + _LOOK_WHETHER_WANTED_EVERY_S:
+                self._go_on_if(is_wanted)
+                asked = now
         return False
+
+    def _go_on_if(self, is_wanted: Callable[[], bool]) -> None:
+        if not is_wanted():
+            self.kill()
+            raise ChildUnwanted("nobody wants this any more; it was ended")
 
     def _preempted_s(self, hold: Preemption) -> float:
         """Stop the child until the hold is back; seconds that took."""
@@ -245,13 +302,15 @@ class Child:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
+                    # What a sandbox may read is where Python looks for modules: not in the folder that we are in.
+                    *(("-P",) if self._sandbox else ()),
                     "-m",
                     "fractune_workers.children",
                     str(theirs.fileno()),
                     str(os.getpid()),
                     *self._args,
                 ],
-                env={**os.environ, **self._env},
+                env={**(plain_environment if self._sandbox else without_secrets)(os.environ), **self._env},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
@@ -260,36 +319,61 @@ class Child:
         self._link = Connection(ours.detach())
         self._calls = 0
         self.generation += 1
-        if not self._answers(self._link, _START_TIMEOUT_S):
-            released = self.kill()
-            raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=released)
         try:
+            self._link.send_bytes(json.dumps(self._sandbox and self._sandbox.to_json()).encode())
+            if not self._answers(self._link, _START_TIMEOUT_S):
+                released = self.kill()
+                raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=released)
             ready = json.loads(self._link.recv_bytes())
         except (EOFError, OSError) as error:
             raise self._death() from error
         if "error" in ready:
             self.kill()
             raise _error_of(ready)
+        self.lacking = ready["lacking"]
 
     def _death(self) -> ChildDied:
         """How the process ended."""
         self._drop_link()
         if self._process is None:
             return ChildDied("the child was never started")
+        peak_bytes = _peak_bytes_at_end(self._process)
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
             return ChildDied("the child closed its connection and had to be killed")
-        if code < 0:
-            kind = ChildKilled if is_kill(-code) else ChildDied
-            return kind(f"the child was killed by {signal.Signals(-code).name}")
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it has started goes with it
+        number = max(-code, 0)
+        if self._sandbox is not None and is_death_by_cpu(number):
+            return cpu_met(self._cpu_s)
+        if self._sandbox is not None and is_death_by_memory(number, peak_bytes, self._sandbox.memory_bytes):
+            return memory_met(self._sandbox.memory_bytes)
+        if number:
+            kind = ChildKilled if is_kill(number) else ChildDied
+            return kind(f"the child was killed by {signal.Signals(number).name}")
         return ChildDied(f"the child ended with exit code {code}")
 
     def _drop_link(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def _peak_bytes_at_end(process: subprocess.Popen[bytes]) -> int:
+    """The most memory that a process had which is ending, or one that it started; 0 when it cannot be told."""
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while process.returncode is None and time.monotonic() < deadline:
+        try:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        except ChildProcessError:  # somebody has waited for it already
+            return 0
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return usage.ru_maxrss * 1024
+        time.sleep(_LOOK_EVERY_S)
+    return 0
 
 
 def _await_standstill(pid: int) -> None:

@@ -52,7 +52,10 @@ class WorkerContext:
         if is_marked(self.redis, DONE, work["work_id"]):
             _log.warning("%s %s is refused: it was delivered before, or taken back", work["do"], work["work_id"])
             return True
-        return is_marked(self.redis, CANCELLED, cancelled_by(work))
+        return not self.is_wanted(work)
+
+    def is_wanted(self, work: Work) -> bool:
+        return not is_marked(self.redis, CANCELLED, cancelled_by(work))
 
     def hand_back(self, work: Work) -> None:
         """Say that this worker ends without having done it, and not because of it."""

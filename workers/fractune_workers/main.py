@@ -28,6 +28,7 @@ from fractune_core.fleet.redis_url import no_redis
 from fractune_core.fleet.signed_messages import check_greeting, seal_worker
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
+from fractune_core.host.sandbox import hide_memory
 from fractune_core.records import WARM
 from fractune_core.shares import Share
 from fractune_workers import entry
@@ -69,6 +70,10 @@ class WorkerOptions:
     """measurers only: a trial at most this many times slower than the fastest is timed for longer; None = default"""
     cache: str = WARM
     """measurers of a GPU only: WARM or COLD"""
+    max_model_memory_bytes: int | None = None
+    """compile workers only: what reading or compiling one model may take; None = a share of this host's"""
+    secret_files: tuple[Path, ...] = ()
+    """where the secret and passwords come from: what reads models is kept from them"""
 
 
 def run_worker(options: WorkerOptions) -> None:
@@ -77,6 +82,7 @@ def run_worker(options: WorkerOptions) -> None:
     Raises BadRequest for options that do not fit, RedisGone when Redis is not there, ShareUnavailable when the
     share cannot be entered or verified.
     """
+    hide_memory()
     _check(options)
     _stay_on(options)
     with tracing.traces("fractune-worker"), open_scratch_dir() as scratch_dir:
@@ -168,7 +174,7 @@ def _role(options: WorkerOptions, context: WorkerContext) -> Role:
     if options.share is not None:
         return Measurer(context, Share.parse(options.share), options.margin or DEFAULT_MARGIN, options.cache)
     if options.role == "compile":
-        return Compiler(context)
+        return Compiler(context, options.max_model_memory_bytes, options.secret_files)
     if options.role == "tune":
         return Tuner(context)
     return Builder(context)

@@ -144,6 +144,7 @@ ROOMS = {
     ),
     "fractune_workers.child": room(*CORE),
     "fractune_workers.scratch_dir": room("fractune_workers.locks"),
+    "fractune_workers.reader": room(*CORE, "fractune_workers.child"),
     "fractune_workers.work_counts": room(*CORE),
     "fractune_workers.meter": room(*CORE),
     "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
@@ -164,6 +165,7 @@ ROOMS = {
         "fractune_workers.gpu",
         "fractune_workers.locks",
         "fractune_workers.measuring",
+        "fractune_workers.reader",
         "redis",
     ),
     "fractune_workers.calibration": room(
@@ -172,6 +174,7 @@ ROOMS = {
         "fractune_workers.child",
         "fractune_workers.locks",
         "fractune_workers.measuring",
+        "fractune_workers.reader",
     ),
     "fractune_workers.measuring": room(
         *CORE,
@@ -312,7 +315,7 @@ ROOMS = {
             "fractune_server",
             *(
                 f"fractune_workers{name}"
-                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks")
+                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks", ".reader")
             ),
         ),
     ),

@@ -82,4 +82,5 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         "tick": tick,
         "start_another": start_another,
         "pid": os.getpid,
+        "environment": lambda: dict(os.environ),
     }

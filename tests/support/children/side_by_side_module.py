@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from fractune_core.errors import BadModel
+from fractune_core.host.limits import addressed_bytes, memory_limit
 from fractune_workers.children.compiling.side_by_side import side_by_side
 
 
@@ -17,6 +18,10 @@ def _work(name: str) -> tuple[str, int]:
         raise BadModel("not this one")
     if name == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if name == "burn":
+        os.kill(os.getpid(), signal.SIGXCPU)
+    if name == "room":
+        return name, memory_limit() or 0
     return name, os.getpid()
 
 
@@ -25,4 +30,4 @@ def _all(names: Sequence[str]) -> list[Any]:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    return {"all": _all, "pid": os.getpid}
+    return {"all": _all, "pid": os.getpid, "addressed": addressed_bytes}

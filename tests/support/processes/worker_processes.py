@@ -38,14 +38,16 @@ except FractuneError as error:
 
 
 class WorkerProcess:
-    """One worker process; `kill` is kill -9."""
+    """One worker process; `kill` is kill -9. `before`: Python that runs in it first."""
 
-    def __init__(self, name: str, role: str, url: str, gate: Path, share: str = "", cores: str = "") -> None:
+    def __init__(
+        self, name: str, role: str, url: str, gate: Path, share: str = "", cores: str = "", before: str = ""
+    ) -> None:
         self.name = name
         self.log = ""
         """what it wrote to its error output, once it is stopped"""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN, name, role, url, str(gate), share, cores],
+            [sys.executable, "-c", before + _MAIN, name, role, url, str(gate), share, cores],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -76,8 +78,10 @@ class WorkerProcess:
 
 
 @contextlib.contextmanager
-def worker(name: str, role: str, url: str, gate: Path, share: str = "", cores: str = "") -> Iterator[WorkerProcess]:
-    process = WorkerProcess(name, role, url, gate, share, cores)
+def worker(
+    name: str, role: str, url: str, gate: Path, share: str = "", cores: str = "", before: str = ""
+) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(name, role, url, gate, share, cores, before)
     try:
         yield process
     finally:

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import ShareNotReady, ShareUnavailable
-from fractune_workers.child import TRIES, CallFailed, Child, ChildDied, ChildKilled, ChildTimeout, unless_killed
+from fractune_workers.child import (
+    TRIES,
+    CallFailed,
+    Child,
+    ChildDied,
+    ChildKilled,
+    ChildTimeout,
+    ChildUnwanted,
+    unless_killed,
+)
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 
@@ -43,6 +52,15 @@ def test_it_is_kept_on_its_cores_and_its_supervisor_is_not() -> None:
     finally:
         child.stop()
     assert os.sched_getaffinity(0) == before
+
+
+def test_no_child_is_told_what_opens_the_fleet(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FRACTUNE_SECRET", "FRACTUNE_REDIS", "FRACTUNE_DATABASE"):
+        monkeypatch.setenv(name, "redis://:a-password@host")
+    monkeypatch.setenv("FRACTUNE_AUDIT", "kept")
+    found = child.call("environment", 20)
+    assert "redis://:a-password@host" not in found.values()
+    assert found["FRACTUNE_AUDIT"] == "kept"
 
 
 def test_a_child_whose_share_is_not_ready_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +198,16 @@ def test_a_child_that_is_killed_every_time_is_no_accident(child: Child, tmp_path
     ):
         unless_killed(run)
     assert all(note.exists() for note in notes)
+
+
+def test_a_call_that_nobody_wants_any_more_is_ended(child: Child) -> None:
+    child.ensure()
+    pid = child.pid or 0
+    wanted = iter([True, False])
+    with child.while_wanted(lambda: next(wanted)), pytest.raises(ChildUnwanted):
+        child.call("tick", 60, note=os.devnull, ticks=10_000)
+    assert not alive(pid)
+    assert child.call("echo", 20, value=1) == 1
 
 
 def test_a_crash_is_not_done_again(child: Child) -> None:

@@ -91,12 +91,20 @@ class Measuring:
     cache: str
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What only a worker of the role `compile` needs, which reads models: `WorkerOptions` says what each means."""
+
+    max_model_memory_bytes: int | None
+    secret_files: tuple[Path, ...]
+
+
 def run_worker(
     role: str,
     redis_url: str,
     secret: bytes,
     *,
-    measuring: Measuring | None,
+    of_role: Measuring | Reading | None,
     cores: list[int] | None,
     gate_dir: Path | None,
     name: str | None,
@@ -113,7 +121,7 @@ def run_worker(
             cores=cores,
             gate_dir=gate_dir,
             name=name,
-            **({} if measuring is None else vars(measuring)),
+            **({} if of_role is None else vars(of_role)),
         )
     )
 

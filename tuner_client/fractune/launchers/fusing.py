@@ -19,9 +19,10 @@ def describe_fused(path: Path, inputs: Mapping[str, list[int]], env: Mapping[str
     fused.
     """
     require("local", "tvm", "onnx")
-    from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+    from fractune_workers.child import CallFailed, ChildDied, ChildTimeout
+    from fractune_workers.reader import reader_child
 
-    child = Child("fractune_workers.children.compiling.child", env=env)
+    child = reader_child("fractune_workers.children.compiling.child", model=path, env=env)
     try:
         answer: dict[str, Any] = child.call("describe_fused", _TIMEOUT_S, path=str(path), inputs=dict(inputs))
     except (CallFailed, ChildDied, ChildTimeout) as error:

@@ -6,13 +6,19 @@ Packages are looked for among the installed distributions and not imported: a lo
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fractune.launchers import look_for_cuda
 from fractune.local.embedded_redis import redis_binary
+from fractune.local.stack import own_env
 from fractune_core.errors import FractuneError
 
 _DISTRIBUTION = "fractune"
@@ -56,7 +62,7 @@ def examine() -> list[Use]:
     """Every use, in the order in which one comes to need them."""
     return [
         Use("run", "run bundles", [packages("run")]),
-        Use("tune", "tune for this machine's CPU", [packages("local"), _redis()]),
+        Use("tune", "tune for this machine's CPU", [packages("local"), _redis(), reader_sandbox()]),
         *cuda_uses(look_for_cuda()),
     ]
 
@@ -125,6 +131,19 @@ def _redis() -> Finding:
         return Finding(what, str(redis_binary()), how)
     except FractuneError:
         return Finding(what, "", how)
+
+
+def reader_sandbox() -> Finding:
+    """Whether the process that reads models can be shut in here; tried out by a process that is."""
+    what = "sandbox for model files"
+    with tempfile.NamedTemporaryFile(prefix="fractune-doctor-") as secret:
+        command = [sys.executable, "-P", "-m", "fractune_core.host.sandbox", secret.name]
+        done = subprocess.run(command, env={**os.environ, **own_env()}, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        return Finding(what, "", f"it could not be tried out: {said[-1] if said else done.returncode}", optional=True)
+    lacking = json.loads(done.stdout)
+    return Finding(what, "" if lacking else "whole", "not whole: " + "; ".join(lacking), optional=True)
 
 
 def _compiler(here: Any) -> Finding:

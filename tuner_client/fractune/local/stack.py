@@ -52,7 +52,7 @@ class StackOptions:
     shares: tuple[str, ...] = ()
     """one measurer for each, or as many as are advised and there is room for (`plan_measurers`)"""
     compile: bool = False
-    """a compile worker, for ingest and bundles"""
+    """a compile worker, for ingest and bundles; two in a stack for others"""
     search: bool = False
     """a tuner instance and builders from the start; else they come when `Stack.start_search` is called"""
     listen: str = ""
@@ -299,7 +299,9 @@ class Stack:
             part = self._measure_part(f"{kind}-{twins + 1}" if twins else kind, share, cores, advice)
             parts.append(replace(part, kind=kind))
         if self._options.compile:
-            parts.append(self._worker_part("compile", "compile", rest))
+            # For others there are two: a model that takes long to read must not keep everybody's waiting.
+            labels = ["compile", "compile-2"] if self._options.listen else ["compile"]
+            parts += [self._worker_part(label, "compile", rest) for label in labels]
         builders = range(plan_builders(shares, rest))
         search = [self._worker_part(f"build-{number}", "build", rest) for number in builders]
         return parts, [*search, self._worker_part("tune", "tune", rest)]

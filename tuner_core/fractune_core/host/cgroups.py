@@ -1,4 +1,4 @@
-"""The CPU quota of this process and how it was throttled: of its cgroup and all ancestors, by `/proc` and `/sys`."""
+"""What cgroups allow this process: the CPU quota and how it was throttled, by `/proc` and `/sys`."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _quota_of(folder: Path) -> float | None:
     return None
 
 
-def cgroup_folders(root: Path = ROOT) -> Iterator[Path]:
-    """The folders of this process's cgroup and its ancestors, as far as they are mounted here."""
+def cgroup_folders(root: Path = ROOT, controller: str = "cpu") -> Iterator[Path]:
+    """The folders of this process's cgroup of a controller and its ancestors, as far as they are mounted here."""
     try:
         cgroups = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
@@ -71,19 +71,22 @@ def cgroup_folders(root: Path = ROOT) -> Iterator[Path]:
         return
     for line in cgroups:
         _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         for mount in mounts:
-            found = _mounted(mount, "cgroup" if controllers else "cgroup2")
+            found = _mounted(mount, controller if controllers else "")
             if found is not None:
                 yield from _upwards(root, *found, path)
 
 
-def _mounted(line: str, kind: str) -> tuple[PurePosixPath, PurePosixPath] | None:
-    """Of a line of `mountinfo`: which part of a hierarchy of this kind is mounted, and where; else None."""
+def _mounted(line: str, controller: str) -> tuple[PurePosixPath, PurePosixPath] | None:
+    """Of a line of `mountinfo`: which part of the controller's hierarchy is mounted, and where; else None.
+
+    Version 2 has one hierarchy for all controllers: an empty name.
+    """
     before, _, after = line.partition(" - ")
     fields, (found, *_, options) = before.split(), after.split()
-    if found != kind or (kind == "cgroup" and "cpu" not in options.split(",")):
+    if found != ("cgroup" if controller else "cgroup2") or (controller and controller not in options.split(",")):
         return None
     return PurePosixPath(fields[3]), PurePosixPath(fields[4])
 

@@ -20,6 +20,7 @@ from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.calibration.child_thread import ChildThread
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.reader import reader_child
 
 _OPERATOR_TIMEOUT_S = 600.0
 _SEARCH_TIMEOUT_S = 300.0
@@ -130,7 +131,8 @@ def heaviest_operator(
 ) -> SampleOperator:
     """The model's operator that computes most, of those whose name contains `only`. Raises BadModel."""
     known = {"path": str(model.absolute()), "inputs": inputs, "only": only, "target": target}
-    with _started(Child("fractune_workers.children.importing.single_operator")) as child, build_cores.computing(child):
+    reader = reader_child("fractune_workers.children.importing.single_operator", model=model)
+    with _started(reader) as child, build_cores.computing(child):
         try:
             return SampleOperator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, **known))
         except _CHILD_ERRORS as error:

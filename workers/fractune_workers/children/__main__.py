@@ -6,6 +6,7 @@ The module's `open_child(args)` gives the methods that the parent may call, by n
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -17,8 +18,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fractune_core.errors import FractuneError
+from fractune_core.host.limits import memory_limit
 from fractune_core.host.parent_death import die_with_parent
-from fractune_workers.child import ChildDied
+from fractune_core.host.sandbox import Sandbox
+from fractune_workers.child import ChildDied, LimitMet, memory_met
 from fractune_workers.children.no_torch import keep_torch_out
 from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.scratch_dir import own_temporary_files
@@ -29,11 +32,16 @@ others are confined, and find locks and MPS daemons in the folder that all proce
 
 Methods = Mapping[str, Callable[..., Any]]
 
+_LAST_ANSWERS = frozenset((ChildDied.__name__, LimitMet.__name__))
+"""errors after which this process is of no more use"""
+_REFUSED_MEMORY = "bad_alloc"
+"""in the text of TVM's errors: C++ was refused memory"""
+
 
 def serve(link: Connection, methods: Methods) -> None:
     """Answer calls until the parent closes the connection, or an answer says that this process is of no more use."""
     answer: dict[str, Any] = {}
-    while answer.get("error") != ChildDied.__name__:
+    while answer.get("error") not in _LAST_ANSWERS:
         try:
             request = json.loads(link.recv_bytes())
         except EOFError:
@@ -51,12 +59,27 @@ def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:
 
 def _error_json(error: Exception) -> dict[str, Any]:
     """An error as it is sent to the parent: ours by name and text, any other as a failed call."""
+    limit_bytes = memory_limit()
+    if limit_bytes is not None and _is_want_of_memory(error):
+        error = memory_met(limit_bytes)
     if isinstance(error, FractuneError):
         return {"error": type(error).__name__, "message": str(error)}
     return {"error": "CallFailed", "message": f"{type(error).__name__}: {first_line(error)}"}
 
 
+def _is_want_of_memory(error: Exception) -> bool:
+    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return refused or isinstance(error, MemoryError) or _REFUSED_MEMORY in str(error)
+
+
+def _enter_sandbox(link: Connection) -> list[str]:
+    """What of it does not hold here."""
+    said = json.loads(link.recv_bytes())
+    return [] if said is None else Sandbox.from_json(said).enter()
+
+
 def _open_and_serve(link: Connection) -> None:
+    lacking = _enter_sandbox(link)
     keep_torch_out()
     gc.disable()  # nothing of what is imported is garbage, and to look takes a tenth of the time that TVM takes
     try:
@@ -66,7 +89,7 @@ def _open_and_serve(link: Connection) -> None:
         return
     gc.freeze()  # nor will it be
     gc.enable()
-    link.send_bytes(b"{}")
+    link.send_bytes(json.dumps({"lacking": lacking}).encode())
     serve(link, methods)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,34 @@ from fractune_core.fleet.blobs import put_signed_blob, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkerInfo, WorkFailed
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signing import Unsigned
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout, unless_killed
+from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, LimitMet, unless_killed
 from fractune_workers.context import WorkerContext
+from fractune_workers.reader import reader_child
 
+_CHILD = "fractune_workers.children.compiling.child"
 _INGEST_TIMEOUT_S = 600.0
 _COMPILE_TIMEOUT_S = 1800.0
 _RECYCLE_CALLS = 50
+_ADVICE = "give it to compile workers with a larger --max-model-memory, or make it smaller"
+
+_log = logging.getLogger(__name__)
 
 
 class Compiler:
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(
+        self, context: WorkerContext, memory_bytes: int | None = None, secret_files: Sequence[Path] = ()
+    ) -> None:
+        """`memory_bytes`: what one model may take, by default a share of the host. The child that reads models cannot
+        read `secret_files`.
+        """
         self._context = context
-        self._child = Child("fractune_workers.children.compiling.child", recycle_calls=_RECYCLE_CALLS)
+        self._child = reader_child(
+            _CHILD,
+            scratch_dir=context.scratch_dir,
+            hidden=secret_files,
+            memory_bytes=memory_bytes,
+            recycle_calls=_RECYCLE_CALLS,
+        )
 
     def start(self) -> None:
         pass
@@ -44,16 +62,19 @@ class Compiler:
             return
         transaction = self._context.transaction(work)
         try:
-            with self._context.core_locks.working(self._context.cores):
+            # It gives way to measurements: a model that takes long would keep them all waiting.
+            with self._context.computing(self._child), self._child.while_wanted(lambda: self._context.is_wanted(work)):
                 event = self._ingest(work) if work["do"] == "ingest" else self._compile(work)
             transaction.event(SERVER_STREAM, event)
+        except ChildUnwanted as error:
+            _log.info("%s %s: %s", work["do"], work["work_id"], error)
         except FractuneError as error:
             transaction.event(SERVER_STREAM, _failed(work, error))
         transaction.send()
 
     def _ingest(self, work: IngestWork) -> Ingested:
         model = self._model_args(work)
-        answer = unless_killed(lambda: self._child.call("ingest", _INGEST_TIMEOUT_S, **model, isa=work["isa"]))
+        answer = self._call("ingest", _INGEST_TIMEOUT_S, **model, isa=work["isa"])
         return {
             "event": "ingested",
             "job": work["job"],
@@ -67,11 +88,24 @@ class Compiler:
         wanted: dict[str, Any] = {name: work[name] for name in ("variants", "manifest", "records")}
         wanted |= {**self._model_args(work), "out": str(out)}
         try:
-            unless_killed(lambda: self._child.call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted))
+            self._call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted)
             put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work["bundle"]), out.read_bytes())
         finally:
             out.unlink(missing_ok=True)
         return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
+
+    def _call(self, method: str, timeout_s: float, **payload: Any) -> Any:
+        def call() -> Any:
+            if self._child.ensure() == 1:
+                self._log_lacking()
+            return self._child.call(method, timeout_s, **payload)
+
+        return unless_killed(call)
+
+    def _log_lacking(self) -> None:
+        """Once."""
+        while self._child.lacking:
+            _log.warning("the sandbox of the child that reads models is not whole: %s", self._child.lacking.pop(0))
 
     def _model_args(self, work: IngestWork | CompileWork) -> dict[str, Any]:
         return {
@@ -106,5 +140,6 @@ def _failed(work: IngestWork | CompileWork, error: FractuneError) -> WorkFailed:
     kind, message = type(error).__name__, str(error)
     if isinstance(error, CallFailed | ChildDied | ChildTimeout):
         doing = "be read" if work["do"] == "ingest" else "be compiled"
-        kind, message = "BadModel", f"{work['model_name']} could not {doing}: {error}"
+        advice = f"; {_ADVICE}" if isinstance(error, LimitMet) else ""
+        kind, message = "BadModel", f"{work['model_name']} could not {doing}: {error}{advice}"
     return {"event": "work_failed", "job": work["job"], "do": work["do"], "error": kind, "message": message}

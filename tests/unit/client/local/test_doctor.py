@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,6 +97,16 @@ def test_mps_is_needed_for_its_own_shares_only() -> None:
     found = use("gpu", replace(Here(), mps_control=""))
     assert found.ready
     assert "only shares mps:N, mps-sm:N need it" in missing(found)["MPS control"]
+
+
+def test_a_sandbox_that_is_not_whole_is_said_and_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of root's processes is not limited."""
+    found = doctor_module.reader_sandbox()
+    assert (found.found == "") == (os.getuid() == 0), found.how
+    monkeypatch.setattr(doctor_module, "_redis", lambda: Finding("Redis", "there"))
+    (tune,) = (each for each in doctor_module.examine() if each.name == "tune")
+    assert tune.ready
+    assert found in tune.findings
 
 
 def test_builds_name_the_compiler_and_what_it_compiles_for() -> None:

@@ -14,12 +14,15 @@ from fractune_core.host.parent_death import die_with_parent
 
 
 class ForkDied(FractuneError):
-    """A fork that ended without an answer, by signal `number` (0: by itself), after `spent_s` seconds of CPU time."""
+    """A fork that ended without an answer, by signal `number` (0: by itself), after `spent_s` seconds of CPU time, when
+    it had had `peak_bytes` of memory.
+    """
 
-    def __init__(self, message: str, number: int = 0, spent_s: float = 0.0) -> None:
+    def __init__(self, message: str, number: int = 0, spent_s: float = 0.0, peak_bytes: int = 0) -> None:
         super().__init__(message)
         self.number = number
         self.spent_s = spent_s
+        self.peak_bytes = peak_bytes
 
 
 class Fork:
@@ -42,7 +45,8 @@ class Fork:
         if os.WIFSIGNALED(status) or not answer:
             number = os.WTERMSIG(status)
             how = signal.Signals(number).name if number else "an early end"
-            raise ForkDied(f"the compiler was ended by {how}", number, usage.ru_utime + usage.ru_stime)
+            spent_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+            raise ForkDied(f"the compiler was ended by {how}", number, spent_s, peak_bytes)
         result, error = pickle.loads(answer)  # noqa: S301  our own fork wrote it
         if error is not None:
             raise error

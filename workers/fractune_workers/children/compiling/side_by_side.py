@@ -4,25 +4,62 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from fractune_workers.children.building.fork import Fork
+from fractune_core.errors import FractuneError
+from fractune_core.host.limits import (
+    addressed_bytes,
+    cpu_limit_s,
+    is_death_by_cpu,
+    is_death_by_memory,
+    memory_limit,
+    set_memory_limit,
+)
+from fractune_workers.child import cpu_met, memory_met
+from fractune_workers.children.building.fork import Fork, ForkDied
+
+_PIECE_BYTES = 1 << 30
+"""what one piece may take at least, beside what this process has"""
 
 
 def side_by_side(work: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of all pieces, in their order; as many at a time as this process has cores.
+    """The results of all pieces, in their order; as many at a time as this process has cores, and memory for: together
+    they address no more than it may.
 
-    Results and errors must be such as can be pickled. Raises the first error, once no fork is left.
+    Results and errors must be such as can be pickled. Raises the first error, once no fork is left; LimitMet for one
+    that took all the memory or CPU time that it may.
     """
-    most = len(os.sched_getaffinity(0))
+    most = min(len(os.sched_getaffinity(0)), len(work))
+    limit_bytes = memory_limit()
+    if limit_bytes is not None and work:
+        have_bytes = addressed_bytes()
+        most = max(1, min(most, (limit_bytes - have_bytes) // _PIECE_BYTES))
+        piece_bytes = have_bytes + (limit_bytes - have_bytes) // most
+        work = [partial(_within, piece_bytes, each) for each in work]
     waiting, running, results, errors = list(work), list[Fork](), list[Any](), list[Exception]()
     while waiting or running:
         while waiting and len(running) < most:
             running.append(Fork(waiting.pop(0)))
         try:
             results.append(running.pop(0).result())
+        except ForkDied as error:
+            errors.append(_cause(error, limit_bytes))
         except Exception as error:  # noqa: BLE001  the other forks must be waited for
             errors.append(error)
     if errors:
         raise errors[0]
     return results
+
+
+def _within(memory_bytes: int, work: Callable[[], Any]) -> Any:
+    set_memory_limit(memory_bytes)
+    return work()
+
+
+def _cause(death: ForkDied, limit_bytes: int | None) -> FractuneError:
+    if is_death_by_cpu(death.number):
+        return cpu_met(cpu_limit_s())
+    if limit_bytes is not None and is_death_by_memory(death.number, death.peak_bytes, limit_bytes):
+        return memory_met(limit_bytes)
+    return death

@@ -12,11 +12,13 @@ from fractune.cli import logs, options
 from fractune.cli.environment import database_address, fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.cli.quantities import parse_bytes
-from fractune.launchers import Listening, Measuring, run_server, run_worker
+from fractune.launchers import Listening, Measuring, Reading, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
 from fractune_core.shares import Share
+
+_LEAST_MODEL_MEMORY = 1 << 30
 
 Redis = Annotated[
     str,
@@ -115,6 +117,15 @@ def worker(
     cache: Annotated[
         Cache, typer.Option("--cache", help="Measurers of a GPU: what its cache holds when a call begins.")
     ] = Cache.WARM,
+    max_model_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--max-model-memory",
+            metavar="SIZE",
+            envvar="FRACTUNE_MAX_MODEL_MEMORY",
+            help="Compile workers: of one model at most, such as 8GiB (default: 40 % of this host's).",
+        ),
+    ] = None,
     redis_password_file: PasswordFile = None,
     secret_file: SecretFile = None,
     log_level: logs.Level = LogLevel.INFO,
@@ -134,15 +145,28 @@ def worker(
         raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
     if cache is Cache.COLD and (share is None or Share.parse(share).device_kind == "cpu"):
         raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
+    of_role: Measuring | Reading | None = None
+    if share is not None:
+        of_role = Measuring(share, margin, cache.value)
+    elif role is RoleName.COMPILE:
+        secret_files = tuple(path for path in (secret_file, redis_password_file) if path is not None)
+        of_role = Reading(_parse_model_memory(max_model_memory) if max_model_memory else None, secret_files)
     run_worker(
         role.value,
         redis_address(redis, redis_password_file),
         fleet_secret(secret_file),
-        measuring=Measuring(share, margin, cache.value) if share is not None else None,
+        of_role=of_role,
         cores=_parse_cores(cores) if cores else None,
         gate_dir=gate,
         name=name,
     )
+
+
+def _parse_model_memory(text: str) -> int:
+    size = parse_bytes("--max-model-memory", text)
+    if size < _LEAST_MODEL_MEMORY:
+        raise BadRequest(f"--max-model-memory '{text}': TVM alone takes most of 1GiB; write that or more")
+    return size
 
 
 def _parse_cores(text: str) -> list[int]:

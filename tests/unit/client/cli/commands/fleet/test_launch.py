@@ -13,6 +13,8 @@ from fractune.cli import main
         (["--role", "measure"], "needs a share"),
         (["--role", "build", "--share", "cpu:1"], "--share cpu:1: only a measure worker has a share"),
         (["--role", "build", "--margin", "2"], "--margin 2.0: only a measure worker races"),
+        (["--role", "compile", "--max-model-memory", "lots"], "--max-model-memory 'lots': write a size"),
+        (["--role", "compile", "--max-model-memory", "512MiB"], "--max-model-memory '512MiB': TVM alone takes"),
         (["--role", "measure", "--share", "cpu:1", "--margin", "0.5"], "--margin 0.5: it is a factor"),
         (
             ["--role", "measure", "--share", "cpu:1", "--cache", "cold"],

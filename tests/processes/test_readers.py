@@ -1,0 +1,124 @@
+"""Real compile workers and models that cost too much: these are refused, and others are read meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fractune.local.stack import StackOptions, running_stack
+from fractune.rpc import RpcClient
+from fractune_core.fleet.blobs import put_blob
+from fractune_core.fleet.marks import CANCELLED, mark
+from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, model_blob
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.transport.work_queues import WorkQueues
+from tests.support.paths import REPOSITORY
+from tests.support.processes.cli_process import write_model
+from tests.support.processes.redis_process import events_of, pieces_of, running_redis, wait_until
+from tests.support.processes.worker_processes import WorkerProcess, alive, worker
+from tests.support.secret import SECRET
+
+pytestmark = pytest.mark.timeout(240)
+
+_WITH_HOSTILE_CHILD = f"""
+import os
+os.environ["PYTHONPATH"] = {str(REPOSITORY)!r}
+from fractune_workers import reader
+from fractune_workers.roles import compile as compile_role
+compile_role._CHILD = "tests.support.children.hostile_module"
+reader.usable_memory_bytes = lambda: 512 << 20
+"""
+
+
+class Reading:
+    """A real compile worker, whose child does what a model's name says."""
+
+    def __init__(self, url: str, process: WorkerProcess) -> None:
+        self.redis = redis.Redis.from_url(url)
+        self.process = process
+        process.info(self.redis)
+
+    def ask(self, name: str) -> None:
+        """To read a model; the job is called as it is."""
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        put_blob(self.redis, model_blob(digest), name.encode())
+        work: Any = {"do": "ingest", "work_id": f"work-{name}", "job": name, "model": digest}
+        work |= {"model_name": f"{name}.onnx", "inputs": {}, "target": "llvm", "isa": ""}
+        WorkQueues(self.redis, SECRET).enqueue(COMPILE_QUEUE, work)
+
+    def events(self, job: str) -> list[dict[str, Any]]:
+        """What came of a job, once its work has ended."""
+        wait_until(lambda: any(piece.job == job for piece in pieces_of(self.redis)), 60)
+        return [event for event in events_of(self.redis, SERVER_STREAM) if event["job"] == job]
+
+
+@pytest.fixture
+def reading(tmp_path: Path) -> Iterator[Reading]:
+    with running_redis() as url, worker("w", "compile", url, tmp_path / "gate", before=_WITH_HOSTILE_CHILD) as process:
+        yield Reading(url, process)
+
+
+@pytest.mark.parametrize("name", ["greedy", "abort"])
+def test_a_model_that_takes_too_much_memory_is_refused_and_not_read_again(reading: Reading, name: str) -> None:
+    reading.ask(name)
+    (failed,) = reading.events(name)
+    assert (failed["event"], failed["error"]) == ("work_failed", "BadModel")
+    assert failed["message"] == (
+        f"{name}.onnx could not be read: it takes more than 0.5 GiB of memory; give it to compile workers with a "
+        "larger --max-model-memory, or make it smaller"
+    )
+    reading.ask("small")
+    assert reading.events("small")[0]["event"] == "ingested"
+    reading.process.stop()
+    assert reading.process.log.count(f"reading {name}") == 1
+
+
+def test_the_child_of_a_cancelled_job_is_ended(reading: Reading) -> None:
+    reading.ask("endless")
+    wait_until(reading.process.children, 60)
+    (child,) = reading.process.children()
+    mark(reading.redis, CANCELLED, "endless")
+    assert not reading.events("endless")
+    assert not alive(child)
+    reading.ask("small")
+    assert reading.events("small")[0]["event"] == "ingested"
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
+def test_a_model_that_takes_long_keeps_no_other_one_waiting(tmp_path: Path) -> None:
+    slow, other = write_model(tmp_path / "slow.onnx"), write_model(tmp_path / "other.onnx", channels=4)
+    options = StackOptions(tmp_path / "state", ("cpu:1",), compile=True, listen=f"unix:{tmp_path / 'server'}")
+    with running_stack(options) as stack, RpcClient(stack.own_address) as client:
+        readers = [each.pid for each in client.workers() if each.role == "compile"]
+        assert len(readers) == 2
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(matched(stack.own_address, slow)))
+        thread.start()
+        wait_until(lambda: any(map(children_of, readers)), 60)
+        (child,) = (child for pid in readers for child in children_of(pid))
+        os.kill(child, signal.SIGSTOP)
+        try:
+            matched(stack.own_address, other)
+            assert not answers
+        finally:
+            os.kill(child, signal.SIGCONT)
+        thread.join(60)
+        assert answers
+
+
+def matched(address: str, model: Path) -> Any:
+    with RpcClient(address) as client:
+        sent = client.upload_model(model)
+        return client.match_model(pb.MatchModelRequest(model=sent.name, share="cpu:1"))

@@ -1,0 +1,115 @@
+"""What a sandbox lacks is named; the limit on processes holds; memory is hidden from the same user's processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fractune_core.host.memory import usable_memory_bytes
+
+_IMPORTS = """
+import json, os, tempfile
+from pathlib import Path
+from fractune_core.host import limits, sandbox
+"""
+# Limits and hidden memory are nothing to root. To change the user has hidden this process's, as no exec has.
+_AS_ANY_USER = """
+import ctypes
+if os.getuid() == 0:
+    os.setuid(65534)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+"""
+
+
+def said(code: str, *args: str) -> Any:
+    command = [sys.executable, "-c", _IMPORTS + code, *args]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def test_a_kernel_that_grants_nothing_is_told_of() -> None:
+    secret, lacking = said(
+        _AS_ANY_USER
+        + """
+
+def refused(*_):
+    raise OSError
+sandbox.restrict_files = sandbox.refuse_system_calls = refused
+with tempfile.NamedTemporaryFile() as secret:
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, json.dumps(sandbox.Sandbox(1 << 30, hidden=(secret.name,)).enter()).encode())
+        os._exit(0)
+    os.wait()
+    print(json.dumps([secret.name, json.loads(os.read(reader, 10_000))]))
+"""
+    )
+    assert lacking == [
+        f"it can read {secret} (this kernel grants no Landlock)",
+        "it can read the memory of the process that started it (this kernel grants no Landlock)",
+        "it can open network connections (this kernel takes no filter of system calls, seccomp)",
+    ]
+
+
+def test_processes_are_limited() -> None:
+    made = said(
+        _AS_ANY_USER
+        + """
+limits.MORE_TASKS = 20
+sandbox.Sandbox(1 << 30).enter()
+read, write = os.pipe()
+made = 0
+try:
+    while made < 400:
+        if os.fork() == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        made += 1
+except BlockingIOError:
+    pass
+print(made)
+"""
+    )
+    assert made < 400
+
+
+def test_memory_is_hidden_from_the_same_user() -> None:
+    before, after = said(
+        _AS_ANY_USER
+        + """
+def read_by_a_child():
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        try:
+            Path(f"/proc/{os.getppid()}/environ").read_bytes()
+            os.write(writer, b"read")
+        except OSError:
+            os.write(writer, b"refused")
+        os._exit(0)
+    os.wait()
+    return os.read(reader, 10).decode()
+
+before = read_by_a_child()
+sandbox.hide_memory()
+print(json.dumps([before, read_by_a_child()]))
+"""
+    )
+    assert (before, after) == ("read", "refused")
+
+
+def test_the_least_of_host_and_cgroup(tmp_path: Path) -> None:
+    host = usable_memory_bytes(tmp_path)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/job\n")
+    mounted = "30 20 0:1 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    (tmp_path / "proc/self/mountinfo").write_text(mounted)
+    folder = tmp_path / "sys/fs/cgroup/memory/job"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("1048576\n")
+    assert usable_memory_bytes(tmp_path) == 1 << 20 < host
+    (folder / "memory.limit_in_bytes").write_text("max\n")
+    (folder.parent / "memory.max").write_text("2097152\n")
+    assert usable_memory_bytes(tmp_path) == 2 << 20

@@ -1,0 +1,130 @@
+"""A child that reads models, and what it cannot do: real processes that try."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fractune_workers import child as child_module
+from fractune_workers import reader
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildKilled, LimitMet, unless_killed
+from fractune_workers.reader import reader_child
+from tests.support.paths import REPOSITORY
+
+MODULE = "tests.support.children.hostile_module"
+MEMORY_BYTES = 512 << 20
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts children, which end with the test."""
+    started: list[Child] = []
+
+    def start(**options: object) -> Child:
+        env = {"PYTHONPATH": str(REPOSITORY)}
+        started.append(reader_child(MODULE, env=env, memory_bytes=MEMORY_BYTES, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for child in started:
+        child.stop()
+
+
+def test_it_reads_its_model_and_neither_the_secret_nor_its_supervisor(start: Start, tmp_path: Path) -> None:
+    model, secret = tmp_path / "model.onnx", tmp_path / "secret"
+    model.write_text("a model")
+    secret.write_text("a secret")
+    child = start(model=model, hidden=[secret])
+    assert child.call("read", 20, path=str(model)) == "a model"
+    for method, path in (("read", {"path": str(secret)}), ("parents_environment", {})):
+        with pytest.raises(CallFailed, match="PermissionError"):
+            child.call(method, 20, **path)
+    assert not [each for each in child.lacking if "it can" in each]
+
+
+def test_what_is_not_hidden_is_named(start: Start) -> None:
+    """Here because the secret lies where Python looks for modules."""
+    child = start(hidden=[Path(__file__)])
+    child.ensure()
+    assert f"it can read {__file__} (it lies in {REPOSITORY}, which Python needs; move it)" in child.lacking
+
+
+def test_its_environment_has_no_secrets(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FRACTUNE_SECRET", "FRACTUNE_REDIS", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "SOME_TOKEN"):
+        monkeypatch.setenv(name, "a secret")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    found = start().call("environment", 20)
+    assert "a secret" not in found.values()
+    assert found["LC_ALL"] == "C.UTF-8"
+    assert found["PATH"] == os.environ["PATH"]
+
+
+def test_it_writes_in_its_scratch_folder_and_nowhere_else(start: Start, tmp_path: Path) -> None:
+    scratch, other = tmp_path / "scratch", tmp_path / "other"
+    scratch.mkdir()
+    child = start(scratch_dir=scratch)
+    child.call("write", 20, path=str(scratch / "new"), count=10)
+    assert child.call("environment", 20)["TMPDIR"] == str(scratch)
+    with pytest.raises(CallFailed, match="PermissionError"):
+        child.call("write", 20, path=str(other), count=10)
+    with pytest.raises(CallFailed, match="File too large"):
+        child.call("write", 20, path=str(scratch / "huge"), count=MEMORY_BYTES + 1)
+
+
+def test_it_reaches_nobody(start: Start, tmp_path: Path) -> None:
+    child = start(scratch_dir=tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as at_path:
+        at_path.bind(str(tmp_path / "socket"))
+        at_path.listen()
+        with pytest.raises(CallFailed, match="PermissionError"):
+            child.call("connect", 20, port=server.getsockname()[1])
+        with pytest.raises(CallFailed, match="PermissionError"):
+            child.call("connect_to_path", 20, path=str(tmp_path / "socket"))
+    with pytest.raises(CallFailed, match="PermissionError"):
+        child.call("leave_group", 20)
+
+
+def test_memory_that_it_is_refused_is_its_limit(start: Start) -> None:
+    child = start()
+    with pytest.raises(LimitMet, match=r"^it takes more than 0\.5 GiB of memory$"):
+        child.call("allocate", 20, count=MEMORY_BYTES)
+    assert child.pid is None
+    assert child.call("allocate", 20, count=1) == 1
+
+
+def test_a_death_with_much_memory_is_its_limit_and_another_is_not(start: Start) -> None:
+    child, much = start(), MEMORY_BYTES * 6 // 10
+    with pytest.raises(LimitMet, match=r"^it takes more than 0\.5 GiB of memory$"):
+        child.call("fill_and_end", 20, count=much, number=signal.SIGABRT)
+    with pytest.raises(ChildDied, match="SIGABRT") as died:
+        child.call("fill_and_end", 20, count=1, number=signal.SIGABRT)
+    assert not isinstance(died.value, LimitMet)
+    with pytest.raises(ChildKilled):  # somebody's, or that of a host without memory: nobody's fault
+        child.call("fill_and_end", 20, count=much, number=signal.SIGKILL)
+
+
+def test_a_limit_that_is_met_is_not_met_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPU time, which counts from each call on."""
+    monkeypatch.setattr(child_module, "_CPU_PART", 1 / 60)
+    child, calls = start(), 0
+
+    def burn() -> None:
+        nonlocal calls
+        calls += 1
+        child.call("burn", 60)
+
+    with pytest.raises(LimitMet, match=r"^it takes more than 1 s of CPU time$"):
+        unless_killed(burn)
+    assert calls == 1
+
+
+@pytest.mark.parametrize(("usable_gib", "gib"), [(1, 1), (8, 4), (100, 40)])
+def test_a_share_of_the_hosts_memory(usable_gib: int, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "usable_memory_bytes", lambda: usable_gib << 30)
+    assert reader.default_model_memory_bytes() == gib << 30

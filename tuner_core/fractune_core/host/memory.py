@@ -1,0 +1,23 @@
+"""Memory of this host, as far as this process may use it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fractune_core.host.cgroups import ROOT, cgroup_folders
+
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""of version 2 and version 1 of cgroups"""
+
+
+def usable_memory_bytes(root: Path = ROOT) -> int:
+    """The host's memory, or the least that this process's cgroup and its ancestors allow."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for folder in cgroup_folders(root, "memory"):
+        for name in _LIMITS:
+            try:
+                found.append(int((folder / name).read_text()))
+            except (OSError, ValueError):  # not there, or "max"
+                continue
+    return min(found)

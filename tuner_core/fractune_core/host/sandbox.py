@@ -1,0 +1,143 @@
+"""A process that reads what a stranger has made shuts itself in: no new privileges, no files but those that it needs,
+no network, no other process's memory, and limits.
+
+What the kernel does not grant here is left out, and named: `Sandbox.enter` tries out what should be refused now. Run as
+a module, `python -m fractune_core.host.sandbox FILE`, this prints as JSON what a sandbox lacks on this host that is to
+hide the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune_core.host.landlock import restrict_files
+from fractune_core.host.limits import limit_process
+from fractune_core.host.memory import usable_memory_bytes
+from fractune_core.host.syscall_filter import refuse_system_calls
+
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_CAPABILITIES_3 = 0x20080522
+_READ_ANY_FILE = 0b110
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root reads models that belong to others, where the sandbox lets it"""
+_SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/proc", "/sys", "/dev/urandom", "/dev/random", "/dev/zero")
+_SETTINGS = ("/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group")
+_CORE = str(Path(__file__).parents[1])
+_NOWHERE = "/dev/null"
+
+_KEPT = frozenset(
+    ("PATH", "HOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")
+)
+_SECRETS = frozenset(("FRACTUNE_SECRET", "FRACTUNE_REDIS", "FRACTUNE_DATABASE"))
+_KEPT_PREFIXES = ("LC_", "PYTHON", "TVM_", "OMP_", "OPENBLAS_", "MALLOC_")
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """What one process keeps."""
+
+    memory_bytes: int
+    """addresses, and the size of a file"""
+    readable: tuple[str, ...] = ()
+    """files and folders, beside Python, our packages and the system's libraries"""
+    writable: tuple[str, ...] = ()
+    """folders; that for temporary files is to be one of them"""
+    hidden: tuple[str, ...] = ()
+    """files of which it is tried out that they cannot be read"""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Sandbox:
+        paths = {name: tuple(said[name]) for name in ("readable", "writable", "hidden")}
+        return cls(memory_bytes=said["memory_bytes"], **paths)
+
+    def enter(self) -> list[str]:
+        """Shut this process in, before it has a second thread; a line for each thing that does not hold here."""
+        ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _keep_capabilities(_READ_ANY_FILE)
+        limit_process(self.memory_bytes)
+        with contextlib.suppress(OSError):
+            restrict_files(_needed(self.readable), (_NOWHERE, *self.writable))
+        with contextlib.suppress(OSError):
+            refuse_system_calls()
+        return list(self._lacking())
+
+    def _lacking(self) -> Iterator[str]:
+        for path in self.hidden:
+            if _opens(path):
+                yield f"it can read {path} ({_landlock_hint(path)})"
+        if _opens(f"/proc/{os.getppid()}/environ"):
+            yield "it can read the memory of the process that started it (this kernel grants no Landlock)"
+        if _makes_sockets():
+            yield "it can open network connections (this kernel takes no filter of system calls, seccomp)"
+        if os.getuid() == 0:
+            yield "the number of its processes is not limited (it runs as root; start workers as another user)"
+
+
+def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a process in a sandbox gets of `environ`: what Python, its libraries and the CUDA toolkit are found and set
+    up by. A list of what is kept: passwords have too many names.
+    """
+    return {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` for a process outside of a sandbox: all but what opens the fleet."""
+    return {name: value for name, value in environ.items() if name not in _SECRETS}
+
+
+def hide_memory() -> None:
+    """Keep this user's other processes from reading this one's memory and environment; they cannot debug it either, and
+    it leaves no core dump. Root can.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _keep_capabilities(kept: int) -> None:
+    """Root's other privileges go, for what is started later too."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
+    only = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
+    if os.getuid() == 0:
+        ctypes.CDLL(None).capset(header, only)
+
+
+def _needed(more: tuple[str, ...]) -> Iterator[str]:
+    yield from (*_SYSTEM, *_SETTINGS, _CORE, *more)
+    yield from dict.fromkeys((sys.prefix, sys.base_prefix, *filter(None, sys.path)))
+    for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"):
+        yield from filter(None, os.environ.get(name, "").split(os.pathsep))
+
+
+def _opens(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _makes_sockets() -> bool:
+    try:
+        socket.socket().close()
+    except OSError:
+        return False
+    return True
+
+
+def _landlock_hint(path: str) -> str:
+    within = next((folder for folder in _needed(()) if Path(path).is_relative_to(folder)), None)
+    return f"it lies in {within}, which Python needs; move it" if within else "this kernel grants no Landlock"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(Sandbox(usable_memory_bytes(), hidden=(sys.argv[1],)).enter()))

@@ -1,0 +1,53 @@
+"""The child that reads a model: what a stranger has made is read in a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fractune_core.host.memory import usable_memory_bytes
+from fractune_core.host.sandbox import Sandbox
+from fractune_workers.child import Child
+
+_SHARE = 0.4
+"""of the host's memory: the two compile workers of the one-machine stack leave a fifth"""
+_FEWEST_BYTES = 4 << 30
+"""TVM, NumPy and ONNX address 0.7 GiB before they read a model, and with PyTorch's build for CPUs 1.1"""
+_WORKERS = str(Path(__file__).parent)
+_ENVIRONMENT = {
+    # Each thread addresses memory, and a fork takes only the calling one along.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # ONNX Runtime, which onnxslim loads where it is installed, would write a name for this machine, and report.
+    "ORT_DISABLE_TELEMETRY": "1",
+}
+
+
+def default_model_memory_bytes() -> int:
+    """How much one model may take here, by default."""
+    usable = usable_memory_bytes()
+    return max(int(_SHARE * usable), min(_FEWEST_BYTES, usable))
+
+
+def reader_child(
+    module: str,
+    *,
+    model: Path | None = None,
+    scratch_dir: Path | None = None,
+    hidden: Sequence[Path] = (),
+    memory_bytes: int | None = None,
+    env: Mapping[str, str] | None = None,
+    recycle_calls: int = 0,
+) -> Child:
+    """A child that can read the file `model` and what lies in `scratch_dir`, its one place to write, and nothing else
+    of its user's. `hidden`: files of which it tries out that it cannot read them.
+    """
+    writable = [str(scratch_dir)] if scratch_dir else []
+    sandbox = Sandbox(
+        memory_bytes or default_model_memory_bytes(),
+        readable=(_WORKERS, *([str(model.absolute())] if model else ())),
+        writable=tuple(writable),
+        hidden=tuple(str(path.absolute()) for path in hidden),
+    )
+    temporary = {"TMPDIR": writable[0]} if writable else {}
+    return Child(module, env={**_ENVIRONMENT, **temporary, **(env or {})}, recycle_calls=recycle_calls, sandbox=sandbox)
