@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 
 from fractune_core.errors import BadModel
+from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import read_fused
 
 MAX_MODEL_BYTES = 2**31
@@ -75,6 +76,8 @@ def _named(name: str) -> Iterator[None]:
         yield
     except BadModel as error:
         raise BadModel(f"{name}: {error}") from error
+    except BadArchive as error:
+        raise BadModel(f"{name}: is an archive that cannot be read: {error}; copy or export it again") from error
 
 
 def _load_fixed(data: bytes, shapes: Shapes) -> tvm.IRModule:
