@@ -17,6 +17,7 @@ from tvm import relax
 from fractune_core.errors import BadModel
 from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import read_fused
+from fractune_workers.children.importing.relax_sizes import check_sizes
 
 MAX_MODEL_BYTES = 2**31
 """Protobuf parses no more; the other formats have no reason to be larger"""
@@ -83,6 +84,7 @@ def _named(name: str) -> Iterator[None]:
 def _load_fixed(data: bytes, shapes: Shapes) -> tvm.IRModule:
     mod = _load(data, shapes)
     _check_fixed(mod)
+    check_sizes(mod, len(data))
     return mod
 
 

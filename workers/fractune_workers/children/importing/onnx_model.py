@@ -4,15 +4,15 @@ Exporters leave dynamic dimensions, old opsets and shape arithmetic in the graph
 fails. So, in this order:
 
 1. parse, and refuse what is no whole model: a torn file, weights in other files;
-2. inline the model's own functions;
+2. count the nodes, and inline the model's own functions;
 3. fix every dimension of every input, and forget the shapes that were inferred from the open ones;
-4. fold the shape arithmetic, which over fixed shapes is constants;
+4. fold the shape arithmetic, which over fixed shapes is constants, and refuse what would grow too large;
 5. convert an opset older than the importer's semantics;
 6. slim: merge and drop nodes, put batch normalization into convolutions;
 7. import.
 
-Steps 4 to 6 are aids: where one fails, the model goes on without it, and the reason is told if the import
-fails too.
+Steps 5 and 6 are aids: where one fails, the model goes on without it, and the reason is told if the import
+fails too. Slimming computes constants, so it is left out where their size is not known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from onnx import version_converter
 from tvm.relax.frontend.onnx import from_onnx
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.onnx_fold import fold
+from fractune_workers.children.importing.limits import ComputedConstants
+from fractune_workers.children.importing.onnx_count import check_count
+from fractune_workers.children.importing.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_shapes import fix_shapes
 from fractune_workers.children.tvm_api.error_line import first_line
 
@@ -50,16 +52,24 @@ _IR_VERSION_FIELD = b"\x08"
 def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:
     """The ONNX model in `data` as a Relax module. Raises BadModel."""
     model = _parse(data)
+    check_count(model)
     _refuse_external_data(model)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)
     fix_shapes(model.graph, shapes)
     notes: list[str] = []
-    model = _try(notes, "folding failed", fold, model)
+    folding = Folding(model, ComputedConstants(len(data)))
+    try:
+        folding.run()
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise BadModel(f"has a graph that cannot be read: {first_line(error)}; export the model again") from error
     if _opset(model) < _OLDEST_OPSET:
         model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
-    model = _try(notes, "slimming failed", _slim, model)
+    if folding.unsized:
+        notes.append(f"it was not slimmed: the size of what {folding.unsized} computes is not known")
+    else:
+        model = _try(notes, "slimming failed", _slim, model)
     return _import(model, notes)
 
 
