@@ -37,6 +37,10 @@ def garbage(path: Path) -> None:
     path.write_bytes(b"\x00\x01 this is no model")
 
 
+def empty(path: Path) -> None:
+    path.touch()
+
+
 def truncated(path: Path) -> None:
     write_model(path)
     path.write_bytes(path.read_bytes()[:-100])
@@ -70,6 +74,7 @@ def nothing_to_tune(path: Path) -> None:
     ("write", "options", "says"),
     [
         (garbage, [], "m.onnx"),
+        (empty, [], "m.onnx is empty"),
         (truncated, [], "m.onnx"),
         (unsupported, [], "the_node"),
         (dynamic, [], "--input"),

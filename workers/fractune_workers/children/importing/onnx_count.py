@@ -17,9 +17,9 @@ def check_count(model: onnx.ModelProto) -> None:
     """Raises BadModel for too many nodes or values, for sparse weights, and for functions that call themselves."""
     functions = {(_domain(each.domain), each.name, each.overload): each for each in model.functions}
     counts: dict[_Name, int] = {}
-    for name, function in functions.items():
-        _count_function(name, functions, counts)
-        check_nodes(counts[name], f"function '{function.name}', with the functions it calls inlined,")
+    for each, function in functions.items():
+        _count_function(each, functions, counts)
+        check_nodes(counts[each], f"function '{function.name}', with the functions it calls inlined,")
     check_nodes(_count(model.graph.node, counts), "the graph, with all functions inlined,")
     for what, values in (
         ("weights", model.graph.initializer),

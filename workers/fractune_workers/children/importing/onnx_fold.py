@@ -36,16 +36,15 @@ _SUM_OF_PRODUCTS = "Einsum"
 _PAIR = 2
 """Operands that need no memory but the result's; of more, the products of two are kept"""
 _PRODUCT_BYTES = 8
-_FOLDED = frozenset(
-    """
+_SHAPE_ARITHMETIC = """
     Abs And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat
     Constant ConstantOfShape Cos CumSum Div Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND
     Gemm Greater GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log MatMul Max Mean Min Mod Mul Neg NonZero Not
     OneHot Or Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
     ReduceProd ReduceSum ReduceSumSquare Relu Reshape Round Scatter ScatterElements ScatterND Sigmoid Sign Sin Size
     Slice Softmax Split Sqrt Squeeze Sub Sum Tan Tanh Tile TopK Transpose Trilu Unique Unsqueeze Where Xor
-    """.split()
-)
+"""
+_FOLDED = frozenset(_SHAPE_ARITHMETIC.split())
 """Operators whose reference implementation needs no more memory than their inputs and outputs"""
 _SIZED_BY_INPUTS = frozenset({"Compress", "NonZero", "Unique"})
 """Operators whose outputs have shapes that depend on values, and no more elements than their inputs (each indexed)"""
@@ -189,7 +188,7 @@ class Folding:
                 shape_inference.infer_node_outputs(
                     defs.get_schema(node.op_type, self._opsets.get(node.domain, 1), node.domain),
                     node,
-                    {name: value.type for name, value in inputs.items()},
+                    {name: value.type for name, value in inputs.items() if value.type},
                     {name: each for name, each in tensors.items() if math.prod(each.dims) <= _MOST_SHAPE_ELEMENTS},
                     opset_imports=list(self._model.opset_import),
                     ir_version=self._model.ir_version,
@@ -227,8 +226,8 @@ class Folding:
         if not small and node.op_type not in _SIZED_BY_INPUTS:
             return []
         try:
-            values = self._evaluate(node, inputs)
-            return [numpy_helper.from_array(np.asarray(each), name) for name, each in zip(node.output, values, strict=True)]
+            values = zip(node.output, self._evaluate(node, inputs), strict=True)
+            return [numpy_helper.from_array(np.asarray(each), name) for name, each in values]
         except Exception:  # noqa: BLE001  the reference implementation raises anything; the node stays
             return []
 

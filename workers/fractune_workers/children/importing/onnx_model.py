@@ -21,7 +21,9 @@ import contextlib
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx
@@ -45,6 +47,9 @@ _CONVERTED_OPSET = 17
 """What older models are converted to: ONNX's converters reach it, and TVM's importer knows all of it"""
 _SEPARATE_INITIALIZERS_IR = 4
 """From this IR version on, weights need not be inputs as well"""
+_MOST_PAIRS_OF_READERS = 20_000_000
+"""Of nodes that read the same tensor: `onnxslim` compares all of them when it removes one after the other. These take
+some 20 s; one tensor that 4,000 nodes read is within the limit"""
 _IR_VERSION_FIELD = b"\x08"
 """How a model of any exporter begins: field 1, a number"""
 
@@ -66,10 +71,7 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:
         raise BadModel(f"has a graph that cannot be read: {first_line(error)}; export the model again") from error
     if _opset(model) < _OLDEST_OPSET:
         model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
-    if folding.unsized:
-        notes.append(f"it was not slimmed: the size of what {folding.unsized} computes is not known")
-    else:
-        model = _try(notes, "slimming failed", _slim, model)
+    model = _try(notes, "slimming failed", partial(_slim, unsized=folding.unsized), model)
     return _import(model, notes)
 
 
@@ -137,7 +139,14 @@ def _try(
         return before
 
 
-def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
+def _slim(model: onnx.ModelProto, unsized: str) -> onnx.ModelProto:
+    """Raises ValueError for a model whose slimming could take memory or time without bounds."""
+    if unsized:
+        raise ValueError(f"the size of the constant that {unsized} computes is not known before")
+    readers = Counter(name for node in model.graph.node for name in node.input if name)
+    if sum(count**2 for count in readers.values()) > _MOST_PAIRS_OF_READERS:
+        name, count = readers.most_common(1)[0]
+        raise ValueError(f"'{name}' is read by {count:,} nodes, which takes onnxslim a time that grows with the square")
     slimmed = onnxslim.slim(model)
     if not slimmed.graph.node:
         raise BadModel("has nothing to tune: its outputs are constants")

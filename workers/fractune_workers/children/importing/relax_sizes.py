@@ -72,7 +72,8 @@ class _Walk:
             return False
         if isinstance(expr, relax.Tuple | relax.TupleGetItem | tvm.ir.Call):
             self._count()
-        return all([self._is_constant(operand) for operand in _operands(expr)])
+        constant = [self._is_constant(operand) for operand in _operands(expr)]
+        return all(constant)
 
     def _count(self) -> None:
         self._nodes += 1
