@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fractune_core.errors import BadModel
 
-MOST_NODES = 40_000
+MOST_NODES = 30_000
 """Of a model once its functions are inlined, and of operators in Relax"""
 MOST_TENSOR_BYTES = 2**31
 """Of one tensor, as of a model file"""
