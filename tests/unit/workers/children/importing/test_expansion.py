@@ -9,13 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxslim
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.limits import MOST_NODES
+from fractune_workers.children.importing import onnx_model
+from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants
 from fractune_workers.children.importing.model_file import load_model
 
 SMALL_BYTES, LARGER_BYTES = 4_000, 70_000
@@ -335,6 +337,34 @@ def test_a_small_file_that_expands_is_refused_with_a_count(attack: str, tmp_path
     with pytest.raises(BadModel, match=f"^small.model: .*{words}") as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_that_very_many_nodes_read_is_not_slimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`onnxslim` takes a time that grows with the square of the readers."""
+    monkeypatch.setattr(onnx_model, "_MOST_PAIRS_OF_READERS", 1_000)
+    monkeypatch.setattr(onnxslim, "slim", pytest.fail)
+    names = [f"y{index}" for index in range(40)]
+    (tmp_path / "m.onnx").write_bytes(
+        model([*[node("Add", ["x", "x"], [name]) for name in names], node("Sum", names, ["y"])])
+    )
+    load_model(tmp_path / "m.onnx")
+
+
+def test_a_constant_of_unknown_size_is_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxslim, "slim", pytest.fail)
+    nodes = [node("ConstantOfShape", ["n"], ["c"]), node("NonZero", ["c"], ["places"]), node("Det", ["places"], ["s"])]
+    (tmp_path / "m.onnx").write_bytes(model(after(nodes, "s"), {"n": np.array([2**17])}))
+    with pytest.raises(
+        BadModel, match=r"Det.*size of the constant that node with output 'places' \(NonZero\) computes"
+    ):
+        load_model(tmp_path / "m.onnx")
+
+
+def test_weights_make_room_for_constants_computed_from_them() -> None:
+    computed = ComputedConstants(file_bytes=2**26)
+    computed.take(2**29 + 2**30, "a chain")
+    with pytest.raises(BadModel, match="a chain is computed from constants alone"):
+        computed.take(1, "a chain")
 
 
 def test_all_of_them_take_little_memory(tmp_path: Path) -> None:
