@@ -37,6 +37,10 @@ def garbage(path: Path) -> None:
     path.write_bytes(b"\x00\x01 this is no model")
 
 
+def empty(path: Path) -> None:
+    path.touch()
+
+
 def truncated(path: Path) -> None:
     write_model(path)
     path.write_bytes(path.read_bytes()[:-100])
@@ -66,10 +70,27 @@ def nothing_to_tune(path: Path) -> None:
     graph(path, "Identity", [1, 3])
 
 
+def expands(path: Path) -> None:
+    """Functions that call each other twice: 2^25 nodes in a small file."""
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
+    bodies = [[onnx.helper.make_node("Relu", ["a"], ["b"])]]
+    for level in range(25):
+        calls = (("a", "c"), ("c", "b"))
+        bodies.append([onnx.helper.make_node(f"f{level}", [taken], [given], domain="own") for taken, given in calls])
+    functions = [
+        onnx.helper.make_function("own", f"f{level}", ["a"], ["b"], body, opsets) for level, body in enumerate(bodies)
+    ]
+    value = onnx.helper.make_tensor_value_info
+    inputs, outputs = [value("x", onnx.TensorProto.FLOAT, [4])], [value("y", onnx.TensorProto.FLOAT, None)]
+    whole = onnx.helper.make_graph([onnx.helper.make_node("f25", ["x"], ["y"], domain="own")], "g", inputs, outputs)
+    onnx.save(onnx.helper.make_model(whole, opset_imports=opsets, functions=functions, ir_version=8), path)
+
+
 @pytest.mark.parametrize(
     ("write", "options", "says"),
     [
         (garbage, [], "m.onnx"),
+        (empty, [], "m.onnx is empty"),
         (truncated, [], "m.onnx"),
         (unsupported, [], "the_node"),
         (dynamic, [], "--input"),
@@ -77,6 +98,7 @@ def nothing_to_tune(path: Path) -> None:
         (dynamic, ["--input", "x=1,3,8"], "x"),
         (dynamic, ["--input", "x=1,4,8,8"], "x"),
         (nothing_to_tune, [], "nothing to tune"),
+        (expands, [], "nodes, and 30,000 is the limit"),
     ],
 )
 def test_a_model_that_cannot_be_tuned_is_one_line_and_exit_code_three(

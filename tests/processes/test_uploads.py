@@ -60,6 +60,12 @@ def test_what_is_too_large_is_refused(server: ServerProcess) -> None:
     assert "--upload-limit" in said
 
 
+def test_an_empty_model_is_refused(server: ServerProcess) -> None:
+    with server.client() as client:
+        code, said = refusal(client, parts(b""))
+    assert (code, "the model file is empty" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
 def test_more_or_less_than_the_header_says_is_refused(server: ServerProcess) -> None:
     with server.client() as client:
         code, said = refusal(client, parts(b"c" * 5000, size=10))

@@ -116,9 +116,12 @@ class _Upload:
 
 
 def _digest(path: Path) -> tuple[str, int]:
-    """SHA-256 and size of the file. Raises BadModel when it cannot be read."""
+    """SHA-256 and size of the file. Raises BadModel when it is empty or cannot be read."""
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
+            sha256, size = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise BadModel(f"cannot read the model {path}: {error.strerror}") from error
+    if not size:
+        raise BadModel(f"the model file {path} is empty; copy or export it again")
+    return sha256, size

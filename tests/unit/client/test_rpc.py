@@ -64,6 +64,14 @@ def test_a_model_that_cannot_be_read_is_named(client: RpcClient, tmp_path: Path)
         client.upload_model(tmp_path / "nothing.onnx")
 
 
+def test_an_empty_model_is_not_sent(client: RpcClient, server: ScriptedServer, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.touch()
+    with pytest.raises(BadModel, match=r"m\.onnx is empty; copy or export it again"):
+        client.upload_model(path)
+    assert not server.uploads
+
+
 @pytest.mark.parametrize("name", sorted(set(error_kinds()) - {"FractuneError"}))
 def test_every_error_of_the_server_comes_back_as_itself(client: RpcClient, server: ScriptedServer, name: str) -> None:
     kind = error_kinds()[name]

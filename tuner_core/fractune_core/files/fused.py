@@ -9,7 +9,6 @@ has the n-th slot; slots beyond the last variant are empty.
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fractune_core.errors import BadModel, BadRequest
+from fractune_core.files.archives import Archive, BadArchive
 
 SUFFIX = ".fused"
 MOST_SLOTS = 64
@@ -49,11 +49,11 @@ def slot_names(variants: Sequence[str], slots: int) -> list[str | None]:
 
 
 def is_fused(path: Path) -> bool:
-    """Whether a file is a fused model, sound or not."""
+    """Whether a file is a fused model, with a sound header or not."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _HEADER in archive.namelist()
-    except (zipfile.BadZipFile, ValueError, OSError):
+        with Archive(path) as archive:
+            return _HEADER in archive.names
+    except (BadArchive, OSError):
         return False
 
 
@@ -81,22 +81,15 @@ def write_fused(file: BinaryIO, names: Sequence[str], paths: Sequence[Path], slo
 
 
 def read_fused(data: bytes) -> FusedModel | None:
-    """What the bytes of a file hold; None for another zip than a fused model. Raises BadModel."""
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(data))
-    except (zipfile.BadZipFile, ValueError, OSError):
-        return None
-    with archive:
-        if _HEADER not in archive.namelist():
+    """What the bytes of an archive hold; None for another archive than a fused model. Raises BadArchive, BadModel."""
+    with Archive(data) as archive:
+        if _HEADER not in archive.names:
             return None
-        # An entry that is compressed may be larger than what was uploaded, without bounds.
-        if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
-            raise BadModel(_TORN)
         try:
             header = json.loads(archive.read(_HEADER))
             _check_header(header)
             payloads = [archive.read(_entry(number)) for number in range(len(header["variants"]))]
-        except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError, RuntimeError) as error:
+        except (BadArchive, ValueError, RecursionError) as error:
             raise BadModel(_TORN) from error
     return FusedModel(tuple(header["variants"]), tuple(payloads), header["slots"])
 

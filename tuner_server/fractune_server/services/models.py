@@ -41,6 +41,8 @@ class ModelService(rpc.ModelServiceServicer):
             raise BadRequest(f"sha256 is '{header.sha256}'; write 64 hex digits in lower case")
         if header.size_bytes < 0:
             raise BadRequest(f"size_bytes is {header.size_bytes}; write the size of the file")
+        if not header.size_bytes:
+            raise BadModel("the model file is empty; copy or export it again")
         if not 0 <= header.offset_bytes <= header.size_bytes:
             raise BadRequest(f"offset_bytes is {header.offset_bytes}; the file has bytes 0 to {header.size_bytes}")
         try:

@@ -15,8 +15,10 @@ import tvm
 from tvm import relax
 
 from fractune_core.errors import BadModel
+from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import read_fused
 from fractune_core.files.scripts import REFUSAL, is_script
+from fractune_workers.children.importing.relax_sizes import check_sizes
 
 MAX_MODEL_BYTES = 2**31
 """Protobuf parses no more; the other formats have no reason to be larger"""
@@ -76,11 +78,14 @@ def _named(name: str) -> Iterator[None]:
         yield
     except BadModel as error:
         raise BadModel(f"{name}: {error}") from error
+    except BadArchive as error:
+        raise BadModel(f"{name}: is an archive that cannot be read: {error}; copy or export it again") from error
 
 
 def _load_fixed(data: bytes, shapes: Shapes) -> tvm.IRModule:
     mod = _load(data, shapes)
     _check_fixed(mod)
+    check_sizes(mod, len(data))
     return mod
 
 

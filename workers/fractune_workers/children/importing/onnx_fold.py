@@ -1,134 +1,315 @@
-"""Fold the shape arithmetic of an ONNX graph whose inputs are all fixed.
+"""Infer the shapes of an ONNX graph whose inputs are all fixed, and fold its shape arithmetic.
 
 `onnxslim` folds most of it, but stops at chains such as Shape -> Slice -> Cast -> Concat -> Reshape in
 which one link is a `ConstantOfShape` or a `Cast`. TVM's importer then sees a computed shape and gives up.
-Here every small node over constants is run by ONNX's own reference implementation, and shapes are inferred
-again with what came out, until nothing changes.
+Here every node is visited once, in order: its output shapes are inferred by ONNX from its input shapes and the small
+constants among its inputs, and a small node over constants is run by ONNX's own reference implementation.
+
+A node's outputs are sized before anything computes them, here or in a later step, so a model whose tensors or
+constants would be too large is refused. ONNX's own data propagation (`infer_shapes(data_prop=True)`) is no
+help here: it holds every element of a propagated shape, and a chain of `Concat` doubles them with each node.
 """
 
 from __future__ import annotations
 
+import graphlib
 import math
-from collections.abc import Iterable, Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx
-from onnx import numpy_helper, shape_inference
+from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing.limits import ComputedConstants, check_nodes, check_tensor
+from fractune_workers.children.importing.onnx_count import subgraphs
 
 _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""
-_ROUNDS = 16
-_UNREPEATABLE = frozenset({"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial"})
-
-Array = npt.NDArray[np.generic]
-
-
-def fold(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its shape arithmetic replaced by constants. Raises what ONNX's reference raises."""
-    for _ in range(_ROUNDS):
-        model = shape_inference.infer_shapes(model, data_prop=True)
-        if not _fold_once(model):
-            break
-    return model
-
-
-def _fold_once(model: onnx.ModelProto) -> bool:
-    graph = model.graph
-    shapes = _known_shapes(graph)
-    constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer if math.prod(t.dims) <= _LARGEST}
-    known = set(constants)
-    kept: list[onnx.NodeProto] = []
-    for node in graph.node:
-        values = _values(model, node, constants, shapes)
-        if values is None:
-            kept.extend(_taken_branch(node, constants, graph))
-        else:
-            constants.update(zip(node.output, values, strict=True))
-    if len(kept) == len(graph.node) and all(a is b for a, b in zip(kept, graph.node, strict=True)):
-        return False
-    used = {name for node in kept for name in _names_read(node)} | {value.name for value in graph.output}
-    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    fresh = sorted((used & set(constants)) - known)
-    graph.initializer.extend(numpy_helper.from_array(np.asarray(constants[name]), name) for name in fresh)
-    return True
+_MOST_SHAPE_ELEMENTS = 4096
+"""Of a constant that ONNX may need to infer a shape: a shape, scales, the sizes of a split"""
+_LOOPS = frozenset({"Loop", "Scan", "SequenceMap"})
+_SUM_OF_PRODUCTS = "Einsum"
+_PAIR = 2
+"""Operands that need no memory but the result's; of more, the products of two are kept"""
+_PRODUCT_BYTES = 8
+_SHAPE_ARITHMETIC = """
+    Abs And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat
+    Constant ConstantOfShape Cos CumSum Div Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND
+    Gemm Greater GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log MatMul Max Mean Min Mod Mul Neg NonZero Not
+    OneHot Or Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
+    ReduceProd ReduceSum ReduceSumSquare Relu Reshape Round Scatter ScatterElements ScatterND Sigmoid Sign Sin Size
+    Slice Softmax Split Sqrt Squeeze Sub Sum Tan Tanh Tile TopK Transpose Trilu Unique Unsqueeze Where Xor
+"""
+_FOLDED = frozenset(_SHAPE_ARITHMETIC.split())
+"""Operators whose reference implementation needs no more memory than their inputs and outputs"""
+_SIZED_BY_INPUTS = frozenset({"Compress", "NonZero", "Unique"})
+"""Operators whose outputs have shapes that depend on values, and no more elements than their inputs (each indexed)"""
+_NEVER_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "SequenceEmpty"})
+"""Operators over constants that slimming leaves as they are"""
 
 
-def _known_shapes(graph: onnx.GraphProto) -> dict[str, list[int]]:
-    """Tensors whose every dimension is fixed. An inferred 0 counts too: it is an empty tensor."""
-    shapes: dict[str, list[int]] = {t.name: list(t.dims) for t in graph.initializer}
-    for value in [*graph.input, *graph.value_info]:
-        tensor = value.type.tensor_type
-        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            shapes[value.name] = [dim.dim_value for dim in tensor.shape.dim]
-    return shapes
+@dataclass(frozen=True)
+class _Value:
+    """What is known of a tensor."""
+
+    type: onnx.TypeProto | None = None
+    constant: bool = False
+    """whether it follows from constants alone"""
+    tensor: onnx.TensorProto | None = None
+    """its numbers, of a small constant"""
+
+    @property
+    def shape(self) -> list[int] | None:
+        """Its dimensions when every one is fixed. An inferred 0 counts too: it is an empty tensor."""
+        if self.type is None or not self.type.HasField("tensor_type") or not self.type.tensor_type.HasField("shape"):
+            return None
+        dims = self.type.tensor_type.shape.dim
+        return [dim.dim_value for dim in dims] if all(dim.HasField("dim_value") for dim in dims) else None
 
 
-def _values(
-    model: onnx.ModelProto,
-    node: onnx.NodeProto,
-    constants: Mapping[str, Array],
-    shapes: Mapping[str, list[int]],
-) -> list[Array] | None:
-    """What the node gives when that follows from constants and shapes alone, else None."""
-    if node.domain not in {"", "ai.onnx"} or node.op_type in _UNREPEATABLE or _has_subgraph(node):
-        return None
-    if node.op_type == "Shape" and node.input[0] in shapes:
-        return [_shape_slice(node, shapes[node.input[0]])]
-    if any(name and name not in constants for name in node.input) or "" in node.output:
-        return None
-    if any(math.prod(shapes.get(name, [0])) > _LARGEST for name in node.output):
-        return None
-    if node.op_type == "ConstantOfShape" and math.prod(map(int, constants[node.input[0]])) > _LARGEST:
-        return None
-    values = [np.asarray(value) for value in _evaluate(model, node, constants)]
-    return values if all(value.size <= _LARGEST for value in values) else None
+class Folding:
+    """One walk over a model's graph.
+
+    Raises BadModel for a tensor, or for constants, that would be too large, for a loop, and for a graph that is none.
+    """
+
+    def __init__(self, model: onnx.ModelProto, computed: ComputedConstants) -> None:
+        self.unsized = ""
+        """a node that computes a constant of a size that cannot be known before; empty = there is none"""
+        self._model = model
+        self._computed = computed
+        self._opsets = {entry.domain: entry.version for entry in model.opset_import}
+        self._known: ChainMap[str, _Value] = ChainMap()
+        self._parts = 0
+
+    def run(self) -> None:
+        """Fold the shape arithmetic of the model, in place, and write down the shapes of its tensors."""
+        graph = self._model.graph
+        for value in graph.input:
+            self._learn(value.name, _Value(value.type), f"input '{value.name}'")
+        self._take_weights(graph)
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self._walk(graph.node)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        self._write(graph)
+
+    def _write(self, graph: onnx.GraphProto) -> None:
+        """The folded constants that are used, and the shapes of all other tensors."""
+        used = {name for node in graph.node for name in _names_read(node)} | {value.name for value in graph.output}
+        present = {tensor.name for tensor in graph.initializer}
+        for name in sorted(used - present):
+            value = self._known.get(name)
+            if value and value.tensor:
+                graph.initializer.append(value.tensor)
+        outputs = {value.name: value for value in graph.output}
+        del graph.value_info[:]
+        for node in graph.node:
+            for name in node.output:
+                known = self._known.get(name)
+                if known and known.type and name in outputs:
+                    _complete(outputs[name].type, known.type)
+                elif known and known.type:
+                    graph.value_info.add(name=name, type=known.type)
+
+    def _take_weights(self, graph: onnx.GraphProto) -> None:
+        for tensor in graph.initializer:
+            kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+            small = math.prod(tensor.dims) <= _LARGEST
+            self._learn(tensor.name, _Value(kind, constant=True, tensor=tensor if small else None), _weight(tensor))
+
+    def _learn(self, name: str, value: _Value, what: str) -> int:
+        """Bytes of the value, 0 when they are not known."""
+        if name in self._known.maps[0]:
+            raise BadModel(f"'{name}' is the name of two tensors; export the model again")
+        self._known[name] = value
+        if value.type is None or value.shape is None:
+            return 0
+        return check_tensor(value.shape, _element_bytes(value.type.tensor_type.elem_type), what)
+
+    def _walk(self, nodes: Sequence[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+        """The nodes that stay."""
+        for node in _sorted(nodes):
+            yield from self._visit(node)
+
+    def _visit(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
+        if node.op_type in _LOOPS:
+            raise BadModel(f"{_described(node)} is a loop, which TVM cannot import; export without it")
+        branch = self._taken_branch(node)
+        if branch is not None:
+            self._take_weights(branch)
+            self._model.graph.initializer.extend(branch.initializer)
+            yield from self._walk(branch.node)
+            for inner, outer in zip(branch.output, node.output, strict=True):
+                yield from self._visit(helper.make_node("Identity", [inner.name], [outer]))
+        elif not self._fold(node):
+            yield node
+
+    def _taken_branch(self, node: onnx.NodeProto) -> onnx.GraphProto | None:
+        """The branch that an `If` with a constant condition takes."""
+        known = self._known.get(node.input[0]) if node.op_type == "If" and node.input else None
+        if known is None or known.tensor is None:
+            return None
+        name = "then_branch" if bool(numpy_helper.to_array(known.tensor).item()) else "else_branch"
+        return next((each.g for each in node.attribute if each.name == name), None)
+
+    def _fold(self, node: onnx.NodeProto) -> bool:
+        """Learn the node's outputs; whether all of them are known numbers now."""
+        inputs = {name: self._known.get(name, _Value()) for name in node.input if name}
+        types = self._types(node, inputs)
+        self._count_parts(node, inputs)
+        sized = all(_Value(types.get(name)).shape is not None for name in node.output if name)
+        constant = all(value.constant for value in inputs.values()) and (sized or node.op_type not in _NEVER_COMPUTED)
+        tensors = self._tensors(node, inputs, types) if constant or node.op_type == "Shape" else []
+        for index, name in enumerate(node.output):
+            tensor = tensors[index] if tensors else None
+            kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims) if tensor else types.get(name)
+            value = _Value(kind, constant or tensor is not None, tensor)
+            size = self._learn(name, value, _described(node)) if name else 0
+            if constant:
+                self._computed.take(size, _described(node))
+        if constant:
+            self._count_work(node, inputs)
+        return bool(tensors)
+
+    def _types(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> dict[str, onnx.TypeProto]:
+        """The types of its outputs, as far as ONNX can infer them."""
+        inner = [self._inner_types(graph) for graph in subgraphs(node)]
+        if inner:
+            return dict(zip(node.output, inner[0], strict=False))
+        if any(value.type is None for value in inputs.values()):
+            return {}
+        tensors = {name: value.tensor for name, value in inputs.items() if value.tensor}
+        try:
+            return dict(
+                shape_inference.infer_node_outputs(
+                    defs.get_schema(node.op_type, self._opsets.get(node.domain, 1), node.domain),
+                    node,
+                    {name: value.type for name, value in inputs.items() if value.type},
+                    {name: each for name, each in tensors.items() if math.prod(each.dims) <= _MOST_SHAPE_ELEMENTS},
+                    opset_imports=list(self._model.opset_import),
+                    ir_version=self._model.ir_version,
+                )
+            )
+        except Exception:  # noqa: BLE001  an operator that ONNX does not know, or whose inputs do not fit it
+            return {}
+
+    def _inner_types(self, graph: onnx.GraphProto) -> list[onnx.TypeProto]:
+        """The types of a subgraph's outputs; what is in it is sized, and stays as it is."""
+        outer = self._known
+        self._known = outer.new_child()
+        try:
+            self._take_weights(graph)
+            for _ in self._walk(graph.node):
+                pass
+            known = [self._known.get(value.name, _Value()) for value in graph.output]
+        finally:
+            self._known = outer
+        return [value.type or onnx.TypeProto() for value in known]
+
+    def _tensors(
+        self, node: onnx.NodeProto, inputs: dict[str, _Value], types: dict[str, onnx.TypeProto]
+    ) -> list[onnx.TensorProto]:
+        """The numbers of its outputs when these are small and follow from what is known, else none."""
+        if node.domain not in {"", "ai.onnx"} or "" in node.output:
+            return []
+        if node.op_type == "Shape":
+            shape = inputs[node.input[0]].shape
+            return [] if shape is None else [numpy_helper.from_array(_shape_slice(node, shape), node.output[0])]
+        if node.op_type not in _FOLDED or any(value.tensor is None for value in inputs.values()):
+            return []
+        shapes = [_Value(types.get(name)).shape for name in node.output]
+        small = all(shape is not None and math.prod(shape) <= _LARGEST for shape in shapes)
+        if not small and node.op_type not in _SIZED_BY_INPUTS:
+            return []
+        try:
+            values = zip(node.output, self._evaluate(node, inputs), strict=True)
+            return [numpy_helper.from_array(np.asarray(each), name) for name, each in values]
+        except Exception:  # noqa: BLE001  the reference implementation raises anything; the node stays
+            return []
+
+    def _evaluate(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> Iterable[object]:
+        anything = onnx.TypeProto()
+        graph = helper.make_graph(
+            [node],
+            "node",
+            [helper.make_value_info(name, anything) for name in inputs],
+            [helper.make_value_info(name, anything) for name in node.output],
+        )
+        alone = helper.make_model(graph, opset_imports=self._model.opset_import, ir_version=self._model.ir_version)
+        arrays = {name: numpy_helper.to_array(value.tensor) for name, value in inputs.items() if value.tensor}
+        return list(ReferenceEvaluator(alone).run(None, arrays))
+
+    def _count_work(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
+        """Of a constant: what is needed to compute it, beside its own bytes."""
+        if any(self._known[name].shape is None for name in node.output if name):
+            self.unsized = self.unsized or _described(node)
+        shapes = [value.shape or [] for value in inputs.values()]
+        if node.op_type == _SUM_OF_PRODUCTS and len(shapes) > _PAIR:
+            products = math.prod(math.prod(shape) for shape in shapes)
+            self._computed.take(products * _PRODUCT_BYTES, _described(node))
+
+    def _count_parts(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
+        """The importer makes a node of each part of a split."""
+        numbers = {each.name: each.i for each in node.attribute}
+        if node.op_type == "Split":
+            self._parts += max(numbers.get("num_outputs", 0), len(node.output))
+        elif node.op_type == "SplitToSequence":
+            shape = inputs[node.input[0]].shape if node.input else None
+            axis = numbers.get("axis", 0)
+            self._parts += shape[axis] if shape and -len(shape) <= axis < len(shape) else 1
+        check_nodes(self._parts, f"the model, up to {_described(node)}, split into parts")
 
 
-def _shape_slice(node: onnx.NodeProto, shape: list[int]) -> Array:
-    bounds = {a.name: a.i for a in node.attribute}
-    return np.asarray(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], dtype=np.int64)
-
-
-def _evaluate(model: onnx.ModelProto, node: onnx.NodeProto, constants: Mapping[str, Array]) -> Iterable[Array]:
-    names = sorted({name for name in node.input if name})
-    anything = onnx.TypeProto()
-    graph = onnx.helper.make_graph(
-        [node],
-        "node",
-        [onnx.helper.make_value_info(name, anything) for name in names],
-        [onnx.helper.make_value_info(name, anything) for name in node.output],
-    )
-    alone = onnx.helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
-    return list(ReferenceEvaluator(alone).run(None, {name: constants[name] for name in names}))
-
-
-def _has_subgraph(node: onnx.NodeProto) -> bool:
-    return any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute)
-
-
-def _taken_branch(node: onnx.NodeProto, constants: Mapping[str, Array], graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes of the branch that an `If` with a constant condition takes; any other node as it is."""
-    if node.op_type != "If" or node.input[0] not in constants:
-        return [node]
-    name = "then_branch" if bool(constants[node.input[0]].item()) else "else_branch"
-    branch = next(a.g for a in node.attribute if a.name == name)
-    graph.initializer.extend(branch.initializer)
-    handed_out = [
-        onnx.helper.make_node("Identity", [inner.name], [outer])
-        for inner, outer in zip(branch.output, node.output, strict=True)
-    ]
-    return [*branch.node, *handed_out]
+def _sorted(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
+    """The nodes so that each comes after those whose outputs it reads. Raises BadModel for a cycle."""
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    before = [{makers[name] for name in _names_read(node) if name in makers} for node in nodes]
+    if all(made < index for index, needed in enumerate(before) for made in needed):
+        return nodes
+    try:
+        order = list(graphlib.TopologicalSorter(dict(enumerate(before))).static_order())
+    except graphlib.CycleError as error:
+        raise BadModel("has nodes that wait for each other's outputs; export the model again") from error
+    return [nodes[index] for index in order]
 
 
 def _names_read(node: onnx.NodeProto) -> set[str]:
     """Everything that the node may read, inside its subgraphs too."""
     names = set(node.input)
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
+    for graph in subgraphs(node):
+        for inner in graph.node:
             names |= _names_read(inner)
-        names |= {value.name for value in attribute.g.output}
+        names |= {value.name for value in graph.output}
     return names
+
+
+def _shape_slice(node: onnx.NodeProto, shape: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    bounds = {each.name: each.i for each in node.attribute}
+    return np.asarray(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], dtype=np.int64)
+
+
+def _complete(declared: onnx.TypeProto, inferred: onnx.TypeProto) -> None:
+    """Give a graph's output the shape that was inferred."""
+    if declared.HasField("tensor_type") and inferred.HasField("tensor_type"):
+        declared.tensor_type.shape.CopyFrom(inferred.tensor_type.shape)
+
+
+def _element_bytes(kind: int) -> int:
+    try:
+        return max(1, helper.tensor_dtype_to_np_dtype(kind).itemsize)
+    except KeyError:
+        return 1
+
+
+def _weight(tensor: onnx.TensorProto) -> str:
+    return f"weight '{tensor.name}'"
+
+
+def _described(node: onnx.NodeProto) -> str:
+    """Its name, or that of its first output where exporters leave names empty, and its operator."""
+    name = f"'{node.name}'" if node.name else f"with output '{next(iter(node.output), '')}'"
+    return f"node {name} ({node.op_type})"

@@ -4,15 +4,15 @@ Exporters leave dynamic dimensions, old opsets and shape arithmetic in the graph
 fails. So, in this order:
 
 1. parse, and refuse what is no whole model: a torn file, weights in other files;
-2. inline the model's own functions;
+2. count the nodes, and inline the model's own functions;
 3. fix every dimension of every input, and forget the shapes that were inferred from the open ones;
-4. fold the shape arithmetic, which over fixed shapes is constants;
+4. fold the shape arithmetic, which over fixed shapes is constants, and refuse what would grow too large;
 5. convert an opset older than the importer's semantics;
 6. slim: merge and drop nodes, put batch normalization into convolutions;
 7. import.
 
-Steps 4 to 6 are aids: where one fails, the model goes on without it, and the reason is told if the import
-fails too.
+Steps 5 and 6 are aids: where one fails, the model goes on without it, and the reason is told if the import
+fails too. Slimming computes constants, so it is left out where their size is not known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import contextlib
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx
@@ -33,7 +35,9 @@ from onnx import version_converter
 from tvm.relax.frontend.onnx import from_onnx
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.onnx_fold import fold
+from fractune_workers.children.importing.limits import ComputedConstants
+from fractune_workers.children.importing.onnx_count import check_count
+from fractune_workers.children.importing.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_shapes import fix_shapes
 from fractune_workers.children.tvm_api.error_line import first_line
 
@@ -43,6 +47,9 @@ _CONVERTED_OPSET = 17
 """What older models are converted to: ONNX's converters reach it, and TVM's importer knows all of it"""
 _SEPARATE_INITIALIZERS_IR = 4
 """From this IR version on, weights need not be inputs as well"""
+_MOST_PAIRS_OF_READERS = 20_000_000
+"""Of nodes that read the same tensor: `onnxslim` compares all of them when it removes one after the other. These take
+some 20 s; one tensor that 4,000 nodes read is within the limit"""
 _IR_VERSION_FIELD = b"\x08"
 """How a model of any exporter begins: field 1, a number"""
 
@@ -50,16 +57,21 @@ _IR_VERSION_FIELD = b"\x08"
 def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:
     """The ONNX model in `data` as a Relax module. Raises BadModel."""
     model = _parse(data)
+    check_count(model)
     _refuse_external_data(model)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)
     fix_shapes(model.graph, shapes)
     notes: list[str] = []
-    model = _try(notes, "folding failed", fold, model)
+    folding = Folding(model, ComputedConstants(len(data)))
+    try:
+        folding.run()
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise BadModel(f"has a graph that cannot be read: {first_line(error)}; export the model again") from error
     if _opset(model) < _OLDEST_OPSET:
         model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
-    model = _try(notes, "slimming failed", _slim, model)
+    model = _try(notes, "slimming failed", partial(_slim, unsized=folding.unsized), model)
     return _import(model, notes)
 
 
@@ -127,7 +139,14 @@ def _try(
         return before
 
 
-def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
+def _slim(model: onnx.ModelProto, unsized: str) -> onnx.ModelProto:
+    """Raises ValueError for a model whose slimming could take memory or time without bounds."""
+    if unsized:
+        raise ValueError(f"the size of the constant that {unsized} computes is not known before")
+    readers = Counter(name for node in model.graph.node for name in node.input if name)
+    if sum(count**2 for count in readers.values()) > _MOST_PAIRS_OF_READERS:
+        name, count = readers.most_common(1)[0]
+        raise ValueError(f"'{name}' is read by {count:,} nodes, which takes onnxslim a time that grows with the square")
     slimmed = onnxslim.slim(model)
     if not slimmed.graph.node:
         raise BadModel("has nothing to tune: its outputs are constants")

@@ -21,6 +21,7 @@ from typing import Any
 import tvm
 
 from fractune_core.errors import BadModel
+from fractune_core.files.archives import Archive
 from fractune_workers.children.no_torch import let_torch_in
 from fractune_workers.children.tvm_api.error_line import first_line
 
@@ -37,7 +38,7 @@ _EXPORT = "export it with torch.export.save(torch.export.export(model, inputs), 
 
 
 def load_torch(data: bytes, shapes: Any) -> tvm.IRModule:
-    """The exported program in `data` as a Relax module. Raises BadModel, also when PyTorch is not installed."""
+    """The exported program in `data` as a Relax module. Raises BadModel, also without PyTorch, and BadArchive."""
     screened = screen(data)
     if shapes:
         raise BadModel("a torch.export program has its shapes already; leave out --input")
@@ -56,14 +57,10 @@ def load_torch(data: bytes, shapes: Any) -> tvm.IRModule:
 
 
 def screen(data: bytes) -> bytes:
-    """The archive with its graph and plain weights alone. Raises BadModel for what would need more."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            names = [info.filename for info in archive.infolist() if info.compress_type == zipfile.ZIP_STORED]
-            root = names[0].partition("/")[0] if names else ""
-            entries = {name.removeprefix(f"{root}/"): archive.read(name) for name in names}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise BadModel("is a damaged or truncated archive; copy or export it again") from error
+    """The archive with its graph and plain weights alone. Raises BadModel for what would need more, and BadArchive."""
+    with Archive(data) as archive:
+        root = archive.names[0].partition("/")[0] if archive.names else ""
+        entries = {name.removeprefix(f"{root}/"): archive.read(name) for name in archive.names}
     if _GRAPH not in entries:
         raise BadModel(f"is an archive, but no torch.export program; {_EXPORT}")
     kept = {name: entries[name] for name in _HEADERS if name in entries}

@@ -76,7 +76,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
         (b"\x89PNG\r\n\x1a\n" + bytes(range(64)), "is not an ONNX file"),
         (b"\xff" * 100, "is not an ONNX file"),
-        (b"PK\x03\x04" + b"\0" * 60, "damaged or truncated archive"),
+        (b"PK\x03\x04" + b"\0" * 60, "not a whole zip archive"),
         (b"{not json", "is no IRModule as JSON"),
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadModel
+from fractune_core.files.archives import BadArchive
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.torch_program import screen
 
@@ -103,14 +104,25 @@ def test_what_could_run_code_is_refused(model: Any, weights: dict[str, Any] | No
 
 
 def test_a_compressed_archive_is_not_unpacked() -> None:
-    with pytest.raises(BadModel, match=r"no torch\.export program"):
+    with pytest.raises(BadArchive, match=r"entry 'net/models/model\.json' is compressed"):
         screen(archive(graph(), method=zipfile.ZIP_DEFLATED))
+
+
+def test_a_second_entry_of_a_name_is_not_unpacked(tmp_path: Path) -> None:
+    """The first is stored, and the second, which reading by name would take, unpacks to a thousand times its size."""
+    file = io.BytesIO(archive(graph()))
+    with zipfile.ZipFile(file, "a") as bomb, pytest.warns(UserWarning, match="Duplicate name"):
+        bomb.writestr("net/data/weights/weight_0", bytes(2**20), zipfile.ZIP_DEFLATED)
+    path = tmp_path / "net.pt2"
+    path.write_bytes(file.getvalue())
+    with pytest.raises(BadModel, match=r"^net\.pt2: .* two entries named 'net/data/weights/weight_0'; copy or export"):
+        load_model(path)
 
 
 def test_a_truncated_archive(tmp_path: Path) -> None:
     path = tmp_path / "net.pt2"
     path.write_bytes(archive(graph())[:-40])
-    with pytest.raises(BadModel, match=r"^net\.pt2: is a damaged or truncated archive"):
+    with pytest.raises(BadModel, match=r"^net\.pt2: .* not a whole zip archive .*; copy or export it again$"):
         load_model(path)
 
 

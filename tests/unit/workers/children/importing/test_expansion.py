@@ -1,0 +1,391 @@
+"""Small files that describe huge models: each is refused by a count, in seconds and with little memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxslim
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing import onnx_model
+from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants
+from fractune_workers.children.importing.model_file import load_model
+
+SMALL_BYTES, LARGER_BYTES = 4_000, 70_000
+LARGER = {"calls in a branch", "many small constants", "a constant of Relax"}
+SECONDS, MEGABYTES = 120, 1200
+"""For a child that imports TVM, some 300 MB, and half a gigabyte of constants; on a busy machine"""
+OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+HUGE = np.array([2**20, 2**21], np.int64)
+ONE = np.array([1], np.int64)
+
+Nodes = list[onnx.NodeProto]
+Weights = dict[str, np.ndarray]
+
+
+def model(nodes: Nodes, weights: Weights | None = None, functions: list[onnx.FunctionProto] | None = None) -> bytes:
+    """A model of one input x [4] whose output is that of the last node."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "g", [value("x", TensorProto.FLOAT, [4])], [value(nodes[-1].output[0], TensorProto.FLOAT, None)]
+    )
+    graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in (weights or {}).items())
+    return helper.make_model(graph, opset_imports=OPSETS, functions=functions or [], ir_version=8).SerializeToString()
+
+
+node = helper.make_node
+
+
+def after(nodes: Nodes, name: str) -> Nodes:
+    """With the constant `name` used as a number by what the model computes."""
+    return [*nodes, node("Cast", [name], ["number"], to=TensorProto.FLOAT), node("Add", ["x", "number"], ["y"])]
+
+
+def function(name: str, nodes: Nodes) -> onnx.FunctionProto:
+    return helper.make_function("own", name, ["a"], ["b"], nodes, OPSETS)
+
+
+def twice(name: str) -> Nodes:
+    return [node(name, ["a"], ["c"], domain="own"), node(name, ["c"], ["b"], domain="own")]
+
+
+def nested_functions() -> bytes:
+    functions = [function("f0", [node("Relu", ["a"], ["b"])])]
+    functions += [function(f"f{level}", twice(f"f{level - 1}")) for level in range(1, 26)]
+    return model([node("f25", ["x"], ["y"], domain="own")], functions=functions)
+
+
+def wide_call() -> bytes:
+    """The functions are within the limit, the graph that calls them is not."""
+    functions = [function("f0", [node("Relu", ["a"], ["b"])])]
+    functions += [function(f"f{level}", twice(f"f{level - 1}")) for level in range(1, 15)]
+    calls = [node("f14", ["x"], [f"y{index}"], domain="own") for index in range(4)]
+    return model([*calls, node("Sum", [f"y{index}" for index in range(4)], ["y"])], functions=functions)
+
+
+def calls_in_a_branch() -> bytes:
+    functions = [function("f0", [node("Relu", ["a"], ["b"])])]
+    for level in range(1, 26):
+        value = helper.make_tensor_value_info("c", TensorProto.FLOAT, None)
+        branch = helper.make_graph(
+            [node(f"f{level - 1}", ["a"], ["d"], domain="own"), node(f"f{level - 1}", ["d"], ["c"], domain="own")],
+            "branch",
+            [],
+            [value],
+        )
+        choice = node("If", ["yes"], ["b"], then_branch=branch, else_branch=branch)
+        yes = node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(1, dtype=bool)))
+        functions.append(function(f"f{level}", [yes, choice]))
+    return model([node("f25", ["x"], ["y"], domain="own")], functions=functions)
+
+
+def function_that_calls_itself() -> bytes:
+    functions = [
+        function("even", [node("odd", ["a"], ["b"], domain="own")]),
+        function("odd", [node("even", ["a"], ["b"], domain="own")]),
+    ]
+    return model([node("even", ["x"], ["y"], domain="own")], functions=functions)
+
+
+def concat_chain() -> bytes:
+    chain = [node("Concat", [f"c{index}"] * 2, [f"c{index + 1}"], axis=0) for index in range(40)]
+    return model(after([*chain, node("ReduceSum", ["c40"], ["s"])], "s"), {"c0": ONE})
+
+
+def concat_chain_of_a_shape() -> bytes:
+    chain = [node("Concat", [f"c{index}"] * 2, [f"c{index + 1}"], axis=0) for index in range(40)]
+    return model(after([node("Shape", ["x"], ["c0"]), *chain, node("ReduceSum", ["c40"], ["s"])], "s"))
+
+
+def constant_of_shape() -> bytes:
+    return model(after([node("ConstantOfShape", ["n"], ["c"]), node("ReduceSum", ["c"], ["s"])], "s"), {"n": HUGE})
+
+
+def many_constants() -> bytes:
+    """None of them is too large, all of them together are."""
+    nodes = [node("ConstantOfShape", ["n"], [f"c{index}"]) for index in range(40)]
+    return model(
+        [*nodes, node("Sum", [f"c{index}" for index in range(40)], ["s"]), node("Gather", ["s", "i"], ["g"]),
+         node("Add", ["x", "g"], ["y"])],
+        {"n": np.array([2**24], np.int64), "i": ONE},
+    )  # fmt: skip
+
+
+def many_small_constants() -> bytes:
+    """Each is small enough to be folded."""
+    value = numpy_helper.from_array(ONE)
+    nodes = [node("ConstantOfShape", ["n"], [f"c{index}"], value=value) for index in range(1100)]
+    return model(after([*nodes, node("Gather", ["c0", "i"], ["g"])], "g"), {"n": np.array([2**16]), "i": ONE})
+
+
+def expand() -> bytes:
+    return model(
+        after([node("Expand", ["one", "n"], ["c"]), node("ReduceSum", ["c"], ["s"])], "s"), {"n": HUGE, "one": ONE}
+    )
+
+
+def expand_of_the_input() -> bytes:
+    weights = {"n": np.array([2**20, 2**20, 4])}
+    return model([node("Expand", ["x", "n"], ["c"]), node("ReduceSum", ["c"], ["y"])], weights)
+
+
+def tile() -> bytes:
+    weights = {"n": np.array([2**40]), "one": ONE}
+    return model(after([node("Tile", ["one", "n"], ["c"]), node("ReduceSum", ["c"], ["s"])], "s"), weights)
+
+
+def tile_of_the_input() -> bytes:
+    return model([node("Tile", ["x", "n"], ["c"]), node("ReduceSum", ["c"], ["y"])], {"n": np.array([2**40])})
+
+
+def range_() -> bytes:
+    weights = {"zero": np.array(0), "n": np.array(2**40), "one": np.array(1)}
+    return model(after([node("Range", ["zero", "n", "one"], ["c"]), node("ReduceSum", ["c"], ["s"])], "s"), weights)
+
+
+def pad() -> bytes:
+    return model([node("Pad", ["x", "n"], ["c"]), node("ReduceSum", ["c"], ["y"])], {"n": np.array([0, 2**40])})
+
+
+def resize() -> bytes:
+    weights = {"four": np.array([1, 1, 2, 2]), "n": np.array([1, 1, 1e6, 1e6], np.float32)}
+    nodes = [node("Reshape", ["x", "four"], ["r"]), node("Resize", ["r", "", "n"], ["c"])]
+    return model([*nodes, node("ReduceSum", ["c"], ["y"])], weights)
+
+
+def one_hot() -> bytes:
+    weights = {"i": np.arange(4), "n": np.array(2**40), "v": np.array([0, 1], np.float32)}
+    return model(
+        [node("OneHot", ["i", "n", "v"], ["c"]), node("ReduceSum", ["c"], ["s"]), node("Add", ["x", "s"], ["y"])],
+        weights,
+    )
+
+
+def outer(op: str, **attributes: str) -> bytes:
+    """The product of a column and a row of 65,536 numbers each."""
+    weights = {"n": np.array([2**16, 1]), "m": np.array([1, 2**16]), "k": np.array([2**16])}
+    left, right = ("k", "k") if attributes else ("n", "m")
+    nodes = [node("ConstantOfShape", [left], ["a"]), node("ConstantOfShape", [right], ["b"])]
+    nodes += [node(op, ["a", "b"], ["c"], **attributes), node("ReduceSum", ["c"], ["s"])]
+    return model([*nodes, node("Add", ["x", "s"], ["y"])], weights)
+
+
+def einsum_of_three() -> bytes:
+    """Its result is a number, and the products of two operands are not."""
+    nodes = [node("ConstantOfShape", ["k"], [name]) for name in "abc"]
+    nodes.append(node("Einsum", ["a", "b", "c"], ["s"], equation="i,j,k->"))
+    return model([*nodes, node("Add", ["x", "s"], ["y"])], {"k": np.array([2**16])})
+
+
+def gather() -> bytes:
+    weights = {"n": np.array([2**16]), "m": np.array([1, 2**16])}
+    zeros = numpy_helper.from_array(np.array([0]))
+    nodes = [node("ConstantOfShape", ["n"], ["i"], value=zeros), node("ConstantOfShape", ["m"], ["d"])]
+    nodes += [node("Gather", ["d", "i"], ["c"]), node("ReduceSum", ["c"], ["s"]), node("Add", ["x", "s"], ["y"])]
+    return model(nodes, weights)
+
+
+def many_dimensions() -> bytes:
+    nodes = [
+        node("ConstantOfShape", ["n"], ["s"], value=numpy_helper.from_array(ONE)),
+        node("Concat", ["s", "four"], ["t"], axis=0),
+    ]
+    return model([*nodes, node("Reshape", ["x", "t"], ["y"])], {"n": np.array([1000]), "four": np.array([4])})
+
+
+def random_constant() -> bytes:
+    return model(
+        [
+            node("RandomNormal", [], ["c"], shape=[2**20, 2**20]),
+            node("ReduceSum", ["c"], ["s"]),
+            node("Add", ["x", "s"], ["y"]),
+        ]
+    )
+
+
+def loop() -> bytes:
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["go_on"]), node("Concat", ["a", "a"], ["b"], axis=0)],
+        "body",
+        [value("at", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("a", TensorProto.FLOAT, None)],
+        [value("go_on", TensorProto.BOOL, []), value("b", TensorProto.FLOAT, None)],
+    )
+    weights = {"n": np.array(40), "yes": np.array(1, dtype=bool), "one": np.ones(1, np.float32)}
+    nodes = [node("Loop", ["n", "yes", "one"], ["c"], body=body), node("ReduceSum", ["c"], ["s"])]
+    return model([*nodes, node("Add", ["x", "s"], ["y"])], weights)
+
+
+def in_a_branch() -> bytes:
+    """What an `If` computes whose condition depends on the input."""
+    value = helper.make_tensor_value_info("s", TensorProto.FLOAT, None)
+    branch = helper.make_graph(
+        [node("ConstantOfShape", ["n"], ["c"]), node("ReduceSum", ["c"], ["s"])], "branch", [], [value]
+    )
+    nodes = [node("ReduceSum", ["x"], ["t"], keepdims=0), node("Cast", ["t"], ["yes"], to=TensorProto.BOOL)]
+    nodes.append(node("If", ["yes"], ["y"], then_branch=branch, else_branch=branch))
+    return model(nodes, {"n": HUGE})
+
+
+def out_of_order() -> bytes:
+    """The node that expands stands before those that it reads."""
+    nodes = [node("Expand", ["one", "n"], ["c"]), node("Identity", ["m"], ["n"]), node("Identity", ["u"], ["one"])]
+    return model(after([*nodes, node("ReduceSum", ["c"], ["s"])], "s"), {"m": HUGE, "u": ONE})
+
+
+def split() -> bytes:
+    nodes = [
+        node("Expand", ["x", "n"], ["c"]),
+        node("SplitToSequence", ["c"], ["parts"]),
+        node("SequenceAt", ["parts", "zero"], ["y"]),
+    ]
+    return model(nodes, {"n": np.array([2**24, 4]), "zero": np.array(0)})
+
+
+def two_of_a_name() -> bytes:
+    """The first is what ONNX's shapes are inferred of, the second what is computed, or the other way round."""
+    nodes = [node("Expand", ["one", "n"], ["c"]), node("Expand", ["one", "one"], ["c"])]
+    return model(after([*nodes, node("ReduceSum", ["c"], ["s"])], "s"), {"n": np.array([2**26]), "one": ONE})
+
+
+def sparse_weights() -> bytes:
+    read = onnx.ModelProto.FromString(model([node("Add", ["x", "w"], ["y"])]))
+    values = numpy_helper.from_array(np.ones(1, np.float32), "w")
+    indices = numpy_helper.from_array(np.zeros(1, np.int64), "")
+    read.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2**20, 2**20]))
+    return read.SerializeToString()
+
+
+def relax_constant() -> bytes:
+    """The same in TVM's own format."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([4], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value = builder.emit(relax.op.full([2**13, 2**13], relax.const(1.0), "float32"))
+            for _ in range(8):
+                value = builder.emit(relax.op.exp(value))
+            out = builder.emit_output(relax.op.add(x, relax.op.sum(value)))
+        builder.emit_func_output(out)
+    return str(tvm.ir.save_json(builder.get())).encode()
+
+
+def relax_tuples() -> bytes:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([4], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value = x
+            for _ in range(30):
+                value = builder.emit(relax.Tuple([value, value]))
+            out = builder.emit_output(relax.op.exp(x))
+        builder.emit_func_output(out)
+    return str(tvm.ir.save_json(builder.get())).encode()
+
+
+COMPUTED, TENSOR = "is computed from constants alone", "is a tensor of shape"
+ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "nested functions": (nested_functions, f"function 'f15', .* has 32,768 nodes, and {MOST_NODES:,} is the limit"),
+    "a wide call": (wide_call, f"the graph, with all functions inlined, has 65,537 nodes, and {MOST_NODES:,}"),
+    "calls in a branch": (calls_in_a_branch, r"function 'f\d+', .* nodes, and"),
+    "a function that calls itself": (function_that_calls_itself, "function '(even|odd)' calls itself"),
+    "a chain of Concat": (concat_chain, r"\(Concat\) (is a tensor|is computed)"),
+    "a chain of Concat of a shape": (concat_chain_of_a_shape, r"\(Concat\) (is a tensor|is computed)"),
+    "ConstantOfShape": (constant_of_shape, rf"\(ConstantOfShape\) {TENSOR} \[1048576, 2097152\]"),
+    "many constants": (many_constants, rf"\(ConstantOfShape\) {COMPUTED}, .* 536,\d+,\d+ is the limit for a file of"),
+    "many small constants": (many_small_constants, rf"\(ConstantOfShape\) {COMPUTED}"),
+    "Expand": (expand, rf"node with output 'c' \(Expand\) {TENSOR}"),
+    "Expand of the input": (expand_of_the_input, rf"\(Expand\) {TENSOR}"),
+    "Tile": (tile, rf"\(Tile\) {TENSOR}"),
+    "Tile of the input": (tile_of_the_input, rf"\(Tile\) {TENSOR}"),
+    "Range": (range_, rf"\(Range\) {TENSOR}"),
+    "Pad": (pad, rf"\(Pad\) {TENSOR}"),
+    "Resize": (resize, rf"\(Resize\) {TENSOR}"),
+    "OneHot": (one_hot, rf"\(OneHot\) {TENSOR}"),
+    "an outer sum": (lambda: outer("Add"), rf"\(Add\) {TENSOR}"),
+    "an outer product": (lambda: outer("MatMul"), rf"\(MatMul\) {TENSOR}"),
+    "an outer product of Einsum": (lambda: outer("Einsum", equation="i,j->ij"), rf"\(Einsum\) {TENSOR}"),
+    "Einsum of three": (einsum_of_three, rf"\(Einsum\) {COMPUTED}"),
+    "Gather": (gather, rf"\(Gather\) {TENSOR}"),
+    "many dimensions": (many_dimensions, r"\(Reshape\) is a tensor of 1001 dimensions, and 32 is the limit"),
+    "a random constant": (random_constant, rf"\(RandomNormal\) {TENSOR}"),
+    "Loop": (loop, r"\(Loop\) is a loop, which TVM cannot import"),
+    "what a branch computes": (in_a_branch, rf"\(ConstantOfShape\) {TENSOR}"),
+    "nodes out of order": (out_of_order, rf"\(Expand\) {TENSOR}"),
+    "SplitToSequence": (split, r"split into parts has 16,777,216 nodes"),
+    "two tensors of a name": (two_of_a_name, "'c' is the name of two tensors"),
+    "sparse weights": (sparse_weights, "weight 'w' is sparse"),
+    "a constant of Relax": (relax_constant, rf"\(relax.exp\) {COMPUTED}"),
+    "tuples of tuples of Relax": (relax_tuples, "more than 120,000 tensors in all"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_small_file_that_expands_is_refused_with_a_count(attack: str, tmp_path: Path) -> None:
+    make, words = ATTACKS[attack]
+    path = tmp_path / "small.model"
+    path.write_bytes(make())
+    with pytest.raises(BadModel, match=f"^small.model: .*{words}") as caught:
+        load_model(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_that_very_many_nodes_read_is_not_slimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`onnxslim` takes a time that grows with the square of the readers."""
+    monkeypatch.setattr(onnx_model, "_MOST_PAIRS_OF_READERS", 1_000)
+    monkeypatch.setattr(onnxslim, "slim", pytest.fail)
+    names = [f"y{index}" for index in range(40)]
+    (tmp_path / "m.onnx").write_bytes(
+        model([*[node("Add", ["x", "x"], [name]) for name in names], node("Sum", names, ["y"])])
+    )
+    load_model(tmp_path / "m.onnx")
+
+
+def test_a_constant_of_unknown_size_is_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxslim, "slim", pytest.fail)
+    nodes = [node("ConstantOfShape", ["n"], ["c"]), node("NonZero", ["c"], ["places"]), node("Det", ["places"], ["s"])]
+    (tmp_path / "m.onnx").write_bytes(model(after(nodes, "s"), {"n": np.array([2**17])}))
+    with pytest.raises(
+        BadModel, match=r"Det.*size of the constant that node with output 'places' \(NonZero\) computes"
+    ):
+        load_model(tmp_path / "m.onnx")
+
+
+def test_weights_make_room_for_constants_computed_from_them() -> None:
+    computed = ComputedConstants(file_bytes=2**26)
+    computed.take(2**29 + 2**30, "a chain")
+    with pytest.raises(BadModel, match="a chain is computed from constants alone"):
+        computed.take(1, "a chain")
+
+
+def test_all_of_them_take_little_memory(tmp_path: Path) -> None:
+    """In one child, whose peak is the largest of all."""
+    for name in ATTACKS.keys() - {"tuples of tuples of Relax"}:  # which cost time alone
+        data = ATTACKS[name][0]()
+        assert len(data) < (LARGER_BYTES if name in LARGER else SMALL_BYTES)
+        (tmp_path / f"{name}.model").write_bytes(data)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from fractune_core.errors import BadModel\n"
+        "from fractune_workers.children.importing.model_file import load_model\n"
+        "for path in sorted(Path(sys.argv[1]).iterdir()):\n"
+        "    try: load_model(path)\n"
+        "    except BadModel: continue\n"
+        "    sys.exit(f'{path} was taken')\n"
+        "lines = Path('/proc/self/status').read_text().splitlines()\n"
+        "print(next(line.split()[1] for line in lines if line.startswith('VmHWM')))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) < MEGABYTES * 1024

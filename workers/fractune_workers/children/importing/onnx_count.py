@@ -1,0 +1,77 @@
+"""How many nodes an ONNX model has once its own functions are inlined, counted without inlining them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing.limits import check_nodes
+
+_Name = tuple[str, str, str]
+"""domain, name and overload of a function"""
+
+
+def check_count(model: onnx.ModelProto) -> None:
+    """Raises BadModel for too many nodes or values, for sparse weights, and for functions that call themselves."""
+    functions = {(_domain(each.domain), each.name, each.overload): each for each in model.functions}
+    counts: dict[_Name, int] = {}
+    for each, function in functions.items():
+        _count_function(each, functions, counts)
+        check_nodes(counts[each], f"function '{function.name}', with the functions it calls inlined,")
+    check_nodes(_count(model.graph.node, counts), "the graph, with all functions inlined,")
+    for what, values in (
+        ("weights", model.graph.initializer),
+        ("inputs", model.graph.input),
+        ("outputs", model.graph.output),
+    ):
+        check_nodes(len(values), f"the list of the graph's {what}")
+    if model.graph.sparse_initializer:
+        name = model.graph.sparse_initializer[0].values.name
+        raise BadModel(f"weight '{name}' is sparse; save the model with dense weights")
+
+
+def _count_function(name: _Name, functions: dict[_Name, onnx.FunctionProto], counts: dict[_Name, int]) -> None:
+    """Fill in the count of a function, and of all that it calls. Raises BadModel for a cycle."""
+    waiting, open_names = [name], set[_Name]()
+    while waiting:
+        current = waiting[-1]
+        called = {each for each in _called(functions[current].node) if each in functions and each not in counts}
+        if current in counts or not called:
+            counts.setdefault(current, _count(functions[current].node, counts))
+            open_names.discard(waiting.pop())
+        elif current in open_names:
+            raise BadModel(f"function '{current[1]}' calls itself, by way of others or directly; export without it")
+        else:
+            open_names.add(current)
+            waiting.extend(called)
+
+
+def _count(nodes: Iterable[onnx.NodeProto], counts: dict[_Name, int]) -> int:
+    return sum(counts.get(_name(node), 1) + _count_inside(node, counts) for node in nodes)
+
+
+def _count_inside(node: onnx.NodeProto, counts: dict[_Name, int]) -> int:
+    return sum(_count(graph.node, counts) for graph in subgraphs(node))
+
+
+def _called(nodes: Iterable[onnx.NodeProto]) -> Iterable[_Name]:
+    for node in nodes:
+        yield _name(node)
+        for graph in subgraphs(node):
+            yield from _called(graph.node)
+
+
+def _name(node: onnx.NodeProto) -> _Name:
+    return _domain(node.domain), node.op_type, node.overload
+
+
+def _domain(name: str) -> str:
+    """ONNX's own domain has two names."""
+    return "" if name == "ai.onnx" else name
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs in a node's attributes."""
+    return [graph for each in node.attribute for graph in ([each.g] if each.HasField("g") else each.graphs)]
