@@ -25,6 +25,7 @@ from redis.exceptions import ResponseError
 from rq.utils import utcformat
 
 from benchmarks.queue_cost import TRACE
+from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import add_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, mark
@@ -352,7 +353,7 @@ class SimulatedWorker:
             return
         bundle = await self._read_blob(redis_names.bundle_blob(work["bundle"]))
         await self._serve_for("measure")
-        variants = [variant["name"] for variant in json.loads(bundle[_SIGNATURE_BYTES:])["variants"]]
+        variants = [variant["name"] for variant in Bundle(bundle[_SIGNATURE_BYTES:]).variants]
         event: Any = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event |= {"granted": granted(SHARE).to_json(), "max_error": dict.fromkeys(variants, 0.0)}
         event["run_secs"] = {name: [2.0] * 3 if name == UNTUNED_VARIANT else [1.0] * 3 for name in variants}

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from fractune_core.files.bundles import Bundle
 from fractune_core.implementations import WINOGRAD4, is_exact
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, Status
@@ -235,7 +236,7 @@ def test_a_fresh_job_neither_reads_nor_shares(stage: Stage) -> None:
 def _in_bundle(stage: Stage, job: pb.Job) -> list[pb.Record]:
     """The records behind the schedules of a job's bundle."""
     request = pb.DownloadBundleRequest(name=job.result.bundle)
-    manifest = json.loads(b"".join(part.data for part in stage.client.bundles.DownloadBundle(request)))["manifest"]
+    manifest = Bundle(b"".join(part.data for part in stage.client.bundles.DownloadBundle(request))).manifest
     named = {
         choice["record"] for op in manifest["operators"] for choice in op["by_variant"].values() if choice["record"]
     }

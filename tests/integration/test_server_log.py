@@ -14,9 +14,11 @@ import pytest
 import redis
 
 from fractune_core.convert import record_from_proto
+from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.planning.speeds import CALL_OVERHEAD_S
 from fractune_server.transport.unreadable import set_aside
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, made_up_record
@@ -220,15 +222,12 @@ def plan_of(client: Client, cores: int = DEVICE.units, **model: Any) -> pb.Plan:
     return client.plans.MakePlan(request, timeout=20)
 
 
-def test_a_plan_is_made_of_what_the_log_knows(client: Client, done: pb.Job) -> None:
-    """A model's time at a share is the sum over its operators of weight x the fastest that was published there."""
-    secs = {
-        share: sum(
-            each.operator.weight * statistics.median(each.record.run_secs) for each in match(client, model, share)
-        )
-        for model in [done.spec.model]
-        for share in ("cpu:1", "cpu:2")
-    }
+def test_a_plan_is_made_of_the_whole_models_times(client: Client, done: pb.Job) -> None:
+    """What the job timed at each share, and not the sum of the model's operators."""
+    secs = {each.share: statistics.median(each.run_secs[each.share].secs) for each in done.result.shares}
+    assert min(secs.values()) > 2 * sum_of_operators(client, done.spec.model, "cpu:1")
+    download = client.bundles.DownloadBundle(pb.DownloadBundleRequest(name=done.result.bundle))
+    assert Bundle(b"".join(part.data for part in download)).manifest["timed"] == pytest.approx(secs)
     wanted = 1.5 / secs["cpu:1"]
     plan = plan_of(client, model=done.spec.model, rate_per_s=wanted)
     parts = [part for device in plan.devices for part in device.parts]
@@ -240,6 +239,23 @@ def test_a_plan_is_made_of_what_the_log_knows(client: Client, done: pb.Job) -> N
     batched = plan_of(client, model=done.spec.model, requests_per_run=8, rate_per_s=wanted)
     assert len(batched.devices[0].parts) == 1
     assert batched.devices[0].parts[0].batch == 8
+
+
+def sum_of_operators(client: Client, model: str, share: str) -> float:
+    found = match(client, model, share)
+    return sum(each.operator.weight * statistics.median(each.record.run_secs) for each in found)
+
+
+def test_a_model_that_was_never_timed_is_planned_by_its_operators_and_the_plan_says_so(
+    client: Client, done: pb.Job
+) -> None:
+    assert done.state == pb.JOB_STATE_DONE
+    never_timed = client.upload(model_bytes(("conv2d", 3), ("dense", 1)))
+    plan = plan_of(client, model=never_timed, rate_per_s=1.0)
+    (part,) = (part for device in plan.devices for part in device.parts)
+    assert part.basis == "operators"
+    assert part.latency_s == pytest.approx(sum_of_operators(client, never_timed, part.share) + CALL_OVERHEAD_S)
+    assert any("by the times of the model's operators: nobody timed the whole model there" in n for n in plan.notes)
 
 
 def test_a_plan_that_cannot_be_is_refused_by_name(client: Client, done: pb.Job) -> None:

@@ -119,7 +119,7 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
     assert (report["variant"], report["exact"], report["units"]) == (share, True, int(share[-1]))
     assert report["max_rel_difference"] < 1e-3
     assert len(report["tuned_run_secs"]) == len(report["untuned_run_secs"]) == 3
-    assert np.load(outputs)["output0"].shape == tuple(report["outputs"][0]["shape"])
+    assert np.load(outputs)["y"].shape == tuple(report["outputs"][0]["shape"])
 
 
 @pytest.mark.long

@@ -113,7 +113,7 @@ def job_script() -> list[pb.Job]:
     ]
 
 
-def bundle_bytes(**changes: Any) -> bytes:
+def bundle_bytes(weight_bytes: bytes = b"", **changes: Any) -> bytes:
     """A bundle whose objects are no code: enough for everything that comes before loading it.
 
     `changes` replace what the manifest holds; None leaves it out.
@@ -139,7 +139,7 @@ def bundle_bytes(**changes: Any) -> bytes:
     }
     entries = {
         RECORDS: b"",
-        WEIGHTS: b"",
+        WEIGHTS: weight_bytes,
         **{object_entry(index, "lib0.o"): b"no code" for index in range(len(manifest["variants"]))},
     }
     file = io.BytesIO()

@@ -56,6 +56,7 @@ if _typing.TYPE_CHECKING:
     from fractune.inference.model import load as load
     from fractune.inference.session import InferenceSession as InferenceSession
     from fractune.inference.signatures import sign_bundle as sign_bundle
+    from fractune.inference.signatures import verify_bundle as verify_bundle
     from fractune.jobs import JobStatus as JobStatus
     from fractune.jobs import OfferedShare as OfferedShare
     from fractune.jobs import OperatorMatch as OperatorMatch
@@ -106,7 +107,7 @@ _HOMES = {
     "fractune.inference.comparing.compare": ("Comparison", "compare"),
     "fractune.inference.model": ("Model", "load"),
     "fractune.inference.session": ("InferenceSession",),
-    "fractune.inference.signatures": ("sign_bundle",),
+    "fractune.inference.signatures": ("sign_bundle", "verify_bundle"),
     "fractune.jobs": ("JobStatus", "OfferedShare", "OperatorMatch", "OperatorStatus", "ShareResult", "Worker"),
     "fractune.pairs": ("PairResult", "PairSide", "RateLatency"),
     "fractune.reports.cross_table": ("Cell", "CrossTable"),
@@ -197,6 +198,7 @@ __all__ = [
     "plan",
     "sign_bundle",
     "tune",
+    "verify_bundle",
 ]
 
 

@@ -96,7 +96,7 @@ def _map(inner: Check) -> Check:
         if type(value) is not dict:
             raise _wrong(value, "an object")
         for name, each in value.items():
-            if not _is_storable(name):
+            if not is_storable(name):
                 raise _wrong(name, "a name")
             try:
                 inner(each)
@@ -153,7 +153,8 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int and _LEAST <= value <= _MOST
 
 
-def _is_storable(text: Any) -> bool:
+def is_storable(text: Any) -> bool:
+    """Whether a value is a text that UTF-8 and databases can hold."""
     if type(text) is not str:
         return False
     if not text.isascii():
@@ -177,7 +178,7 @@ _SIMPLE: dict[Any, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: type(value) is bool, "true or false"),
     int: (_is_whole, "a whole number of 64 bits"),
     float: (lambda value: type(value) is float or _is_whole(value), "a number"),
-    str: (_is_storable, "a text"),
+    str: (is_storable, "a text"),
 }
 
 

@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from fractune_core.json_shapes import read_json
+
 NOT_IDENTITY = ("num-cores", "tag")
 
 FAST_MATH = "fast-math"
@@ -44,7 +46,7 @@ def is_cuda(config: dict[str, Any]) -> bool:
 def arch_of(target: str) -> str:
     """The architecture that a CUDA target (TVM's JSON text) names: `sm_90`; empty where there is none."""
     try:
-        config = json.loads(target)
+        config = read_json(target)
     except ValueError:
         return ""
     return str(config.get("arch", "")) if isinstance(config, dict) else ""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import math
+import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
+from fractune.inference.choosing import choose_variant
+from fractune.inference.tvm_runtime.array_files import array_names
+from fractune.inference.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
 from fractune.log_io.log_files import csv_row, read_jsonl
 from fractune.planning.plan_file import read_plan
 from fractune_core.convert import record_from_proto, record_to_proto
-from fractune_core.files.bundles import Bundle, write_archive
+from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, write_archive
+from fractune_core.shares import Device
+from fractune_core.targets import arch_of
 from fractune_server.store.records.record_check import check_record, check_workload
 from tests.support.client_samples import bundle_bytes, plan_file
 from tests.support.fuzz.mutations import Mutator
@@ -61,34 +70,95 @@ def _manifest_of(valid: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     return bundle.manifest, {name: bundle.read(name) for name in bundle.manifest["sha256"]}
 
 
-_BUNDLE = bundle_bytes(variants=[{"name": "untuned", "objects": ["lib0.o"]}])
+_BUNDLE = bundle_bytes(
+    variants=[{"name": "untuned", "objects": ["lib0.o"], "weights": [0]}, {"name": "cpu:1", "objects": ["lib0.o"]}],
+    inputs=[{"name": "a", "dtype": "float32", "shape": [1, 3]}, {"name": "b", "dtype": "bfloat16", "shape": []}],
+    outputs=[{"name": "y", "dtype": "int64", "shape": [None, 2]}],
+    weights=[
+        {"dtype": "int8", "shape": [3, 5], "offset": 0, "size": 15},
+        {"dtype": "float32", "shape": [2], "offset": 64, "size": 8},
+    ],
+    weight_bytes=bytes(72),
+    measured={"cpu:1": {"untuned": 0.5, "cpu:1": 0.25}},
+    choosing={"cpu:1": {"untuned": 0.4, "cpu:1": 0.3}},
+)
 _MANIFEST, _ENTRIES = _manifest_of(_BUNDLE)
+_BOMB_BYTES = 1 << 21
+_SMALL_BYTES = 1 << 16
 
 
 def _bundle(mutator: Mutator) -> bytes:
-    """A changed file, or a sound one around a changed manifest."""
-    if mutator.random.random() < 0.4:
+    """A changed file, a zip file that claims what it is not, or a sound one around a changed manifest."""
+    draw = mutator.random.random()
+    if draw < 0.3:
         return mutator.blob(_BUNDLE)
-    fuller = {**_MANIFEST, "measured": {"cpu:1": {"untuned": 0.5}}, "choosing": {"cpu:1": {"untuned": 0.4}}}
-    text = json.dumps(mutator.value(fuller)).encode()
+    if draw < 0.4:
+        return _odd_zip(mutator)
+    text = json.dumps(mutator.value(_MANIFEST)).encode()
     file = io.BytesIO()
     write_archive(file, mutator.blob(text) if mutator.random.random() < 0.2 else text, _ENTRIES)
     return file.getvalue()
 
 
+def _odd_zip(mutator: Mutator) -> bytes:
+    """Entries that are compressed, one of them to much less than it has, or that are there twice."""
+    with zipfile.ZipFile(io.BytesIO(_BUNDLE)) as archive:
+        entries, comment = {name: archive.read(name) for name in archive.namelist()}, archive.comment
+    names = list(entries)
+    twice = mutator.random.choice(names)
+    grown = mutator.random.choice(names)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name in [*names, twice] if mutator.random.random() < 0.5 else names:
+            payload = entries[name] + (b" " * _BOMB_BYTES if name == grown else b"")
+            archive.writestr(zipfile.ZipInfo(name), payload, mutator.random.choice((0, zipfile.ZIP_DEFLATED)))
+        manifest = entries[MANIFEST] + (b" " * _BOMB_BYTES if grown == MANIFEST else b"")
+        archive.comment = f"fractune manifest sha256 {hashlib.sha256(manifest).hexdigest()}".encode()
+        assert len(archive.comment) == len(comment)
+    return file.getvalue()
+
+
 def _read_bundle(payload: bytes) -> None:
+    """As `fractune.load` and `fractune plan` do, up to the code, and never more bytes than the file has."""
     bundle = Bundle(payload)
     try:
         bundle.verify()
         bundle.records()
+        entries = [bundle.manifest_bytes, *map(bundle.read, bundle.manifest["sha256"])]
+        assert sum(map(len, entries)) <= len(payload), "an entry that is compressed"
         for mechanism in ("cpu", "mps", "full"):
             bundle.measured(mechanism)
-            bundle.choosing(mechanism)
+            for units in (1, 3):
+                assert choose_variant(bundle, units, mechanism=mechanism).variant
         for variant in bundle.variants:
-            bundle.weights_of(variant["name"])
             bundle.objects(variant["name"])
+            _read_weights(bundle, variant["name"])
+        _make_tensors(bundle)
+        Device.from_json(bundle.manifest["device"])
+        arch_of(bundle.manifest["target"])
     finally:
         bundle.close()
+
+
+def _read_weights(bundle: Bundle, variant: str) -> None:
+    described = [bundle.manifest["weights"][number] for number in set(bundle.weights_of(variant))]
+    assert sum(each["size"] for each in described) <= bundle.size(WEIGHTS), "weights that lie over each other"
+    rooms = [(each["offset"], memoryview(bytearray(each["size"]))) for each in described]
+    bundle.read_parts(WEIGHTS, rooms)
+
+
+def _make_tensors(bundle: Bundle) -> None:
+    inputs, outputs = (specs_of(bundle.manifest[field]) for field in ("inputs", "outputs"))
+    for spec in (*inputs, *outputs):
+        elements = math.prod(dim or 1 for dim in spec.shape)
+        assert elements < 1 << 31, "a tensor that no memory holds"
+        assert numpy_dtype(spec.dtype).itemsize <= 8
+    small = [spec for spec in inputs if math.prod(dim or 1 for dim in spec.shape) <= _SMALL_BYTES]
+    arrays = random_inputs(small)
+    assert {name: array.shape for name, array in arrays.items()} == {spec.name: spec.shape for spec in small}
+    names = array_names(outputs)
+    assert len(set(names)) == len(names) == len(outputs)
 
 
 def _plan(mutator: Mutator) -> bytes:

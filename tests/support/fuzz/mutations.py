@@ -9,7 +9,24 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-_WHOLES = (0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, -(2**31), 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64, 10**30)
+_WHOLES = (
+    0,
+    1,
+    -1,
+    2,
+    7,
+    255,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    2**63,
+    2**64,
+    10**30,
+    10**400,
+)
 _REALS = (0.0, -0.0, 0.5, -1.5, 1e-320, 1e18, 1e308, -1e308, float("nan"), float("inf"), float("-inf"))
 _TEXTS = (
     "",

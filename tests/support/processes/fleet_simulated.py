@@ -28,6 +28,7 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 from rq.worker import WorkerStatus
 
+from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
@@ -40,6 +41,7 @@ from fractune_core.roofs import Roof
 from fractune_core.shares import GrantedShare
 from fractune_workers.work_counts import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkJob, WorkLoop
+from tests.support.client_samples import bundle_bytes
 from tests.support.processes.made_up import (
     DEVICE,
     TARGET,
@@ -319,13 +321,14 @@ class SimulatedWorker:
             self.roof = None
 
     def _compile(self, work: dict[str, Any]) -> None:
-        payload = json.dumps({"manifest": work["manifest"], "variants": work["variants"]}).encode()
+        variants = [{"name": variant["name"], "objects": ["lib0.o"]} for variant in work["variants"]]
+        payload = bundle_bytes(**{**work["manifest"], "variants": variants})
         put_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"]), payload)
         self._send(redis_names.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
 
     def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = json.loads(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"])))
-        variants = [variant["name"] for variant in bundle["variants"]]
+        bundle = Bundle(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"])))
+        variants = [variant["name"] for variant in bundle.variants]
         event = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event["granted"] = granted(work["share"]).to_json()
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}

@@ -47,6 +47,7 @@ class ScriptedServer(
         self.filters: list[pb.RecordFilter] = []
         self.plan_requests: list[pb.MakePlanRequest] = []
         self.plans: list[pb.Plan] = []
+        self.workers = [pb.Worker(name="workers/w1", role="build", host="here", pid=1)]
         self.fail_with: FractuneError | None = None
         self.watch: Callable[[grpc.ServicerContext], Iterator[pb.Job]] | None = None
 
@@ -159,7 +160,7 @@ class ScriptedServer(
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersResponse:
         self._maybe_fail(context)
-        return pb.ListWorkersResponse(workers=[pb.Worker(name="workers/w1", role="build", host="here", pid=1)])
+        return pb.ListWorkersResponse(workers=self.workers)
 
     def ListShares(self, request: pb.ListSharesRequest, context: Any) -> pb.ListSharesResponse:
         return pb.ListSharesResponse()

@@ -68,8 +68,8 @@ class _Asked:
 
 
 def _measured_plan(source: PlanSource, read: PlanFile, gpus: int | None, layouts: str, asked: _Asked) -> PlanResult:
-    """Time the ends and the middle of each model's curve, then what the plan takes and only predicts, until it predicts
-    nothing that can be timed.
+    """Time the ends and the middle of each model's curve, then the parts that the plan takes without a measured time of
+    the whole model, until there are none that can be timed.
     """
     done: set[tuple[str, str]] = set()
     wanted = {(name, share) for name in read.logged for share in _ends_and_middle(read)}
@@ -90,7 +90,9 @@ def _measured_plan(source: PlanSource, read: PlanFile, gpus: int | None, layouts
         )
         parts = [part for parts in result.plan.devices for part in parts]
         wanted = {
-            (part.model, part.share) for part in parts if part.model in read.logged and part.basis is Basis.PREDICTED
+            (part.model, part.share)
+            for part in parts
+            if part.model in read.logged and part.basis in (Basis.PREDICTED, Basis.OPERATORS)
         }
         if not wanted - done:
             break

@@ -13,6 +13,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from fractune.cli.closed_output import output_that_may_close
 from fractune.cli.credential_options import with_credentials
 from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune.cli.stopped import Stopped, take_signals
@@ -97,20 +98,19 @@ def main(args: Sequence[str] | None = None) -> int:
     take_signals()
     try:
         command = typer.main.get_command(build_app(args[0] if args else ""))
-        code = command(args=args, prog_name="fractune", standalone_mode=False)
-        sys.stdout.flush()
+        with output_that_may_close():
+            code = command(args=args, prog_name="fractune", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except Stopped as stopped:
         if stopped.terminal_gone:
             _silence(sys.stdout, sys.stderr)
+        elif stopped.reader_gone:
+            _silence(sys.stdout)
         return stopped.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except typer.Abort:
         return _fail("aborted", 1)
-    except BrokenPipeError:
-        _silence(sys.stdout)  # the reader of our output has enough
-        return 128 + signal.SIGPIPE
     except FractuneError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:

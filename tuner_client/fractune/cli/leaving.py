@@ -42,9 +42,9 @@ class LeavableView(View):
             self._view.show_goal(goal)
 
     def leaves(self, job: str, stop: BaseException) -> bool:
-        """SIGHUP leaves the job; Ctrl-C asks where somebody can answer; all else cancels it."""
+        """SIGHUP and a closed output leave the job; Ctrl-C asks where somebody can answer; all else cancels it."""
         if isinstance(stop, Stopped):
-            return stop.terminal_gone
+            return stop.terminal_gone or stop.reader_gone
         if not isinstance(stop, KeyboardInterrupt) or not _somebody_is_there():
             return False
         try:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from fractune.api.server.progress import LineView, View, status_text
 from fractune.cli.leaving import LeavableView
 from fractune.goals import Goal
-from fractune.jobs import JobStatus
+from fractune.jobs import JobStatus, OperatorStatus
+from fractune.reports.rendering import Column, Table, literal
 from fractune.reports.tables.goal import goal_json, goal_line, step_line
 from fractune.reports.tables.result import operator_json
 from fractune.reports.text import ratio_text, time_text
@@ -104,26 +105,30 @@ class TableView(View):
 
 
 def job_table(job: JobStatus) -> Group:
-    table = Table(title=f"{job.model_name}  {job.name}", title_justify="left")
-    table.add_column("operator", no_wrap=True, overflow="ellipsis")
-    table.add_column("weight", justify="right")
-    table.add_column("trials", justify="right")
-    for share in job.shares:
-        table.add_column(f"best {share}", justify="right")
-        table.add_column("gain", justify="right")
+    headings = ["weight", "trials", *(heading for share in job.shares for heading in (f"best {share}", "gain"))]
     selected = sorted((o for o in job.operators if o.selected), key=lambda o: -o.weight)
-    for operator in selected[:_TABLE_ROWS]:
-        cells = [operator.name, str(operator.weight), str(operator.trials)]
-        for share in job.shares:
-            best_s, untuned_s = operator.best_s.get(share), operator.untuned_s.get(share)
-            cells += [time_text(best_s), ratio_text(untuned_s, best_s)]
-        table.add_row(*cells)
+    grid = Table(
+        title=f"{job.model_name}  {job.name}",
+        columns=(Column("operator"), *(Column(heading, numbers=True) for heading in headings)),
+        cells=tuple(_operator_cells(operator, job.shares) for operator in selected[:_TABLE_ROWS]),
+    ).grid()
+    grid.columns[0].no_wrap, grid.columns[0].overflow = True, "ellipsis"
     lines = [Text(f"... and {len(selected) - _TABLE_ROWS} more")] if len(selected) > _TABLE_ROWS else []
-    lines += [Text(f"note: {note}", style="yellow") for note in job.notes]
-    return Group(table, *lines, Text(status_text(job), style="bold"))
+    lines += [literal(f"note: {note}", style="yellow") for note in job.notes]
+    return Group(grid, *lines, literal(status_text(job), style="bold"))
+
+
+def _operator_cells(operator: OperatorStatus, shares: Sequence[str]) -> tuple[str, ...]:
+    cells = [operator.name, str(operator.weight), str(operator.trials)]
+    for share in shares:
+        best_s, untuned_s = operator.best_s.get(share), operator.untuned_s.get(share)
+        cells += [time_text(best_s), ratio_text(untuned_s, best_s)]
+    return tuple(cells)
 
 
 def goal_lines(goal: Goal) -> list[Text]:
     """What is to be beaten, and how far the last steps came."""
-    steps = [Text(f"      {step_line(step)}") for step in goal.steps[-_GOAL_STEPS:]]
-    return [Text(goal_line(goal), style="bold"), *steps]
+    steps = [literal(step_line(step)) for step in goal.steps[-_GOAL_STEPS:]]
+    for step in steps:
+        step.pad_left(6)
+    return [literal(goal_line(goal), style="bold"), *steps]

@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGHUP do to a command: it unwinds in order, as at Ctrl-C."""
+"""What SIGTERM and SIGHUP do to a command, and a reader that closes its output: it unwinds in order, as at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import NoReturn
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGHUP came: unwind in order, then end as if it had killed us."""
+    """SIGTERM or SIGHUP came, or SIGPIPE would have: unwind in order, then end as if it had killed us."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
         self.exit_code = 128 + signal_number
         self.terminal_gone = signal_number == signal.SIGHUP
+        self.reader_gone = signal_number == signal.SIGPIPE
 
 
 def take_signals() -> None:

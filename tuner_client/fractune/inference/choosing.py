@@ -68,9 +68,11 @@ def _tuned_units(bundle: Bundle, mechanism: str | None = None) -> dict[str, int]
 
 def _unmeasured(tuned: dict[str, int], units: int, unit: str, why: str, policy: Policy) -> VariantChoice:
     if not tuned:
-        return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, "the bundle holds no variant that was tuned at one share")
+        return VariantChoice(
+            UNTUNED_VARIANT, How.NONE, math.nan, "the bundle holds no variant that was tuned at one share"
+        )
     nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
     if policy.allow_unmeasured:
         reason = f"tuned at {units_text(tuned[nearest], unit)}, the nearest; what it loses here was never measured"
         return VariantChoice(nearest, How.NEAR, math.nan, reason)
-    return VariantChoice(UNTUNED_VARIANT, How.NONE, 0.0, f"{why}; best is to tune at {units_text(units, unit)}")
+    return VariantChoice(UNTUNED_VARIANT, How.NONE, math.nan, f"{why}; best is to tune at {units_text(units, unit)}")

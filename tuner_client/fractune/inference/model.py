@@ -10,17 +10,17 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.backends import backend_for
 from fractune.inference.choosing import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.runner import Runner
-from fractune.inference.signatures import check_signature
+from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
 from fractune.inference.tvm_runtime import tensors
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
@@ -42,7 +42,7 @@ def load(
     share a variant may have been measured. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is
     not installed.
     """
-    return Model(Bundle(Path(path)), share=share, public_key=public_key, policy=policy)
+    return Model(open_bundle(path, public_key), share=share, policy=policy)
 
 
 class Model:
@@ -65,11 +65,8 @@ class Model:
         bundle: Bundle,
         *,
         share: str | None = None,
-        public_key: str | bytes | None = None,
         policy: Policy = DEFAULT_POLICY,
     ) -> None:
-        if public_key is not None:
-            check_signature(bundle, public_key)
         self.bundle = bundle
         self.inputs = tensors.specs_of(bundle.manifest["inputs"])
         self.outputs = tensors.specs_of(bundle.manifest["outputs"])
@@ -120,7 +117,12 @@ class Model:
         with self._turn:
             main = self._main(variant or self.choice.variant)
             outputs: list[Any] = self._runner.call(lambda: self._backend.run(main, arguments))
-            return outputs
+        if len(outputs) != len(self.outputs):
+            raise BadBundle(
+                f"{self.bundle.name}: its code gives {len(outputs)} outputs, and its manifest names "
+                f"{len(self.outputs)}; make the bundle again"
+            )
+        return outputs
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors where the model runs, to be given to it many times without a copy."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.model import Model
+from fractune.inference.signatures import open_bundle
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
-from fractune_core.files.bundles import Bundle
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -48,11 +47,11 @@ class InferenceSession:
         public_key: str | bytes | None = None,
         policy: Policy = DEFAULT_POLICY,
     ) -> None:
-        bundle = Bundle(Path(path))
+        bundle = open_bundle(path, public_key)
         own = _PROVIDERS.get(bundle.manifest["device"]["kind"], "")
         if providers is not None and own not in providers:
             raise BadRequest(f"providers {list(providers)}: {bundle.name} runs by {own}; name that, or nothing")
-        self.model = Model(bundle, share=share, public_key=public_key, policy=policy)
+        self.model = Model(bundle, share=share, policy=policy)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:
         """The outputs with these names in this order, or all of them. Raises BadRequest for wrong names or inputs."""

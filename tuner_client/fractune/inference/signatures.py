@@ -7,11 +7,12 @@ openssl pkey -in private.pem -pubout -out public.pem
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
-from fractune_core.files.bundles import SIGNATURE, Bundle, write_archive
+from fractune_core.files.bundles import Bundle
 
 
 def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> None:
@@ -24,16 +25,17 @@ def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> N
     path = Path(path)
     key = _load_key(private_key_pem, private=True)
     bundle = Bundle(path)
-    entries = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
-    bundle.close()
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial_file = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("wb") as file:
-            write_archive(file, bundle.manifest_bytes, {**entries, SIGNATURE: key.sign(bundle.manifest_bytes)})
+        with partial_file.open("wb") as file:
+            bundle.copy_to(file, key.sign(bundle.manifest_bytes))
             os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
-        partial.replace(path)
+        partial_file.replace(path)
     except OSError as error:
         raise StateUnusable(f"{path}: cannot be written ({error.strerror}); check the folder") from error
+    finally:
+        bundle.close()
+        partial_file.unlink(missing_ok=True)
 
 
 def check_private_key(pem: str | bytes) -> None:
@@ -41,17 +43,39 @@ def check_private_key(pem: str | bytes) -> None:
     _load_key(pem, private=True)
 
 
-def check_signature(bundle: Bundle, public_key_pem: str | bytes) -> None:
-    """Raises BadBundle unless the bundle was signed by the owner of the key, BadRequest for a key that is none."""
-    key = _load_key(public_key_pem, private=False)
+def open_bundle(path: str | os.PathLike[str], public_key_pem: str | bytes | None = None) -> Bundle:
+    """The bundle at `path`; with a public key, its signature is checked before anything of its manifest is parsed.
+
+    Raises BadBundle, also unless the bundle was signed by the owner of the key, BadRequest for a key that is none,
+    FractuneError when `cryptography` is not installed.
+    """
+    if public_key_pem is None:
+        return Bundle(Path(path))
+    return Bundle(Path(path), partial(_check_signature, _load_key(public_key_pem, private=False)))
+
+
+def verify_bundle(path: str | os.PathLike[str], *, public_key: str | bytes | None = None) -> None:
+    """Check every byte of the bundle at `path`, variants that are never loaded and the zip file's own fields too.
+
+    With `public_key` (PEM text) its signature is checked as well. Raises as `open_bundle`; BadBundle names the part of
+    the file that was changed.
+    """
+    bundle = open_bundle(path, public_key)
+    try:
+        bundle.verify()
+    finally:
+        bundle.close()
+
+
+def _check_signature(key: Any, name: str, manifest: bytes, signature: bytes | None) -> None:
     from cryptography.exceptions import InvalidSignature
 
-    if bundle.signature is None:
-        raise BadBundle(f"{bundle.name} is not signed; get it from who signs your bundles, or sign it (sign_bundle)")
+    if signature is None:
+        raise BadBundle(f"{name} is not signed; get it from who signs your bundles, or sign it (sign_bundle)")
     try:
-        key.verify(bundle.signature, bundle.manifest_bytes)
+        key.verify(signature, manifest)
     except InvalidSignature as error:
-        raise BadBundle(f"{bundle.name}: its signature is not by the key that was given; do not trust it") from error
+        raise BadBundle(f"{name}: its signature is not by the key that was given; do not trust it") from error
 
 
 def _load_key(pem: str | bytes, *, private: bool) -> Any:

@@ -10,7 +10,7 @@ from fractune.planning.tables import TableReader
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.planning.devices import DeviceType
-from fractune_core.planning.speeds import Basis, Row
+from fractune_core.planning.speeds import Row, measured_rows
 from fractune_core.shares import Device
 
 _COLUMNS = ("share", "batch", "processes", "throughput_per_s", "latency_ms")
@@ -64,19 +64,20 @@ def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
         different = device.difference(Device.from_json(bundle.manifest["device"]))
         if different:
             raise BadBundle(f"{bundle.name}: made for {different}; give a bundle or a profile of the plan's device")
-        secs: dict[int, float] = {}
+        operators_s: dict[int, float] = {}
+        whole_s: dict[int, float] = {}
         for mechanism in (device.layouts.value, "full"):
-            for granted, times in bundle.measured(mechanism).items():
-                units = device.units_of_granted(granted)
-                if units is not None:
-                    secs[units] = min(times.values())
+            fastest = {granted: min(times.values()) for granted, times in bundle.measured(mechanism).items()}
+            for found, held in ((operators_s, fastest), (whole_s, bundle.timed(mechanism))):
+                places = {device.units_of_granted(granted): secs for granted, secs in held.items()}
+                found.update({units: secs for units, secs in places.items() if units is not None})
     finally:
         bundle.close()
-    if not secs:
+    if not operators_s and not whole_s:
         raise BadBundle(
             f"{bundle.name}: has no time at a {device.layouts} share of {device.name}; tune the model at such shares"
         )
-    return tuple(Row(units, batch, 1, batch / each, each, Basis.MEASURED) for units, each in sorted(secs.items()))
+    return measured_rows(operators_s, whole_s, batch)
 
 
 def _typed(line: dict[str, str]) -> dict[str, Any]:

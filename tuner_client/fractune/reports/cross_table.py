@@ -137,7 +137,7 @@ def sentences(table: CrossTable) -> list[str]:
     if robust is not None:
         variant, share, lost = robust
         named = "the robust schedules" if variant == ROBUST_VARIANT else f"the schedules tuned on {share_text(variant)}"
-        most = f"at most {percent(lost.median)} ± {percent(lost.margin)} (on {share_text(share)})"
+        most = f"at most {with_interval(lost)} (on {share_text(share)})"
         said.append(f"one variant for all of these shares: {named} lose {most}")
     return said
 
@@ -147,8 +147,8 @@ def _sentence(variant: str, share: str, lost: Slowdown) -> str:
     if lost.is_tie:
         return f"{served}, {tuned} does as well as the one tuned there, within the noise ({signed(lost)})"
     if lost.median > 0:
-        return f"{served}, {tuned} loses {percent(lost.median)} ± {percent(lost.margin)}"
-    gain = f"{percent(-lost.median)} ± {percent(lost.margin)}"
+        return f"{served}, {tuned} loses {with_interval(lost)}"
+    gain = with_interval(Slowdown(-lost.median, -lost.high, -lost.low))
     return f"{served}, {tuned} is {gain} faster than the one tuned there: that search had less luck"
 
 
@@ -172,8 +172,15 @@ def share_text(share: str) -> str:
 
 
 def signed(lost: Slowdown) -> str:
-    """`+1 % ± 3 %`"""
-    return f"{'+' if lost.median >= 0 else '-'}{percent(abs(lost.median))} ± {percent(lost.margin)}"
+    """`+1 % ± 3 %`, `+546 % (143 % .. 1610 %)`"""
+    return f"{'+' if lost.median >= 0 else ''}{with_interval(lost)}"
+
+
+def with_interval(lost: Slowdown) -> str:
+    """`14 % ± 3 %`; `546 % (143 % .. 1610 %)` where ± would reach zero and the interval does not."""
+    if not lost.is_tie and abs(lost.median) <= lost.margin:
+        return f"{percent(lost.median)} ({percent(lost.low)} .. {percent(lost.high)})"
+    return f"{percent(lost.median)} ± {percent(lost.margin)}"
 
 
 def percent(fraction: float) -> str:

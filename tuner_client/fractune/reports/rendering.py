@@ -1,4 +1,8 @@
-"""A table as people read it: rich text in a terminal, HTML in a notebook, plain data for programs."""
+"""A table as people read it: rich text in a terminal, HTML in a notebook, plain data for programs.
+
+Names and messages come from models, workers and other users, so every text is shown as it is: rich takes none of it
+for markup, and a terminal acts on none of it.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, Group
-from rich.markup import escape
 from rich.table import Table as Grid
 from rich.text import Text
 
 from fractune.reports.text import WIDTH_OF_A_PIPE
+from fractune_core.errors import one_line
+
+
+def literal(text: str, style: str = "") -> Text:
+    """`text` on one line, for rich, which reads no markup in it."""
+    return Text(one_line(text), style=style)
 
 
 @dataclass(frozen=True)
@@ -40,21 +49,21 @@ class Table:
 
     def grid(self) -> Grid:
         """The table without its notes, for rich."""
-        grid = Grid(title=escape(self.title) or None, title_justify="left")
+        grid = Grid(title=literal(self.title) if self.title else None, title_justify="left")
         for column in self.columns:
-            grid.add_column(escape(column.heading), justify="right" if column.numbers else "left")
+            grid.add_column(literal(column.heading), justify="right" if column.numbers else "left")
         for row in self.cells:
-            grid.add_row(*map(Text, row))
+            grid.add_row(*map(literal, row))
         return grid
 
     def __rich__(self) -> Group:
-        return Group(self.grid(), *map(Text, self.notes))
+        return Group(self.grid(), *map(literal, self.notes))
 
     def __str__(self) -> str:
         console = Console(width=WIDTH_OF_A_PIPE, color_system=None, force_terminal=False, force_jupyter=False)
         with console.capture() as captured:
             console.print(self.grid())
-        return "\n".join([captured.get().rstrip("\n"), *self.notes])
+        return "\n".join([captured.get().rstrip("\n"), *map(one_line, self.notes)])
 
     __repr__ = __str__
 

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
+from fractune_core.errors import one_line
+
 WIDTH_OF_A_PIPE = 180
 """no terminal, no width: wide enough for whole names"""
 _NOTICED_S = 0.05
@@ -73,4 +75,5 @@ def score_text(score: float | None) -> str:
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+    """`bad_output 1, run_timeout 2`; `none`. Workers and models choose the names."""
+    return ", ".join(f"{one_line(name)} {count}" for name, count in sorted(counts.items())) or "none"

@@ -60,8 +60,8 @@ class Choice:
     name: str | None
     """None = use the untuned default"""
     regret: float
-    """worst relative loss against the best known at the shares that were looked at; 0 for exact and none, not a
-    number when it was not measured"""
+    """worst relative loss against the best known at the shares that were looked at; 0 for exact, not a number when it
+    was not measured"""
     reason: str
 
 
@@ -114,7 +114,7 @@ def choose(
         reason = f"fastest at {units_text(nearest, unit)}; what it loses here was never measured"
         return _chosen(How.NEAR, _fastest(times[nearest], default), default, math.nan, reason)
     here = units_text(units, unit)
-    return Choice(How.NONE, None, 0.0, f"not measured at {here}, and no measured regret: measured at {measured}")
+    return Choice(How.NONE, None, math.nan, f"not measured at {here}, and no measured regret: measured at {measured}")
 
 
 def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:
@@ -159,7 +159,7 @@ def find_match(
     """
     measured = validated.measured(device_key, target_key, granted.mechanism)
     if not measured.records:
-        return Match(How.NONE, None, 0.0, _why_nothing(validated.published, granted, device_key, target_key))
+        return Match(How.NONE, None, math.nan, _why_nothing(validated.published, granted, device_key, target_key))
     choice = choose(
         measured.choosing, granted.units, measured.default, policy, granted.unit, reported=measured.reported
     )
@@ -188,7 +188,7 @@ def _why_nothing(published: Sequence[TuningRecord], granted: GrantedShare, devic
 
 def _chosen(how: How, name: str, default: str, regret: float, reason: str) -> Choice:
     if name == default:
-        return Choice(How.NONE, None, 0.0, f"the untuned default is the best known: {reason}")
+        return Choice(How.NONE, None, regret, f"the untuned default is the best known: {reason}")
     return Choice(how, name, regret, reason)
 
 

@@ -31,11 +31,8 @@ class Slowdown:
 
     @property
     def is_tie(self) -> bool:
-        """The difference is inside the noise: no larger than the margin, or zero lies in the interval, or it is not
-        known.
-        """
-        apart = self.low > 0.0 or self.high < 0.0
-        return not apart or abs(self.median) <= self.margin
+        """The difference is inside the noise: zero lies in the interval, or the interval is not known."""
+        return not (self.low > 0.0 or self.high < 0.0)
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,25 @@
     weights.bin               the weights of all variants, each once, from a multiple of 64 bytes on
     variants/<n>/<object>.o   machine code and VM bytecode of a variant, as object files
 
-The comment of the zip file is the SHA-256 of manifest.json, so nothing in a bundle changes unnoticed. Entries are
-stored, not compressed: weights do not compress, and a stored entry can be read in place. `docs/bundle.md` describes
-it for readers of their own.
+The comment of the zip is the SHA-256 of manifest.json, and the digest of an entry is checked whenever it is read.
+Entries are stored, not compressed: weights do not compress, and whoever reads a bundle never gets more bytes than the
+file has. The same contents always make the same file, byte by byte. `docs/bundle.md` describes it for readers of their
+own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import struct
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, cast
 
-from fractune_core.errors import BadBundle
+from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import manifests
+from fractune_core.files.archives import Archive, BadArchive
+from fractune_core.files.comparing_file import ComparingFile
 from fractune_core.json_shapes import read_json
 
 FORMAT = 3
@@ -35,17 +35,15 @@ MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 RECORDS = "records.jsonl"
 WEIGHTS = "weights.bin"
-ALIGNMENT_BYTES = 64
-"""weights begin at multiples of it, as the compiled code expects of memory"""
+MOST_MANIFEST_BYTES = 2**24
+"""A manifest is parsed in memory; those of large models have some 100 kB"""
+_MOST_SIGNATURE_BYTES = 2**10
 
 _COMMENT = "fractune manifest sha256 "
-_CHUNK_BYTES = 1 << 16
-_UNREADABLE = (
-    *(zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError, struct.error, zlib.error, OverflowError),
-    RuntimeError,  # also NotImplementedError: flags that no zip of ours has
-)
-"""all that `zipfile` raises for a file that was changed"""
 _AGAIN = "make the bundle again"
+
+CheckSignature = Callable[[str, bytes, bytes | None], None]
+"""Takes the bundle's name, the bytes of its manifest and its signature. Raises BadBundle for what it does not trust"""
 
 
 def object_entry(variant: int, name: str) -> str:
@@ -53,20 +51,40 @@ def object_entry(variant: int, name: str) -> str:
     return f"variants/{variant}/{name}"
 
 
-def write_bundle(file: BinaryIO, manifest: Mapping[str, Any], entries: Mapping[str, bytes]) -> None:
-    """Write a bundle to `file`; the manifest gets its format number and the digest of every entry."""
+def write_bundle(file: IO[bytes], manifest: Mapping[str, Any], entries: Mapping[str, bytes]) -> None:
+    """Write a bundle to `file`; the manifest gets its format number and the digest of every entry.
+
+    Raises BadRequest for a manifest that no reader would take.
+    """
     digests = {name: hashlib.sha256(payload).hexdigest() for name, payload in entries.items()}
-    whole = {"format": FORMAT, **manifest, "sha256": digests}
-    write_archive(file, json.dumps(whole, indent=1).encode(), entries)
+    whole = _manifest_bytes({"format": FORMAT, **manifest, "sha256": digests})
+    if len(whole) > MOST_MANIFEST_BYTES:
+        raise BadRequest(
+            f"the bundle's manifest would have {len(whole)} bytes, and {MOST_MANIFEST_BYTES} is the limit; "
+            "ask for fewer shares at once"
+        )
+    write_archive(file, whole, entries)
 
 
-def write_archive(file: BinaryIO, manifest: bytes, entries: Mapping[str, bytes]) -> None:
+def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1).encode()
+
+
+def write_archive(file: IO[bytes], manifest: bytes, entries: Mapping[str, bytes]) -> None:
     """Write the zip file around a finished manifest."""
+    _write(file, manifest, ((name, len(payload), [payload]) for name, payload in entries.items()))
+
+
+def _write(file: IO[bytes], manifest: bytes, entries: Iterable[tuple[str, int, Iterable[bytes]]]) -> None:
+    """The zip file of the manifest, then of entries by name, size and pieces."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        # ZipInfo's own date, not the clock's: the same contents make the same file.
-        archive.writestr(zipfile.ZipInfo(MANIFEST), manifest)
-        for name, payload in entries.items():
-            archive.writestr(zipfile.ZipInfo(name), payload)
+        for name, size, pieces in ((MANIFEST, len(manifest), [manifest]), *entries):
+            # ZipInfo's own date, not the clock's: the same contents make the same file.
+            info = zipfile.ZipInfo(name)
+            info.file_size = size
+            with archive.open(info, "w") as entry:
+                for piece in pieces:
+                    entry.write(piece)
         archive.comment = _comment(manifest)
 
 
@@ -74,24 +92,58 @@ class Bundle:
     """A bundle opened for reading: its manifest is whole and of this format, and no entry is missing or extra.
 
     Raises BadBundle for a file that is none, is torn or changed, or is of another format. Entries are checked when
-    they are read; `verify` reads them all.
+    they are read; `verify` reads the whole file. `check_signature` is called before anything of the manifest is parsed.
     """
 
-    def __init__(self, source: Path | bytes) -> None:
+    def __init__(self, source: Path | bytes, check_signature: CheckSignature | None = None) -> None:
         self.name = source.name if isinstance(source, Path) else "bundle"
+        self._archive = self._opened(source)
         try:
-            self._archive = zipfile.ZipFile(source if isinstance(source, Path) else io.BytesIO(source))
-            self.manifest_bytes = self._archive.read(MANIFEST)
+            self.manifest_bytes = self._small(MANIFEST, MOST_MANIFEST_BYTES)
             """as they are signed"""
-            manifest = read_json(self.manifest_bytes)
+            self.signature = self._small(SIGNATURE, _MOST_SIGNATURE_BYTES) if SIGNATURE in self._archive.names else None
+            """the signature that the bundle carries, not checked; None when it carries none"""
+            if check_signature is not None:
+                check_signature(self.name, self.manifest_bytes, self.signature)
+            self._check_digest()
+            self.manifest = self._parsed()
+            self._check_format()
+            self._check_manifest()
+            self._check_entries()
+        except BaseException:
+            self._archive.close()
+            raise
+
+    def _opened(self, source: Path | bytes) -> Archive:
+        try:
+            return Archive(source)
         except FileNotFoundError as error:
             raise BadBundle(f"{self.name}: no such file") from error
-        except _UNREADABLE as error:
-            raise BadBundle(f"{self.name}: not a fractune bundle, or torn ({error}); make it again") from error
-        self.manifest: dict[str, Any] = manifest if isinstance(manifest, dict) else {}
-        self._check_format()
-        self._check_manifest()
-        self._check_names()
+        except (BadArchive, OSError) as error:
+            raise self._no_bundle(error) from error
+
+    def _small(self, entry: str, most_bytes: int) -> bytes:
+        """An entry that is read whole before its digest is known."""
+        try:
+            if self._archive.size(entry) > most_bytes:
+                raise BadBundle(f"{self.name}: '{entry}' is larger than {most_bytes} bytes; {_AGAIN}")
+            return self._archive.read(entry)
+        except BadArchive as error:
+            raise self._no_bundle(error) from error
+
+    def _no_bundle(self, error: Exception) -> BadBundle:
+        return BadBundle(f"{self.name}: not a fractune bundle, or torn ({error}); make it again")
+
+    def _check_digest(self) -> None:
+        if self._archive.comment != _comment(self.manifest_bytes):
+            raise BadBundle(f"{self.name}: '{MANIFEST}' does not match its digest, or the file is torn; {_AGAIN}")
+
+    def _parsed(self) -> dict[str, Any]:
+        try:
+            manifest = read_json(self.manifest_bytes)
+        except ValueError as error:
+            raise self._no_bundle(error) from error
+        return manifest if isinstance(manifest, dict) else {}
 
     def _check_format(self) -> None:
         found = self.manifest.get("format")
@@ -103,25 +155,25 @@ class Bundle:
             raise BadBundle(f"{self.name}: bundle format {found}, this fractune reads {FORMAT}; make it again")
 
     def _check_manifest(self) -> None:
-        if self._archive.comment != _comment(self.manifest_bytes):
-            raise BadBundle(f"{self.name}: '{MANIFEST}' does not match its digest, or the file is torn; {_AGAIN}")
         wrong = manifests.complaint(self.manifest)
         if wrong:
             raise BadBundle(f"{self.name}: {MANIFEST}: {wrong}; {_AGAIN}")
 
-    def _check_names(self) -> None:
-        found = [info.filename for info in self._archive.infolist()]
-        expected = {MANIFEST, *self.manifest["sha256"]}
-        missing, extra = sorted(expected - set(found)), sorted(set(found) - expected - {SIGNATURE})
+    def _check_entries(self) -> None:
+        found, listed = set(self._archive.names), set(self.manifest["sha256"])
+        expected = {*listed, MANIFEST, RECORDS, WEIGHTS}
+        missing, extra = sorted(expected - found), sorted(found - {*listed, MANIFEST, SIGNATURE})
         if missing:
             raise BadBundle(f"{self.name}: '{missing[0]}' is missing; {_AGAIN}")
-        if extra or len(found) > len(set(found)):
-            name = extra[0] if extra else min(name for name in found if found.count(name) > 1)
-            raise BadBundle(f"{self.name}: '{name}' does not belong to it; {_AGAIN}")
+        extra += sorted(listed & {MANIFEST, SIGNATURE})
+        if extra:
+            raise BadBundle(f"{self.name}: '{extra[0]}' does not belong to it; {_AGAIN}")
         for index, variant in enumerate(self.manifest["variants"]):
             for name in variant["objects"]:
-                if object_entry(index, name) not in expected:
+                if object_entry(index, name) not in listed:
                     raise BadBundle(f"{self.name}: '{object_entry(index, name)}' is missing; {_AGAIN}")
+        if any(weight["offset"] + weight["size"] > self.size(WEIGHTS) for weight in self.manifest["weights"]):
+            raise BadBundle(f"{self.name}: '{WEIGHTS}' is shorter than the weights in {MANIFEST}; {_AGAIN}")
 
     def read(self, entry: str) -> bytes:
         """The bytes of an entry, checked against the manifest. Raises BadBundle."""
@@ -148,41 +200,44 @@ class Bundle:
     def size(self, entry: str) -> int:
         """Bytes of an entry. Raises BadBundle."""
         try:
-            return self._archive.getinfo(entry).file_size
-        except KeyError as error:
-            raise BadBundle(f"{self.name}: '{entry}' is missing; {_AGAIN}") from error
+            return self._archive.size(entry)
+        except BadArchive as error:
+            raise BadBundle(f"{self.name}: {error}; {_AGAIN}") from error
+
+    def copy_to(self, file: IO[bytes], signature: bytes | None) -> None:
+        """Write the same bundle to another file with this signature, every entry checked. Raises BadBundle, OSError."""
+        signatures = [] if signature is None else [(SIGNATURE, len(signature), [signature])]
+        entries = ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"])
+        _write(file, self.manifest_bytes, (*entries, *signatures))
+
+    def copy_with(self, file: IO[bytes], **fields: Any) -> None:
+        """Write the same bundle to another file with these fields of the manifest, every entry checked, unsigned.
+
+        Raises BadBundle, OSError.
+        """
+        manifest = _manifest_bytes({**self.manifest, **fields})
+        _write(file, manifest, ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"]))
 
     def verify(self) -> None:
-        """Read and check all entries. Raises BadBundle."""
-        for entry in self.manifest["sha256"]:
-            for _ in self._chunks(entry):
-                pass
-        _ = self.signature
-
-    @property
-    def signature(self) -> bytes | None:
-        """The signature that the bundle carries, not checked; None when it carries none. Raises BadBundle."""
-        if SIGNATURE not in self._archive.namelist():
-            return None
-        try:
-            return self._archive.read(SIGNATURE)
-        except _UNREADABLE as error:
-            raise BadBundle(f"{self.name}: '{SIGNATURE}' is torn; sign the bundle again") from error
+        """Check every byte of the file: a copy of the bundle must be the same. Raises BadBundle."""
+        copy = ComparingFile(self._archive.bytes_at)
+        self.copy_to(cast("IO[bytes]", copy), self.signature)
+        at = copy.first_difference(self._archive.file_bytes)
+        if at is not None:
+            place = self._archive.place_of(at)
+            raise BadBundle(f"{self.name}: byte {at} of the file, in {place}, is not as fractune writes it; {_AGAIN}")
 
     def _chunks(self, entry: str) -> Iterator[bytes]:
         """The entry piece by piece; its digest is checked before the last piece is given."""
         digest, last = hashlib.sha256(), b""
         try:
-            with self._archive.open(entry) as file:
-                chunk = file.read(_CHUNK_BYTES)
-                while chunk:
-                    digest.update(chunk)
-                    ahead = file.read(_CHUNK_BYTES)
-                    if ahead:
-                        yield chunk
-                    last, chunk = chunk, ahead
-        except _UNREADABLE as error:
-            raise BadBundle(f"{self.name}: '{entry}' is missing or torn ({error}); {_AGAIN}") from error
+            for chunk in self._archive.chunks(entry):
+                if last:
+                    yield last
+                digest.update(chunk)
+                last = chunk
+        except BadArchive as error:
+            raise BadBundle(f"{self.name}: {error}; {_AGAIN}") from error
         if digest.hexdigest() != self.manifest["sha256"].get(entry):
             raise BadBundle(f"{self.name}: '{entry}' does not match its digest; {_AGAIN}")
         yield last
@@ -206,6 +261,11 @@ class Bundle:
         held, units = self.manifest.get(field, {}), self.units(mechanism)
         known = {share: {name: secs for name, secs in times.items() if secs > 0} for share, times in held.items()}
         return {units[share]: times for share, times in known.items() if times and share in units}
+
+    def timed(self, mechanism: str) -> dict[int, float]:
+        """Seconds of one call of the whole model, by units of a share of that mechanism."""
+        units = self.units(mechanism)
+        return {units[share]: secs for share, secs in self.manifest.get("timed", {}).items() if share in units}
 
     def units(self, mechanism: str) -> dict[str, int]:
         """Units of each share of that mechanism."""

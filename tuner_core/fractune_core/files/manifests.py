@@ -4,10 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from fractune_core.json_shapes import is_storable
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
+
+ALIGNMENT_BYTES = 64
+"""Weights begin at multiples of it, as the compiled code expects of memory"""
+ITEM_BYTES = {
+    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64"), 8),
+    **dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"), 1),
+    **dict.fromkeys(("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+}
+"""Bytes of one element by type, of the types that tensors of a bundle may have"""
+_MOST_ELEMENTS = 2**31 - 1
+"""Of one tensor. Weights of a model file have no more, as it has at most 2 GiB"""
+_MOST_DIMENSIONS = 32
+"""NumPy 1 has no more"""
+_LARGEST_COUNT = 2**63 - 1
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+"""No model's time is shorter or longer"""
 
 _Check = Callable[[Any], bool]
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -24,16 +44,44 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"'{field}' is missing"
         elif not check(manifest[field]):
             yield f"'{field}' is not {what}"
+    for field in ("inputs", "outputs", "weights"):
+        yield from _tensor_complaints(field, manifest[field])
+    for field in ("inputs", "outputs"):
+        names = [tensor["name"] for tensor in manifest[field]]
+        if len(set(names)) < len(names):
+            yield f"two of '{field}' have one name"
+    yield from _weight_complaints(manifest["weights"])
     yield from _slot_complaints(manifest)
     yield from _variant_complaints(manifest)
     yield from _measured_complaints(manifest)
+
+
+def _tensor_complaints(field: str, tensors: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for number, tensor in enumerate(tensors):
+        if tensor["dtype"] not in ITEM_BYTES:
+            yield f"{field}[{number}] has the unknown type '{tensor['dtype'][:80]}'"
+        shape = tensor["shape"]
+        # A dimension of 0 makes a tensor empty, and its other dimensions must be possible all the same.
+        if len(shape) > _MOST_DIMENSIONS or math.prod(dim or 1 for dim in shape) > _MOST_ELEMENTS:
+            yield f"{field}[{number}] has the shape {str(shape)[:80]}, which is too large for a tensor"
+
+
+def _weight_complaints(weights: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Weights lie apart, so that together they are no larger than the file."""
+    end = 0
+    for number, weight in enumerate(weights):
+        if weight["size"] != math.prod(weight["shape"]) * ITEM_BYTES[weight["dtype"]]:
+            yield f"weights[{number}] has {weight['size']} bytes, and its type and shape have not"
+        if weight["offset"] < end or weight["offset"] % ALIGNMENT_BYTES:
+            yield f"weights[{number}] does not begin at a multiple of {ALIGNMENT_BYTES} after the weight before it"
+        end = weight["offset"] + weight["size"]
 
 
 def _slot_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     """Of a fused model: whose slot each is, and what is called once for each."""
     if "slots" not in manifest:
         return
-    if not _are_slots(manifest["slots"]) or not _list_of(_is_text)(manifest.get("apart")):
+    if not _are_slots(manifest["slots"]) or not _list_of(is_storable)(manifest.get("apart")):
         yield "'slots' and 'apart' are not a list of names or nulls, and one of names"
         return
     for tensor in (*manifest["inputs"], *manifest["outputs"]):
@@ -63,6 +111,9 @@ def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"'measured' has the share '{share}', 'shares' has not"
         if not set(times) <= variants:
             yield f"'measured' has a variant '{min(set(times) - variants)}' that is not there"
+    timed = manifest.get("timed", {})
+    if not _map_of(_is_time)(timed) or not all(timed.values()) or not set(timed) <= set(manifest["shares"]):
+        yield "'timed' is not seconds by some of 'shares'"
     choosing = manifest.get("choosing", measured)
     if not _is_measured(choosing) or _known_times(choosing) != _known_times(measured):
         yield "'choosing' is not seconds of the shares and variants of 'measured'"
@@ -73,12 +124,12 @@ def _known_times(held: dict[str, dict[str, float]]) -> set[tuple[str, str]]:
     return {(share, name) for share, times in held.items() for name, secs in times.items() if secs > 0}
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is_dimension(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return type(value) is int and 0 <= value <= _LARGEST_COUNT
 
 
 def _is_amount(value: Any) -> bool:
@@ -86,7 +137,11 @@ def _is_amount(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return type(value) in (int, float) and (value == 0 or bool(_SHORTEST_S <= value <= _LONGEST_S))
+
+
+def _is_device(value: Any) -> bool:
+    return _has_device(value) and is_storable(value.get("label", ""))
 
 
 def _is_digest(value: Any) -> bool:
@@ -102,7 +157,9 @@ def _list_of(check: _Check, fewest: int = 0) -> _Check:
 
 
 def _map_of(check: _Check) -> _Check:
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+    return lambda value: (
+        isinstance(value, dict) and all(is_storable(name) and check(each) for name, each in value.items())
+    )
 
 
 def _object_with(**fields: _Check) -> _Check:
@@ -112,28 +169,26 @@ def _object_with(**fields: _Check) -> _Check:
     )
 
 
-_are_slots = _list_of(lambda slot: slot is None or _is_text(slot), fewest=1)
-_is_shape = _list_of(_is_count)
-_is_tensor = _object_with(name=_is_text, dtype=_is_text, shape=_is_shape)
+_are_slots = _list_of(lambda slot: slot is None or is_storable(slot), fewest=1)
+_has_device = _object_with(kind=is_storable, isa=is_storable, units=_is_amount, memory_gib=_is_count, l2_kib=_is_count)
+_is_shape = _list_of(_is_dimension)
+_is_tensor = _object_with(name=is_storable, dtype=is_storable, shape=_is_shape)
 _is_output = _object_with(
     # a dimension that depends on the data is null
-    name=_is_text,
-    dtype=_is_text,
-    shape=_list_of(lambda dim: dim is None or _is_count(dim)),
+    name=is_storable,
+    dtype=is_storable,
+    shape=_list_of(lambda dim: dim is None or _is_dimension(dim)),
 )
-_is_weight = _object_with(dtype=_is_text, shape=_is_shape, offset=_is_count, size=_is_count)
-_is_variant = _object_with(name=_is_text, objects=_list_of(_is_text, fewest=1))
+_is_weight = _object_with(dtype=is_storable, shape=_is_shape, offset=_is_count, size=_is_count)
+_is_variant = _object_with(name=is_storable, objects=_list_of(is_storable, fewest=1))
 _is_measured = _map_of(_map_of(_is_time))
 
 _FIELDS: dict[str, tuple[_Check, str]] = {
-    "model": (_object_with(name=_is_text, sha256=_is_text), "an object with name and sha256"),
-    "device": (
-        _object_with(kind=_is_text, isa=_is_text, units=_is_amount, memory_gib=_is_count, l2_kib=_is_count),
-        "an object with kind, isa, units, memory_gib and l2_kib",
-    ),
-    "target": (_is_text, "a text"),
+    "model": (_object_with(name=is_storable, sha256=is_storable), "an object with name and sha256"),
+    "device": (_is_device, "an object with kind, isa, units, memory_gib and l2_kib"),
+    "target": (is_storable, "a text"),
     "code": (
-        _object_with(architecture=_is_text, features=_list_of(_is_text)),
+        _object_with(architecture=is_storable, features=_list_of(is_storable)),
         "an object with architecture and features",
     ),
     "inputs": (_list_of(_is_tensor), "a list of name, dtype and shape"),

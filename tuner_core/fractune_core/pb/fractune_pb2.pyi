@@ -2539,6 +2539,7 @@ class PlanRow(_message.Message):
     THROUGHPUT_PER_S_FIELD_NUMBER: _builtins.int
     LATENCY_S_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    OPERATORS_ONLY_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     """Share as text; or else units: slices, SMs or cores."""
     units: _builtins.int
@@ -2552,6 +2553,8 @@ class PlanRow(_message.Message):
     """Of one batch."""
     measured: _builtins.bool
     """Measured by fractune; otherwise the plan calls it stated."""
+    operators_only: _builtins.bool
+    """Only the model's operators were measured: the latency is the sum of their times and what a call takes beyond them."""
     def __init__(
         self,
         *,
@@ -2562,10 +2565,11 @@ class PlanRow(_message.Message):
         throughput_per_s: _builtins.float = ...,
         latency_s: _builtins.float = ...,
         measured: _builtins.bool = ...,
+        operators_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "latency_s", b"latency_s", "measured", b"measured", "processes", b"processes", "share", b"share", "throughput_per_s", b"throughput_per_s", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "latency_s", b"latency_s", "measured", b"measured", "operators_only", b"operators_only", "processes", b"processes", "share", b"share", "throughput_per_s", b"throughput_per_s", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2713,7 +2717,7 @@ class PlannedPart(_message.Message):
     """Requests, as counted on: predictions less their error, neighbours allowed for."""
     latency_s: _builtins.float
     basis: _builtins.str
-    """"measured", "stated" or "predicted"."""
+    """"measured", "operators" (the sum of their measured times, and what a call takes beyond it), "stated" or "predicted"."""
     error: _builtins.float
     """Of a prediction, as a fraction."""
     slowdown: _builtins.float

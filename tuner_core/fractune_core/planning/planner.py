@@ -66,6 +66,12 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
             f"{len(predicted)} of {len(parts)} parts by predicted times, made longer by their error (up to "
             f"{worst:.1%}); --measure times them"
         )
+    summed = [part for part in parts if part.basis is Basis.OPERATORS]
+    if summed:
+        notes.append(
+            f"{len(summed)} of {len(parts)} parts by the times of the model's operators: nobody timed the whole model "
+            "there; 'fractune tune' and --measure do"
+        )
     slowed = [part for part in parts if part.slowdown > 1]
     assumed = [part for part in slowed if part.slowdown == 1 + request.penalty]
     if assumed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,11 +12,26 @@ from fractune_core.analysis.knee import Curve, CurveKind, fit_curve
 
 class Basis(StrEnum):
     MEASURED = "measured"
-    """in the tuning log or a bundle"""
+    """of the whole model, in the tuning log or a bundle"""
+    OPERATORS = "operators"
+    """the sum of its operators' measured times, and what a call of the model takes beyond them"""
     STATED = "stated"
     """by the plan file"""
     PREDICTED = "predicted"
     """by the curve through the others, the slower for its error"""
+
+
+CALL_OVERHEAD_S = 65e-6
+"""What one call of a model takes beyond its operators, where no share tells of this model: what a call of a perceptron
+with operators of 0.3 us takes from Python"""
+
+
+def secs_by_operators(operators_s: Mapping[int, float], whole_s: Mapping[int, float]) -> dict[int, float]:
+    """Seconds of a model by units, at which only its operators were timed: `operators_s`, the sums of their times, and
+    the most that the whole model took beyond them where both are known (`whole_s`).
+    """
+    beyond_s = max((whole_s[units] - operators_s[units] for units in whole_s if units in operators_s), default=0.0)
+    return {units: secs + max(beyond_s, CALL_OVERHEAD_S) for units, secs in operators_s.items() if units not in whole_s}
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,16 @@ class Row:
     def secs(self) -> float:
         """Between the ends of two batches of one process."""
         return self.batch * self.processes / self.throughput_per_s
+
+
+def measured_rows(operators_s: Mapping[int, float], whole_s: Mapping[int, float], batch: int) -> tuple[Row, ...]:
+    """A row at each number of units: by the whole model's time where it was measured, else by its operators'. One run
+    serves `batch` requests. Times in seconds by units.
+    """
+    summed_s = secs_by_operators(operators_s, whole_s)
+    found = [(units, secs, Basis.MEASURED) for units, secs in whole_s.items()]
+    found += [(units, secs, Basis.OPERATORS) for units, secs in summed_s.items()]
+    return tuple(Row(units, batch, 1, batch / secs, secs, basis) for units, secs, basis in sorted(found))
 
 
 class ModelSpeeds:

@@ -81,7 +81,8 @@ def _model_to_proto(model: ModelDemand, logged: LoggedModel | None) -> pb.PlanMo
                 processes=row.processes,
                 throughput_per_s=row.throughput_per_s,
                 latency_s=row.latency_s,
-                measured=row.basis is Basis.MEASURED,
+                measured=row.basis in (Basis.MEASURED, Basis.OPERATORS),
+                operators_only=row.basis is Basis.OPERATORS,
             )
             for row in model.rows
         ],
@@ -112,7 +113,8 @@ def _row_from_proto(row: pb.PlanRow, device: DeviceType) -> Row:
     units = device.units_of(row.share) if row.share else row.units
     if not 1 <= units <= device.units:
         raise BadRequest(f"profile: units is {units}; {device.name} by {device.layouts} has 1 to {device.units}")
-    basis = Basis.MEASURED if row.measured else Basis.STATED
+    measured = Basis.OPERATORS if row.operators_only else Basis.MEASURED
+    basis = measured if row.measured else Basis.STATED
     return Row(units, row.batch or 1, row.processes or 1, row.throughput_per_s, row.latency_s, basis)
 
 

@@ -20,6 +20,7 @@ from fractune_core.names import ROBUST_VARIANT
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.rounds import Rounds
+from fractune_server.selection.model_times import served_secs
 from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model
@@ -71,6 +72,8 @@ class PublishPhase:
         """Ask for the timings that are not known, one share after the other: the model is timed alone."""
         waiting = [share for share in job.shares if share not in job.stored.timings]
         if not waiting:
+            timed = {share: served_secs(timing, share) for share, timing in job.stored.timings.items()}
+            self._context.files.add_times(job.stored.bundle, timed)
             job.end(JobState.DONE)
             return
         share = waiting[0]

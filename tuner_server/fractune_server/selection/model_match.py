@@ -17,6 +17,7 @@ from fractune_core.records import TuningRecord
 from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
+from fractune_server.selection.model_times import timed_secs
 from fractune_server.selection.variants import Deployment, ValidatedOperator
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.transport.context import ServerContext
@@ -50,6 +51,16 @@ class OperatorRow:
     task: OperatorTask
     cells: dict[tuple[str, str], TuningRecord]
     """by the variant (`untuned`, or a share) and the share it ran at"""
+
+
+@dataclass(frozen=True)
+class ModelTimes:
+    """Seconds of one call of a model, by units of a device; what was not measured is absent."""
+
+    operators_s: dict[int, float]
+    """the sum over operators of weight x what is reported of the fastest there"""
+    whole_s: dict[int, float]
+    """the whole model, as the newest job that timed it there found"""
 
 
 @dataclass(frozen=True)
@@ -126,20 +137,31 @@ class Matcher:
         validated = self._validated(found.operators, query.scope)
         return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
-    def fastest(self, query: MatchQuery, wanted: DeviceType) -> dict[int, float]:
-        """Seconds of the whole model by units of `wanted`: the sum over operators of weight x what is reported of the
-        fastest there. Units at which one of the measured operators lacks a time are absent.
+    def times(self, query: MatchQuery, wanted: DeviceType) -> ModelTimes:
+        """What the log knows of the model's speed on `wanted`.
 
         Raises what `match` raises, and NotFound when the log knows no such device or no such time.
         """
         fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._on_device(fleet, wanted)
         found = self._ingested(fleet, query, device_share)
-        validated = self._validated(found.operators, query.scope)
+        times = ModelTimes(
+            self._operators_s(found, query.scope, device_share.device, wanted),
+            self._whole_s(found, query, device_share.device, wanted),
+        )
+        if not times.operators_s and not times.whole_s:
+            raise NotFound(
+                f"models/{query.model[:12]}...: the log has no time at a {wanted.layouts} share of {wanted.name}; "
+                "tune it there"
+            )
+        return times
+
+    def _operators_s(self, found: IngestedModel, scope: str, device: Device, wanted: DeviceType) -> dict[int, float]:
+        validated = self._validated(found.operators, scope)
         secs: dict[int, float] = {}
         for mechanism in (wanted.layouts.value, "full"):
             measured = {
-                task: validated[task.workload_hash].measured(device_share.device.key, found.target_key, mechanism)
+                task: validated[task.workload_hash].measured(device.key, found.target_key, mechanism)
                 for task in found.operators
             }
             known = {task: each for task, each in measured.items() if each.records}
@@ -147,11 +169,14 @@ class Matcher:
                 units = wanted.units_of_granted(granted)
                 if units is not None:
                     secs[units] = sum(task.weight * each.fastest_s(granted) for task, each in known.items())
-        if not secs:
-            raise NotFound(
-                f"models/{query.model[:12]}...: the log has no time at a {wanted.layouts} share of {wanted.name}; "
-                "tune it there"
-            )
+        return secs
+
+    def _whole_s(self, found: IngestedModel, query: MatchQuery, device: Device, wanted: DeviceType) -> dict[int, float]:
+        secs: dict[int, float] = {}
+        for job in self._context.store.jobs.done_of_model(query.model):
+            asked = (job.spec.inputs, job.spec.scope, job.target_key, job.device.key)
+            if asked == (dict(query.inputs), query.scope, found.target_key, device.key):
+                secs = {**timed_secs(job, wanted), **secs}
         return secs
 
     def _on_device(self, fleet: Fleet, wanted: DeviceType) -> DeviceShare:

@@ -10,7 +10,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.planner import make_plan
-from fractune_core.planning.speeds import Basis, Row
+from fractune_core.planning.speeds import Row, measured_rows
 from fractune_core.planning.wire import LoggedModel, plan_to_proto, request_from_proto
 from fractune_server.selection.model_match import Matcher, MatchQuery
 
@@ -25,8 +25,8 @@ class PlanService(rpc.PlanServiceServicer):
             if batch < 1:
                 raise BadRequest(f"{logged.model}: requests_per_run is {batch}; it must be 1 or more")
             query = MatchQuery(Collection.MODELS.parse(logged.model), logged.inputs, "", context.time_remaining())
-            secs = self._matcher.fastest(query, device)
-            return tuple(Row(units, batch, 1, batch / each, each, Basis.MEASURED) for units, each in secs.items())
+            times = self._matcher.times(query, device)
+            return measured_rows(times.operators_s, times.whole_s, batch)
 
         asked = request_from_proto(request, rows_of)
         return plan_to_proto(make_plan(asked, simulated=request.simulate, seed=request.seed))

@@ -107,6 +107,12 @@ class JobStore:
         own: dict[str, Any] = {"job": newest.id, "timed_at": newest.ended_at}
         return {share: {**own, **timing} for share, timing in newest.timings.items()}
 
+    def done_of_model(self, model: str) -> list[StoredJob]:
+        """The jobs for the model of this SHA-256 that are done, newest first."""
+        query = select(jobs).where(jobs.c.model == model, jobs.c.state == JobState.DONE.value)
+        with self._database.read() as connection:
+            return list(map(_from_row, connection.execute(query.order_by(jobs.c.seq.desc())).mappings().all()))
+
     def save(self, job: StoredJob, operators: Mapping[int, StoredOperator] = MappingProxyType({})) -> bool:
         """Write the job, one revision on, and those of its operators that are given, by their place in the model.
 

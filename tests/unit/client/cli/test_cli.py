@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from fractune.cli import main
@@ -29,3 +33,16 @@ def test_an_unexpected_error_is_one_line_with_the_way_to_its_traceback(
     monkeypatch.setenv("FRACTUNE_DEBUG", "1")
     assert main(["jobs"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [["jobs"], ["jobs", "--json"], ["--help"]])
+def test_a_reader_that_went_away_is_code_141_whatever_was_writing(server: ScriptedServer, args: list[str]) -> None:
+    """Tables come from one library, help from another, JSON from neither."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    at = [] if "--help" in args else ["--server", server.address]
+    ended = subprocess.run(
+        [sys.executable, "-m", "fractune.cli", *args, *at], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fractune.api.server.progress import LineView, status_text
+from fractune.api.server.progress import BarView, LineView, status_text
 from fractune.cli.commands.jobs.jobs import job_json
 from fractune.cli.progress import JsonView, TableView, job_table, progress_json
 from fractune.from_proto import job_status
@@ -27,6 +27,27 @@ def test_the_live_table_shows_best_and_gain_per_share() -> None:
     for expected in ("fused_conv2d", "best cpu:1", "2.00 ms", "1.50x", "8/8 trials"):
         assert expected in shown
     assert "softmax" not in shown
+
+
+HOSTILE = "[/b, 64] [batch, 64] \x1b]0;owned\x07"
+SHOWN = "[/b, 64] [batch, 64] \\x1b]0;owned\\x07"
+
+
+def test_what_a_model_or_a_worker_says_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """No markup, nothing that a terminal acts on."""
+    job = job_script()[2]
+    job.model_display_name = job.operators[0].display_name = HOSTILE
+    job.notes.append(HOSTILE)
+    job.progress.failures[HOSTILE] = 1
+    console = Console(width=400, record=True, file=sys.stderr, force_terminal=True, color_system=None)
+    for view, places in ((TableView(console), 4), (BarView(console), 2)):
+        with view:
+            view.show(job_status(job))
+        assert console.export_text().count(SHOWN) >= places
+    LineView().show(job_status(job))
+    said = capsys.readouterr()
+    assert said.out.count(SHOWN) == 2
+    assert "\x1b]0;" not in said.out + said.err
 
 
 def test_what_other_jobs_asked_for_is_shown_as_shared(capsys: pytest.CaptureFixture[str]) -> None:

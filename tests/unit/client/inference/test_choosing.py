@@ -83,6 +83,7 @@ def test_nothing_measured_near_is_untuned_and_says_so() -> None:
     choice = choose_variant(a_bundle(), 2)
     assert (choice.variant, choice.how, choice.exact) == ("untuned", How.NONE, False)
     assert "measured at no share; best is to tune at 2 cores" in choice.reason
+    assert math.isnan(choice.regret)
 
 
 @pytest.mark.parametrize(("units", "variant"), [(2, "cpu:1"), (3, "cpu:4"), (16, "cpu:4")])
@@ -95,3 +96,4 @@ def test_the_nearest_by_ratio_only_where_the_policy_allows_it(units: int, varian
 def test_a_bundle_without_tuned_variants_runs_untuned() -> None:
     choice = choose_variant(a_bundle(variants=[{"name": "untuned", "objects": ["lib0.o"]}]), 1, ANYTHING)
     assert (choice.variant, choice.reason) == ("untuned", "the bundle holds no variant that was tuned at one share")
+    assert math.isnan(choice.regret)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import tvm_ffi
 import fractune
 from fractune import Model
 from fractune.inference.cpu.processor import CPUINFO, isa_name, read_cpuinfo
+from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.runtime import aligned_bytes
 from fractune.inference.tvm_runtime.tensors import as_arguments, as_array
 from fractune_core.analysis.match import How
@@ -252,17 +254,83 @@ def test_a_real_bundle_with_a_byte_changed_or_torn_off_says_the_same_or_is_refus
             Bundle(whole[:offset])
 
 
-@pytest.mark.parametrize(
-    "change", [{"size": 4}, {"offset": 1 << 20}, {"offset": 4}, {"dtype": "float99"}, {"shape": [1 << 40]}]
-)
-def test_weights_that_do_not_lie_where_the_manifest_says(small: Small, tmp_path: Path, change: dict[str, Any]) -> None:
-    bundle, path = Bundle(small.bundle), tmp_path / "m.fractune"
-    first, *others = bundle.manifest["weights"]
-    manifest = {**bundle.manifest, "weights": [{**first, **change}, *others]}
+Manifest = dict[str, Any]
+
+
+def write_changed(small: Small, path: Path, change: Callable[[Manifest], Manifest], code: bytes | None = None) -> None:
+    """The small bundle with a changed manifest and, if given, other contents of its object files."""
+    bundle = Bundle(small.bundle)
+    entries = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
+    if code is not None:
+        entries = {name: code if name.endswith(".o") else payload for name, payload in entries.items()}
     with path.open("wb") as file:
-        write_bundle(file, manifest, {name: bundle.read(name) for name in manifest["sha256"]})
-    with pytest.raises(BadBundle, match="weight"):
-        fractune.load(path)
+        write_bundle(file, change(bundle.manifest), entries)
+
+
+def of_input(**changes: Any) -> Callable[[Manifest], Manifest]:
+    return lambda manifest: {**manifest, "inputs": [{**manifest["inputs"][0], **changes}]}
+
+
+def of_variants(change: Callable[[list[int]], list[int]]) -> Callable[[Manifest], Manifest]:
+    """What `change` makes of the weights that each variant takes."""
+    return lambda manifest: {
+        **manifest,
+        "variants": [{**variant, "weights": change(variant["weights"])} for variant in manifest["variants"]],
+    }
+
+
+def objects_twice(manifest: Manifest) -> Manifest:
+    return {**manifest, "variants": [{**each, "objects": each["objects"] * 2} for each in manifest["variants"]]}
+
+
+def weights_turned(manifest: Manifest) -> Manifest:
+    return {**manifest, "weights": [{**weight, "shape": weight["shape"][::-1]} for weight in manifest["weights"]]}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (of_variants(lambda weights: weights[:-1]), "takes 4 tensors, and its manifest names 1 inputs and 2 weights"),
+        (of_variants(lambda weights: [*weights, 0]), "takes 4 tensors, and its manifest names 1 inputs and 4 weights"),
+        (of_variants(lambda weights: weights[::-1]), "its code does not take these inputs, or the weights"),
+        (weights_turned, "its code does not take these inputs, or the weights"),
+        (of_input(shape=[1, 4, 16, 17]), "its code does not take these inputs, or the weights"),
+        (of_input(shape=[1, 4, 16]), "its code does not take these inputs, or the weights"),
+        (of_input(dtype="int32"), "its code does not take these inputs, or the weights"),
+        (lambda manifest: {**manifest, "inputs": []}, "takes 4 tensors, and its manifest names 0 inputs"),
+        (lambda manifest: {**manifest, "outputs": []}, "its code gives 1 outputs, and its manifest names 0"),
+        (objects_twice, "the code of the variant 'cpu:1' cannot be loaded"),
+    ],
+)
+def test_code_that_does_not_take_what_the_manifest_says_is_a_bad_bundle(
+    small: Small, tmp_path: Path, change: Callable[[Manifest], Manifest], says: str
+) -> None:
+    path = tmp_path / "m.fractune"
+    write_changed(small, path, change)
+    with pytest.raises(BadBundle, match=says):
+        run_once(path)
+
+
+def run_once(path: Path) -> None:
+    model = fractune.load(path, share="cpu:1")
+    model.run(model.random_inputs())
+
+
+@pytest.mark.parametrize("code", [b"", b"no code"])
+def test_objects_that_are_no_code_are_a_bad_bundle(small: Small, tmp_path: Path, code: bytes) -> None:
+    path = tmp_path / "m.fractune"
+    write_changed(small, path, dict, code)
+    with pytest.raises(BadBundle, match="the code of the variant 'cpu:1' cannot be loaded"):
+        run_once(path)
+
+
+def test_random_inputs_that_no_memory_holds_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object) -> None:
+        raise MemoryError("Unable to allocate 8.00 GiB")
+
+    monkeypatch.setattr(tensors, "_random_array", refuse)
+    with pytest.raises(BadRequest, match=r"Unable to allocate 8.00 GiB\); give x float32\[9\] of your own"):
+        tensors.random_inputs([tensors.TensorSpec("x", "float32", (9,))])
 
 
 IMPORTS = """

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 import fractune
-from fractune.inference.signatures import check_signature, sign_bundle
+from fractune.inference.signatures import open_bundle, sign_bundle
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
 from fractune_core.files.bundles import SIGNATURE, Bundle, write_archive
 from tests.support.client_samples import bundle_bytes
@@ -42,7 +42,7 @@ def test_a_signed_bundle_is_the_same_bundle(path: Path) -> None:
     manifest = Bundle(path).manifest_bytes
     sign_bundle(path, PRIVATE)
     once = path.read_bytes()
-    check_signature(Bundle(path), PUBLIC)
+    open_bundle(path, PUBLIC)
     Bundle(path).verify()
     assert Bundle(path).manifest_bytes == manifest
     sign_bundle(path, PRIVATE.decode())
@@ -52,12 +52,12 @@ def test_a_signed_bundle_is_the_same_bundle(path: Path) -> None:
 
 def test_another_signer_and_no_signer_are_refused(path: Path) -> None:
     with pytest.raises(BadBundle, match=r"m.fractune is not signed"):
-        check_signature(Bundle(path), PUBLIC)
+        open_bundle(path, PUBLIC)
     sign_bundle(path, OTHER_PRIVATE)
     with pytest.raises(BadBundle, match="not by the key"):
-        check_signature(Bundle(path), PUBLIC)
+        open_bundle(path, PUBLIC)
     sign_bundle(path, PRIVATE)
-    check_signature(Bundle(path), PUBLIC)
+    open_bundle(path, PUBLIC)
 
 
 def test_load_refuses_before_it_runs_anything(path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_manifest_changed_after_signing_is_refused(path: Path) -> None:
     with path.open("wb") as file:
         write_archive(file, changed, {**entries, SIGNATURE: bundle.signature})
     with pytest.raises(BadBundle, match="not by the key"):
-        check_signature(Bundle(path), PUBLIC)
+        open_bundle(path, PUBLIC)
 
 
 @pytest.mark.parametrize("key", [b"rubbish", "", PUBLIC, EC_PRIVATE])
@@ -86,7 +86,7 @@ def test_what_is_no_private_key(path: Path, key: str | bytes) -> None:
 @pytest.mark.parametrize("key", [b"rubbish", "", PRIVATE, EC_PUBLIC])
 def test_what_is_no_public_key(path: Path, key: str | bytes) -> None:
     with pytest.raises(BadRequest, match=r"no public key|not of Ed25519"):
-        check_signature(Bundle(path), key)
+        open_bundle(path, key)
 
 
 def test_a_folder_that_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,4 +101,4 @@ def test_a_folder_that_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyP
 def test_without_cryptography_the_way_to_it_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
     with pytest.raises(FractuneError, match=r"install 'fractune\[sign\]'"):
-        check_signature(Bundle(path), PUBLIC)
+        open_bundle(path, PUBLIC)

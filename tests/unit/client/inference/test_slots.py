@@ -112,11 +112,11 @@ def test_run_shows_slots_and_runs_one(fused: FusedVariants, tmp_path: Path, caps
     assert "slots:     2 of 3 filled: 0 variant1, 1 variant2, 2 empty; a run computes all 3" in shown
     assert "slot 1 alone was asked for: 1 of 3 that each run computes" in shown
     with np.load(tmp_path / "out.npz") as saved:
-        np.testing.assert_allclose(saved["output0"], truth(fused.models[1], image(6)), rtol=1e-4)
+        np.testing.assert_allclose(saved["y"], truth(fused.models[1], image(6)), rtol=1e-4)
     assert main(["run", str(fused.bundle), "--repeats", "3", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["slots"], report["apart"], report["slot"]) == (["variant1", "variant2", None], [], None)
-    assert report["outputs"] == [{"dtype": "float32", "shape": [3, 1, 10]}]
+    assert report["outputs"] == [{"name": "y", "dtype": "float32", "shape": [3, 1, 10]}]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from fractune.planning.plan_file import read_plan
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.planning.devices import Layouts
-from fractune_core.planning.speeds import Basis, Row
+from fractune_core.planning.speeds import Row, measured_rows
 from fractune_core.shares import Device, GrantedShare
 from tests.support.client_samples import bundle_bytes, plan_file
 from tests.support.paths import REPOSITORY
@@ -80,17 +80,18 @@ def test_a_model_in_the_log_is_named_by_its_file(tmp_path: Path) -> None:
     assert read.request.models[0].rows == ()
 
 
-def test_the_file_in_the_docs_is_a_plan_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_other_sources_in_the_docs_can_stand_in_a_plan_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (indented,) = re.findall(r"each in place of `profile`:\n\n((?:(?:    .*)?\n)+)", page)
+    by_bundle, by_log = textwrap.dedent(indented).strip().split("\n\n")
     monkeypatch.chdir(tmp_path)
     a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04)}).rename("magika.fractune")
-    read = read_plan(write(tmp_path, text))
-    assert [model.name for model in read.request.models] == ["resnet50", "magika", "squeezenet"]
+    models = f'[[models]]\nname = "magika"\n{by_bundle}\n[[models]]\nname = "squeezenet"\n{by_log}\n'
+    read = read_plan(write(tmp_path, f'[device]\ngpu = "A100-80GB"\n{models}'))
     assert read.logged.keys() == {"squeezenet"}
-    assert read.request.models[1].rows == (Row(1, 8, 1, 200.0, 0.04, Basis.MEASURED),)
-    known = (*read.request.models[:2], replace(read.request.models[2], rows=read.request.models[0].rows))
-    replace(read.request, models=known).check()
+    assert [row.batch for row in read.request.models[0].rows] == [8]
 
 
 # ---- bundles ---------------------------------------------------------------------------------------------
@@ -102,7 +103,9 @@ def granted(share: str, units: int, total: int, unit: str = "sm") -> dict[str, A
     return GrantedShare(share, units, total, unit, 1 << 30, reserved=True).to_json()
 
 
-def a_bundle(folder: Path, device: Device, shares: dict[str, tuple[int, float]], unit: str = "sm") -> Path:
+def a_bundle(
+    folder: Path, device: Device, shares: dict[str, tuple[int, float]], unit: str = "sm", **fields: Any
+) -> Path:
     """Measured at shares: units granted, and the seconds of the variant `untuned`."""
     path = folder / "a.fractune"
     path.write_bytes(
@@ -111,6 +114,7 @@ def a_bundle(folder: Path, device: Device, shares: dict[str, tuple[int, float]],
             variants=[{"name": "untuned", "objects": ["lib0.o"]}],
             shares={share: granted(share, units, device.units, unit) for share, (units, _) in shares.items()},
             measured={share: {"untuned": secs} for share, (_, secs) in shares.items()},
+            **fields,
         )
     )
     return path
@@ -127,9 +131,19 @@ def test_a_bundle_says_how_fast_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04), "mig:3g.40gb": (42, 0.02), "mps:25": (27, 0.03)})
     rows = read_plan(plan_with_bundle()).request.models[0].rows
-    assert rows == (Row(1, 4, 1, 100.0, 0.04, Basis.MEASURED), Row(3, 4, 1, 200.0, 0.02, Basis.MEASURED))
+    assert rows == measured_rows({1: 0.04, 3: 0.02}, {}, batch=4)
     by_mps = read_plan(plan_with_bundle(), layouts="mps").request.models[0].rows
-    assert [(row.units, row.latency_s) for row in by_mps] == [(27, 0.03)]
+    assert by_mps == measured_rows({27: 0.03}, {}, batch=4)
+
+
+def test_the_whole_models_times_in_a_bundle_go_before_its_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    timed = {"mig:1g.10gb": 0.05}
+    a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04), "mig:3g.40gb": (42, 0.02)}, timed=timed)
+    rows = read_plan(plan_with_bundle()).request.models[0].rows
+    assert rows == measured_rows({1: 0.04, 3: 0.02}, {1: 0.05}, batch=4)
 
 
 def test_a_bundle_of_another_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

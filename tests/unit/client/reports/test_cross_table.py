@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fractune.from_proto import job_status, operator_records
-from fractune.reports.cross_table import Cell, CrossTable, model_table, operator_table, sentences
+from fractune.reports.cross_table import Cell, CrossTable, model_table, operator_table, sentences, signed
 from fractune.reports.pictures.cross import draw_table
 from fractune.reports.pictures.figure import check_picture
 from fractune.reports.tables.cross import cell_text, rows, table_json
+from fractune_core.analysis.slowdown_ci import Slowdown
 from fractune_core.convert import record_to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
@@ -185,3 +186,10 @@ def test_a_loss_is_still_seen() -> None:
     slow = {share: Cell([1.3 * secs for secs in cell.run_secs], share) for share, cell in table.cells["cpu:1"].items()}
     found = CrossTable("m", 1, SHARES, {**table.cells, "cpu:1": slow})
     assert all(lost is not None and not lost.is_tie for lost in (found.slowdown("cpu:1", share) for share in SHARES))
+
+
+def test_a_wide_interval_without_zero_is_shown_by_its_ends_and_is_no_tie() -> None:
+    """60.0 us against 12.8 us: 5.46 times as much more, and no interval by ± says so."""
+    assert signed(Slowdown(5.46, 1.43, 16.1)) == "+546 % (143 % .. 1610 %)"
+    assert signed(Slowdown(-0.3, -0.9, -0.01)) == "-30 % (-90 % .. -1.0 %)"
+    assert signed(Slowdown(0.01, -0.02, 0.04)) == "+1.0 % ± 3.0 %"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from xml.etree import ElementTree as ET
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from fractune.from_proto import job_status
 from fractune.reports.rendering import Column, Table
 from fractune.reports.tables.result import latency_table
 from tests.support.client_samples import job_script
+from tests.support.paths import REPOSITORY
 
 HOSTILE = "<script>alert('[bold]&')</script>"
 TABLE = Table(
@@ -59,3 +61,19 @@ def test_rows_are_plain_data_in_seconds() -> None:
         "max_error": 1e-6,
     }
     assert second["speed_up"] == 3.0
+
+
+def test_markup_and_what_a_terminal_acts_on_are_shown_as_they_are() -> None:
+    hostile, shown = "[/b, 64] [batch, 64] \x1b]0;owned\x07", "[/b, 64] [batch, 64] \\x1b]0;owned\\x07"
+    table = Table(title=hostile, columns=(Column(hostile),), cells=((hostile,),), notes=(hostile,))
+    assert str(table).count(shown) == 4
+    console = Console(width=120, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(table)
+    assert console.export_text().count(shown) == 4
+
+
+def test_every_table_of_the_client_is_this_one() -> None:
+    """Another would have to escape by itself what models and workers say."""
+    client = REPOSITORY / "tuner_client"
+    makers = {path.relative_to(client).name for path in client.rglob("*.py") if "rich.table" in path.read_text()}
+    assert makers == {"rendering.py"}

@@ -103,6 +103,7 @@ def test_what_was_measured_at_one_share_only_is_offered_only_when_allowed() -> N
     answer = match(records, 3)
     assert (answer.how, answer.record) == (How.NONE, None)
     assert "no measured regret" in answer.reason
+    assert math.isnan(answer.regret)
     answer = match(records, 3, UNMEASURED)
     assert (answer.how, trace(answer)) == (How.NEAR, "a")
     assert math.isnan(answer.regret)
@@ -112,7 +113,19 @@ def test_what_was_measured_at_one_share_only_is_offered_only_when_allowed() -> N
 def test_winners_never_measured_at_each_others_share_have_no_measured_regret() -> None:
     records = [validation("a", 2, 1.0), validation("b", 4, 1.0)]
     assert match(records, 3).how is How.NONE
+    assert math.isnan(match(records, 3).regret)
     assert trace(match(records, 3, UNMEASURED)) == "b"
+
+
+def test_an_operator_that_nobody_measured_has_no_regret() -> None:
+    assert math.isnan(match([], 3).regret)
+
+
+def test_the_untuned_default_between_two_shares_has_the_regret_that_was_measured() -> None:
+    rows = {2: {UNTUNED: 1.1, "a": 1.2, "b": 1.0}, 4: {UNTUNED: 1.0, "a": 1.0, "b": 1.3}}
+    answer = choose(rows, 3, UNTUNED)
+    assert (answer.how, answer.name) == (How.NONE, None)
+    assert answer.regret == pytest.approx(0.1)
 
 
 def test_the_untuned_default_may_win() -> None:

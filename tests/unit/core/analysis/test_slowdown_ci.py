@@ -60,9 +60,10 @@ def test_a_loss_in_turn_is_that_of_the_pairs_which_its_interval_is_of() -> None:
     assert found.low <= found.median <= found.high
 
 
-def test_what_is_no_larger_than_the_margin_is_a_tie_though_the_interval_lies_to_one_side() -> None:
-    assert Slowdown(0.014, 0.001, 0.09).is_tie
-    assert not Slowdown(0.06, 0.01, 0.09).is_tie
+@pytest.mark.parametrize(("median", "low", "high"), [(5.46, 1.43, 16.1), (0.014, 0.001, 0.09), (-0.3, -0.9, -0.01)])
+def test_an_interval_without_zero_is_no_tie_however_wide_it_is(median: float, low: float, high: float) -> None:
+    assert Slowdown(median, low, high).margin > abs(median)
+    assert not Slowdown(median, low, high).is_tie
 
 
 @pytest.mark.parametrize(("repeats", "known"), [(2, False), (5, False), (6, True)])

@@ -1,22 +1,34 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import random
 import time
+import tracemalloc
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fractune_core.errors import BadBundle
-from fractune_core.files.bundles import MANIFEST, Bundle, object_entry, write_archive, write_bundle
-from tests.support.client_samples import bundle_bytes
+from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files import bundles
+from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, object_entry, write_archive, write_bundle
+from tests.support.client_samples import DEVICE, bundle_bytes
 
 
 def a_bundle() -> bytes:
     return bundle_bytes(variants=[{"name": "untuned", "objects": ["lib0.o"]}])
+
+
+def tensor(**changes: Any) -> dict[str, Any]:
+    return {"name": "x", "dtype": "float32", "shape": [2], **changes}
+
+
+def weight(**changes: Any) -> dict[str, Any]:
+    return {"dtype": "float32", "shape": [2], "offset": 0, "size": 8, **changes}
 
 
 def rewritten(**entries: bytes | None) -> bytes:
@@ -27,13 +39,6 @@ def rewritten(**entries: bytes | None) -> bytes:
     file = io.BytesIO()
     write_archive(file, new.pop(MANIFEST), new)
     return file.getvalue()
-
-
-def contents(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
-    """All that a bundle says."""
-    bundle = Bundle(data)
-    bundle.verify()
-    return bundle.manifest, [bundle.read(name) for name in bundle.manifest["sha256"]]
 
 
 def test_what_was_written_is_read() -> None:
@@ -106,22 +111,107 @@ def test_a_file_torn_anywhere_is_refused(tmp_path: Path) -> None:
             Bundle(path)
 
 
-def test_a_changed_byte_is_noticed_or_changes_nothing() -> None:
-    """A zip has bytes without a meaning (dates, attributes); all others are held by digests."""
-    whole = a_bundle()
-    expected = contents(whole)
-    rng = random.Random(1)
-    refused = 0
+def test_every_changed_byte_is_noticed() -> None:
+    """Of a signed bundle: in its entries, their headers, the directory and the comment."""
+    file = io.BytesIO()
+    Bundle(a_bundle()).copy_to(file, b"s" * 64)
+    whole = file.getvalue()
+    Bundle(whole).verify()
     for offset in range(len(whole)):
-        changed = bytearray(whole)
-        changed[offset] ^= rng.randrange(1, 256)
-        try:
-            found = contents(bytes(changed))
-        except BadBundle:
-            refused += 1
-        else:
-            assert found == expected, offset
-    assert refused > len(whole) * 0.8
+        for bits in (1, 0x80):
+            changed = bytearray(whole)
+            changed[offset] ^= bits
+            with pytest.raises(BadBundle, match=r"^bundle: "):
+                Bundle(bytes(changed)).verify()
+
+
+def test_bytes_before_between_and_after_the_entries_are_noticed() -> None:
+    whole = a_bundle()
+    directory = whole.index(b"PK\x01\x02")
+    end = len(whole) - len(zipfile.ZipFile(io.BytesIO(whole)).comment) - 22
+    at = int.from_bytes(whole[end + 16 : end + 20], "little")
+    assert at == directory
+    moved = whole[: end + 16] + (at + 3).to_bytes(4, "little") + whole[end + 20 :]
+    for changed, place in (
+        (b"abc" + whole, r"byte 0 of the file, in the place before the first entry"),
+        (moved[:directory] + b"abc" + moved[directory:], r"byte \d+ of the file, in entry 'variants/0/lib0.o'"),
+        (whole + b"abc", r"byte \d+ of the file, in the central directory|torn"),
+    ):
+        with pytest.raises(BadBundle, match=place):
+            Bundle(changed).verify()
+
+
+def zipped(entries: list[tuple[str, bytes, int]]) -> bytes:
+    """A zip file of names, contents and how each is compressed, with the comment that fits its manifest."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name, payload, method in entries:
+            archive.writestr(zipfile.ZipInfo(name), payload, method)
+        manifest = next(payload for name, payload, _ in reversed(entries) if name == MANIFEST)
+        archive.comment = f"fractune manifest sha256 {hashlib.sha256(manifest).hexdigest()}".encode()
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", [MANIFEST, WEIGHTS])
+def test_a_compressed_entry_is_refused_and_not_unpacked(name: str) -> None:
+    large = 1 << 24
+    with zipfile.ZipFile(io.BytesIO(a_bundle())) as archive:
+        entries = [(each, archive.read(each), zipfile.ZIP_STORED) for each in archive.namelist()]
+    packed = [
+        (each, payload + b" " * large, zipfile.ZIP_DEFLATED) if each == name else (each, payload, method)
+        for each, payload, method in entries
+    ]
+    data = zipped(packed)
+    assert len(data) < 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadBundle, match=f"entry '{name}' is compressed"):
+            Bundle(data)
+        assert tracemalloc.get_traced_memory()[1] < large / 8
+    finally:
+        tracemalloc.stop()
+
+
+def test_two_entries_of_one_name_are_refused() -> None:
+    with zipfile.ZipFile(io.BytesIO(a_bundle())) as archive:
+        entries = [(each, archive.read(each), zipfile.ZIP_STORED) for each in archive.namelist()]
+    with pytest.raises(BadBundle, match=r"two entries named 'weights\.bin'"):
+        Bundle(zipped([*entries, ("weights.bin", b"", zipfile.ZIP_STORED)]))
+
+
+def test_a_manifest_beyond_its_limit_is_neither_read_nor_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = a_bundle()
+    monkeypatch.setattr(bundles, "MOST_MANIFEST_BYTES", 500)
+    with pytest.raises(BadBundle, match=r"'manifest\.json' is larger than 500 bytes"):
+        Bundle(data)
+    with pytest.raises(BadRequest, match="500 is the limit; ask for fewer shares"):
+        a_bundle()
+
+
+def test_a_signature_beyond_its_limit_is_not_read() -> None:
+    file = io.BytesIO()
+    Bundle(a_bundle()).copy_to(file, bytes(2000))
+    with pytest.raises(BadBundle, match=r"'manifest\.sig' is larger than"):
+        Bundle(file.getvalue())
+
+
+def test_a_signature_is_checked_before_anything_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NotTrustedError(Exception):
+        pass
+
+    def refuse(name: str, manifest: bytes, signature: bytes | None) -> None:
+        raise NotTrustedError(name, len(manifest), signature)
+
+    def parse(_: object) -> None:
+        raise AssertionError("parsed first")
+
+    data = a_bundle()
+    expected = ("bundle", len(Bundle(data).manifest_bytes), None)
+    monkeypatch.setattr(bundles, "read_json", parse)
+    with pytest.raises(NotTrustedError) as caught:
+        Bundle(data, refuse)
+    assert caught.value.args == expected
 
 
 @pytest.mark.parametrize(
@@ -182,11 +272,39 @@ def test_another_format_says_what_to_do(number: int | None, do: str) -> None:
         ({"measured": {"cpu:9": {"cpu:1": 1.0}}}, "'measured' has the share 'cpu:9'"),
         ({"measured": {"cpu:1": {"cpu:9": 1.0}}}, "'measured' has a variant 'cpu:9'"),
         ({"measured": []}, "'measured' is not seconds"),
+        ({"measured": {"cpu:1": {"cpu:1": 10**400}}}, "'measured' is not seconds"),
+        ({"measured": {"cpu:1": {"cpu:1": 1e-320}}}, "'measured' is not seconds"),
+        ({"shares": {"cpu:1": {"units": 10**400}, "cpu:4": {"units": 4}}}, "'shares' is not"),
+        ({"device": {**DEVICE.to_json(), "label": [1]}}, "'device' is not"),
+        ({"target": "\ud800"}, "'target' is not a text"),
+        ({"inputs": [tensor(shape=[1.5])]}, "'inputs' is not"),
+        ({"inputs": [tensor(shape=[True])]}, "'inputs' is not"),
+        ({"inputs": [tensor(shape=[10**30])]}, r"inputs\[0\] has the shape \[10+\], which is too large"),
+        ({"inputs": [tensor(shape=[0, 10**30])]}, r"inputs\[0\] has the shape .* too large"),
+        ({"outputs": [tensor(shape=[None, 2**40])]}, r"outputs\[0\] has the shape .* too large"),
+        ({"outputs": [tensor(shape=[1] * 40)]}, r"outputs\[0\] has the shape .* too large"),
+        ({"inputs": [tensor(), tensor(dtype="O")]}, r"inputs\[1\] has the unknown type 'O'"),
+        ({"inputs": [tensor(), tensor()]}, "two of 'inputs' have one name"),
+        ({"outputs": [tensor(), tensor()]}, "two of 'outputs' have one name"),
+        ({"weights": [weight(size=4)]}, r"weights\[0\] has 4 bytes, and its type and shape have not"),
+        ({"weights": [weight(offset=4)]}, r"weights\[0\] does not begin at a multiple of 64"),
+        ({"weights": [weight()] * 2}, r"weights\[1\] does not begin .* after the weight before it"),
+        ({"weights": [weight(offset=1 << 40)]}, "'weights.bin' is shorter than the weights"),
+        ({"weights": [weight(shape=[2**62, 0], size=0)]}, r"weights\[0\] has the shape .* too large"),
+        ({"weights": [weight(dtype="float99")]}, r"weights\[0\] has the unknown type 'float99'"),
     ],
 )
 def test_a_manifest_that_lacks_something_is_told(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(BadBundle, match=says):
-        Bundle(bundle_bytes(**changes))
+        Bundle(bundle_bytes(weight_bytes=bytes(16), **changes))
+
+
+def test_a_manifest_that_lists_itself() -> None:
+    with zipfile.ZipFile(io.BytesIO(a_bundle())) as archive:
+        manifest = json.loads(archive.read(MANIFEST))
+    manifest["sha256"][MANIFEST] = "0" * 64
+    with pytest.raises(BadBundle, match=r"'manifest\.json' does not belong to it"):
+        Bundle(rewritten(**{MANIFEST: json.dumps(manifest).encode()}))
 
 
 def test_a_manifest_that_names_an_object_which_is_not_there() -> None:
@@ -197,3 +315,22 @@ def test_a_manifest_that_names_an_object_which_is_not_there() -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match="no such file"):
         Bundle(tmp_path / "none.fractune")
+
+
+def test_the_whole_models_times_are_added_and_all_else_stays() -> None:
+    before, file = Bundle(a_bundle()), io.BytesIO()
+    before.copy_with(file, timed={"cpu:1": 8.7e-3, "cpu:4": 3e-3})
+    after = Bundle(file.getvalue())
+    after.verify()
+    assert after.timed("cpu") == {1: 8.7e-3, 4: 3e-3}
+    assert after.timed("mps") == {}
+    assert {**after.manifest, "timed": None} == {**before.manifest, "timed": None}
+    assert after.objects("untuned") == before.objects("untuned")
+
+
+@pytest.mark.parametrize(
+    "timed", [{"cpu:1": 0}, {"cpu:1": "8 ms"}, {"cpu:9": 1.0}, {"cpu:1": {"cpu:1": 1.0}}, [1.0], 2]
+)
+def test_times_that_can_be_none_are_refused(timed: Any) -> None:
+    with pytest.raises(BadBundle, match="'timed' is not seconds by some of 'shares'"):
+        Bundle(bundle_bytes(timed=timed))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.analysis.knee import fit_curve
-from fractune_core.planning.speeds import Basis, ModelSpeeds, Row
+from fractune_core.planning.speeds import CALL_OVERHEAD_S, Basis, ModelSpeeds, Row, measured_rows
 
 SECS = st.floats(1e-4, 1.0)
 SERIES = st.dictionaries(st.integers(1, 7), SECS, min_size=1, max_size=5)
@@ -66,3 +66,17 @@ def test_every_batch_and_number_of_processes_is_a_series_of_its_own() -> None:
 def test_a_latency_that_is_longer_than_the_time_between_batches_stays_so() -> None:
     (row,) = ModelSpeeds([Row(1, 1, 1, 10.0, 0.2), Row(3, 1, 1, 20.0, 0.1), Row(7, 1, 1, 30.0, 0.05)]).at(2)
     assert row.latency_s == pytest.approx(2 * row.secs)
+
+
+def test_the_time_of_the_whole_model_goes_before_the_sum_of_its_operators() -> None:
+    """What the sum of operators lacks at one share is added to it at another."""
+    rows = measured_rows({1: 7.18e-3, 2: 4.0e-3}, {1: 8.70e-3}, batch=4)
+    assert [(row.units, row.basis, row.batch) for row in rows] == [(1, Basis.MEASURED, 4), (2, Basis.OPERATORS, 4)]
+    assert [row.latency_s for row in rows] == pytest.approx([8.70e-3, 5.52e-3])
+    assert rows[0].throughput_per_s == pytest.approx(4 / 8.70e-3)
+
+
+@pytest.mark.parametrize("whole_s", [{}, {2: 1e-7}])
+def test_a_model_of_few_operations_takes_the_time_of_a_call(whole_s: dict[int, float]) -> None:
+    row = measured_rows({1: 2.6e-7, 2: 2e-7}, whole_s, batch=1)[0]
+    assert row.latency_s == pytest.approx(2.6e-7 + CALL_OVERHEAD_S)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fractune_core.convert import record_from_proto, record_to_proto, spec_from_proto, spec_to_proto, state_to_proto
-from fractune_core.errors import BadRequest, NotFound, StateUnusable
+from fractune_core.errors import BadBundle, BadRequest, NotFound, StateUnusable
+from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -20,6 +21,7 @@ from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy,
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.records.record_check import check_record, check_workload
+from tests.support.client_samples import bundle_bytes
 from tests.support.samples import DISTURBANCE, validation
 
 PAYLOAD = b"a model" * 1000
@@ -129,3 +131,23 @@ def test_names_and_pages() -> None:
     for wrong in ("garbage!", write_token([1]), "é", "\ud800", nested, *(write_token(each) for each in numbers)):
         with pytest.raises(BadRequest, match="page_token"):
             read_token(wrong, length=2)
+
+
+def test_a_bundle_is_told_how_fast_the_whole_model_is(tmp_path: Path) -> None:
+    files = BlobStore(tmp_path)
+    files.add_bundle("b1", bundle_bytes())
+    files.add_times("b1", {"cpu:1": 2e-3})
+    files.add_times("b1", {"cpu:4": 1e-3})
+    assert Bundle(b"".join(files.bundle("b1"))).timed("cpu") == {1: 2e-3, 4: 1e-3}
+    before = (tmp_path / "bundles" / "b1.fractune").stat().st_ino
+    files.add_times("b1", {"cpu:1": 2e-3})
+    assert (tmp_path / "bundles" / "b1.fractune").stat().st_ino == before
+    assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["b1.fractune"]
+
+
+def test_times_of_what_is_no_bundle_are_refused_and_the_file_stays(tmp_path: Path) -> None:
+    files = BlobStore(tmp_path)
+    files.add_bundle("b1", b"no bundle")
+    with pytest.raises(BadBundle):
+        files.add_times("b1", {"cpu:1": 2e-3})
+    assert b"".join(files.bundle("b1")) == b"no bundle"

@@ -12,8 +12,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from fractune.goals import Goal
 from fractune.jobs import JobStatus
+from fractune.reports.rendering import literal
 from fractune.reports.tables.goal import goal_line, step_line
 from fractune.reports.text import counts_text, span_text
+from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
 
 LINE_EVERY_S = 5.0
@@ -92,7 +94,9 @@ class BarView(View):
     """A bar of the trials, redrawn whenever the job has changed."""
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
+        # The texts are a model's and a server's own: no markup.
+        name, status = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[status]}"))
+        columns = (name, BarColumn(), status)
         self._progress = Progress(*columns, console=console, auto_refresh=False)
         self._task = self._progress.add_task("", total=None, status="")
 
@@ -107,7 +111,7 @@ class BarView(View):
         ended = job.state is JobState.DONE
         self._progress.update(
             self._task,
-            description=job.model_name,
+            description=one_line(job.model_name),
             total=1 if ended else job.trials_planned or None,
             completed=1 if ended else job.candidates_had,
             status=status_text(job),
@@ -115,7 +119,7 @@ class BarView(View):
         )
 
     def show_goal(self, goal: Goal) -> None:
-        self._progress.console.print(goal_news(goal))
+        self._progress.console.print(literal(goal_news(goal)))
 
 
 class LineView(View):
@@ -129,7 +133,7 @@ class LineView(View):
     def show(self, job: JobStatus) -> None:
         for note in job.notes:
             if note not in self._notes:
-                print(f"note: {note}")
+                print(f"note: {one_line(note)}")
         self._notes.update(job.notes)
         now = time.monotonic()
         if job.state is not self._state or now - self._printed_at >= LINE_EVERY_S:

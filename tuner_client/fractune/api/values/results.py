@@ -53,6 +53,12 @@ class BundleFile:
 
         sign_bundle(self.path, private_key_pem)
 
+    def verify(self, *, public_key: str | bytes | None = None) -> None:
+        """Check every byte of the file: see `fractune.verify_bundle`. Raises BadBundle, BadRequest."""
+        from fractune.inference.signatures import verify_bundle
+
+        verify_bundle(self.path, public_key=public_key)
+
 
 @dataclass(frozen=True)
 class Matrix:

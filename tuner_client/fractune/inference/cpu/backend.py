@@ -10,8 +10,9 @@ from fractune.inference.cpu import share
 from fractune.inference.cpu.processor import check_processor
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.tvm_runtime import tensors
-from fractune.inference.tvm_runtime.runtime import load_main, load_runtime
+from fractune.inference.tvm_runtime.runtime import load_runtime
 from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune.inference.tvm_runtime.variants import MISFITS, load_variant, misfit
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import ShareUnavailable
 from fractune_core.files.bundles import Bundle
@@ -43,13 +44,16 @@ class OnCpu:
         return replace(here, units=self._cores, reason=f"cpu:{self._cores} as asked for, of {here.reason}")
 
     def load_main(self, variant: str) -> Callable[..., Any]:
-        return load_main(self._bundle.objects(variant), self._weights.of(variant))
+        return load_variant(self._bundle, variant, self._weights)
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)
 
     def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
-        return tensors.flat(main(*arguments))
+        try:
+            return tensors.flat(main(*arguments))
+        except MISFITS as error:
+            raise misfit(self._bundle, error) from error
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:
         return list(arguments)

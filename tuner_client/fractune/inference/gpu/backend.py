@@ -15,6 +15,7 @@ from fractune.inference.gpu.driver import GpuHere, NoDriver
 from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
 from fractune.inference.tvm_runtime import runtime, tensors
 from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune.inference.tvm_runtime.variants import load_variant, misfit
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle, FractuneError
 from fractune_core.files.bundles import Bundle
@@ -54,8 +55,7 @@ class OnGpu:
         return here
 
     def load_main(self, variant: str) -> Callable[..., Any]:
-        objects, devices = self._bundle.objects(variant), (self.kind, runtime.CPU)
-        return runtime.load_main(objects, self._weights.of(variant), devices)
+        return load_variant(self._bundle, variant, self._weights, (self.kind, runtime.CPU))
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs, self.kind)
@@ -67,6 +67,8 @@ class OnGpu:
             runtime.synchronise(self.device)
         except RuntimeError as error:
             raise FractuneError(f"the model failed on the GPU ({_first_line(error)}); {_LOST}") from error
+        except (ValueError, TypeError) as error:
+            raise misfit(self._bundle, error) from error
         return outputs
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from fractune_core.cuda.toolkit import load_cudart
 from fractune_core.errors import FractuneError
-from fractune_core.files.bundles import ALIGNMENT_BYTES
+from fractune_core.files.manifests import ALIGNMENT_BYTES
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
@@ -99,12 +99,10 @@ def _function(name: str) -> Callable[..., Any]:
     return tvm_ffi.get_global_func(name)
 
 
-def load_main(
-    objects: Sequence[bytes], weights: Sequence[Any], devices: Sequence[tuple[int, int]] = (CPU,)
-) -> Callable[..., Any]:
-    """The entry function of a variant's object files, on a virtual machine of its own; it takes the inputs.
+def load_machine(objects: Sequence[bytes]) -> tuple[Any, int]:
+    """A virtual machine over a variant's object files, and how many tensors its `main` takes.
 
-    `devices`: the one that tensors are on first, the CPU last. No two threads may call it at the same time.
+    What TVM raises for other files is of no certain kind.
     """
     import tvm_ffi_orcjit
 
@@ -112,9 +110,14 @@ def load_main(
     session = tvm_ffi_orcjit.default_session()
     module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
     machine = module["vm_load_executable"]()
+    return machine, int(machine["get_function_arity"]("main"))
+
+
+def main_of(machine: Any, devices: Sequence[tuple[int, int]]) -> Callable[..., Any]:
+    """The `main` of a virtual machine, which begins to use the devices here."""
     machine["vm_initialization"](*(number for device in devices for number in (*device, _POOLED_ALLOCATOR)))
-    main = machine["main"]
-    return lambda *inputs: main(*inputs, *weights)
+    main: Callable[..., Any] = machine["main"]
+    return main
 
 
 def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:

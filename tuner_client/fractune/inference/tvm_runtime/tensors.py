@@ -6,12 +6,11 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, viewed
 from fractune_core.errors import BadRequest
-from fractune_core.files.bundles import ALIGNMENT_BYTES
+from fractune_core.files.manifests import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -192,11 +191,17 @@ def flat(result: Any) -> list[Any]:
 
 
 def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:
-    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices. Raises BadRequest where the memory is too
+    small for them.
+    """
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    return {spec.name: _random_array(rng, spec) for spec in specs}
+    try:
+        return {spec.name: _random_array(rng, spec) for spec in specs}
+    except MemoryError as error:
+        expected = ", ".join(map(str, specs))
+        raise BadRequest(f"no memory for random inputs ({error}); give {expected} of your own") from error
 
 
 def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:
@@ -204,17 +209,3 @@ def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:
     if spec.dtype.startswith(("float", "bfloat")):
         return rng.uniform(0.1, 1.0, size=shape).astype(dtype)
     return rng.integers(0, 2, size=shape).astype(dtype)
-
-
-def read_inputs(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz file by name. Raises BadRequest when it is none, or holds Python objects."""
-    import numpy as np
-
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
-        with loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise BadRequest(f"--inputs {path}: cannot be read as .npz ({error})") from error

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, viewed
-from fractune_core.errors import BadBundle
-from fractune_core.files.bundles import ALIGNMENT_BYTES, WEIGHTS, Bundle
+from fractune_core.files.bundles import WEIGHTS, Bundle
+from fractune_core.files.manifests import ALIGNMENT_BYTES
 
 
 class Weights:
-    """`place` puts tensors where the bundle runs. Raises BadBundle for a weight that is not where the manifest says."""
+    """`place` puts tensors where the bundle runs."""
 
     def __init__(self, bundle: Bundle, place: Callable[[Sequence[Any]], list[Any]] = list) -> None:
         self._bundle = bundle
         self._place = place
         self._placed: dict[int, Any] = {}
-        for weight in bundle.manifest["weights"]:
-            self._check(weight)
 
     def of(self, variant: str) -> list[Any]:
         """Those that the variant takes after its inputs, in their order. Raises BadBundle."""
@@ -42,19 +39,3 @@ class Weights:
         filled = list(zip(described, rooms, strict=True))
         self._bundle.read_parts(WEIGHTS, ((each["offset"], memoryview(room)) for each, room in filled))
         return [viewed(tvm_ffi.from_dlpack(room), each["shape"], each["dtype"]) for each, room in filled]
-
-    def _check(self, weight: dict[str, Any]) -> None:
-        import tvm_ffi
-
-        try:
-            items = functools.reduce(lambda count, dim: count * dim, weight["shape"], 1)
-            expected = items * tvm_ffi.dtype(weight["dtype"]).itemsize
-        except (ValueError, TypeError) as error:
-            raise BadBundle(
-                f"{self._bundle.name}: no weight has the type '{weight['dtype']}'; make the bundle again"
-            ) from error
-        end = weight["offset"] + weight["size"]
-        if weight["size"] != expected or end > self._bundle.size(WEIGHTS) or weight["offset"] % ALIGNMENT_BYTES:
-            raise BadBundle(
-                f"{self._bundle.name}: a weight does not lie where the manifest says; make the bundle again"
-            )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Self
 
 from fractune_core.errors import NotFound, StateUnusable
-from fractune_core.files.bundles import SUFFIX
+from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.fleet.blobs import CHUNK_BYTES
 from fractune_server.store.files.upload_parts import PartWriter, UploadParts
 
@@ -42,6 +42,18 @@ class BlobStore:
             draft.write(payload)
             draft.publish(self._bundle(bundle))
 
+    def add_times(self, bundle: str, timed: Mapping[str, float]) -> None:
+        """Write into a bundle how fast the whole model is, in seconds by share. Raises BadBundle."""
+        held = Bundle(self._bundle(bundle))
+        try:
+            known = held.manifest.get("timed", {})
+            if {**known, **timed} != known:
+                with _Draft(self._bundles) as draft:
+                    draft.fill(lambda file: held.copy_with(file, timed={**known, **timed}))
+                    draft.publish(self._bundle(bundle))
+        finally:
+            held.close()
+
     def has_bundle(self, bundle: str) -> bool:
         return self._bundle(bundle).exists()
 
@@ -69,8 +81,11 @@ class _Draft:
         return self
 
     def write(self, chunk: bytes) -> None:
+        self.fill(lambda file: file.write(chunk))
+
+    def fill(self, write: Callable[[BinaryIO], object]) -> None:
         try:
-            self._file.write(chunk)
+            write(self._file)
         except OSError as error:
             raise _unusable(self._folder, error) from error
 

@@ -22,7 +22,7 @@ from fractune_workers.children.fusing.prepare import prepare_variants
 from fractune_workers.children.importing.implementations import implementations_of, with_implementations
 from fractune_workers.children.importing.model_file import load_variants
 from fractune_workers.children.importing.passes import Operator, extract
-from fractune_workers.children.importing.signature import Names, describe_main, onnx_names
+from fractune_workers.children.importing.signature import Names, describe_main, names_in_file
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
 from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
@@ -83,7 +83,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
             others[name] = other
         for workload_hash, workload in found.items():
             workloads[workload_hash][name] = workload
-    names = onnx_names(loaded.files[0])
+    names = names_in_file(loaded.files[0])
     return _Prepared(direct, operators, others, workloads, names, loaded.slots, fused.apart)
 
 

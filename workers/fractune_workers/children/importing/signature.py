@@ -8,14 +8,25 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from fractune_core.files.archives import Archive, BadArchive
+from fractune_core.json_shapes import is_storable, read_json
+
+_ZIP = b"PK\x03\x04"
+_GRAPH = "/models/model.json"
+
 Names = tuple[list[str], list[str]]
 """of the inputs and of the outputs"""
 
 
-def onnx_names(data: bytes) -> Names:
-    """The names in the bytes of an ONNX file, which TVM makes identifiers of (`input.1` becomes another); empty for
-    other files.
+def names_in_file(data: bytes) -> Names:
+    """The names of inputs and outputs in the bytes of a model file, as far as TVM does not keep them; empty lists for
+    formats without such names.
     """
+    return _torch_names(data) if data.startswith(_ZIP) else _onnx_names(data)
+
+
+def _onnx_names(data: bytes) -> Names:
+    """TVM makes identifiers of them: `input.1` becomes another."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -27,6 +38,21 @@ def onnx_names(data: bytes) -> Names:
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [value.name for value in model.graph.input if value.name not in weights]
     return inputs, [value.name for value in model.graph.output]
+
+
+def _torch_names(data: bytes) -> Names:
+    """Of outputs alone: the keys of a program that gives a dict of tensors, else the names that `torch.export` gave."""
+    try:
+        with Archive(data) as archive:
+            (entry,) = (name for name in archive.names if name.endswith(_GRAPH))
+            program = read_json(archive.read(entry))["graph_module"]
+        specs = [spec for spec in program["signature"]["output_specs"] if "user_output" in spec]
+        names = [str(spec["user_output"]["arg"]["as_tensor"]["name"]) for spec in specs]
+        form = read_json(program["module_call_graph"][0]["signature"]["out_spec"])[1]
+        is_dict = form["type"] == "builtins.dict" and len(form["children_spec"]) == len(names)
+        return [], [str(key) for key in read_json(form["context"])] if is_dict else names
+    except (BadArchive, ValueError, TypeError, LookupError):  # no form of a program that we know
+        return [], []
 
 
 def describe_main(mod: tvm.IRModule, weights: int, names: Names) -> dict[str, list[dict[str, Any]]]:
@@ -46,7 +72,8 @@ def describe_main(mod: tvm.IRModule, weights: int, names: Names) -> dict[str, li
 
 
 def _fitting(names: Sequence[str], others: Sequence[str]) -> Sequence[str]:
-    return names if len(names) == len(others) == len(set(names)) else others
+    is_fitting = len(names) == len(others) == len(set(names)) and all(map(is_storable, names))
+    return names if is_fitting else others
 
 
 def _tensors(kind: Any) -> list[Any]:

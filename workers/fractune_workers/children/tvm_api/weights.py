@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from fractune_core.files.bundles import ALIGNMENT_BYTES
+from fractune_core.files.manifests import ALIGNMENT_BYTES
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 
 _SMALLEST = 16

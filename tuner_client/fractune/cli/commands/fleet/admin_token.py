@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from fractune.cli import options
 from fractune.cli.environment import database_address
 from fractune.cli.quantities import parse_bytes, parse_lifetime_s
 from fractune.launchers.admin import create_token, list_tokens, revoke_token
 from fractune.local.state import default_state_dir
+from fractune.reports.rendering import Column, Table
 from fractune.reports.text import table_console
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
@@ -83,16 +83,9 @@ def list_(
         for each in found:
             print(json.dumps(each))
         return
-    table = Table(
-        "token", "name", "scope", "state", "expires (UTC)", "priority", "open jobs", "trials in 24 h", "uploaded bytes"
-    )
-    for each in found:
-        end = each["expires_at"]
-        expires = "never" if end is None else f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M}"
-        table.add_row(
-            each["token"], each["name"], each["scope"], each["state"], expires, each["max_priority"], *_used(each)
-        )
-    table_console().print(table)
+    whose = ("token", "name", "scope", "state", "expires (UTC)", "priority")
+    columns = map(Column, (*whose, "open jobs", "trials in 24 h", "uploaded bytes"))
+    table_console().print(Table(tuple(columns), tuple(map(_cells, found))))
 
 
 @app.command()
@@ -115,6 +108,12 @@ def revoke(
 def _address(state: Path | None, database: str | None, password_file: Path | None) -> str | None:
     """A folder that is named goes before a database that only the environment names."""
     return database_address(database, password_file, heed_environment=state is None)
+
+
+def _cells(token: dict[str, Any]) -> tuple[str, ...]:
+    end = token["expires_at"]
+    expires = "never" if end is None else f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M}"
+    return token["token"], token["name"], token["scope"], token["state"], expires, token["max_priority"], *_used(token)
 
 
 def _used(token: dict[str, Any]) -> list[str]:

@@ -7,11 +7,11 @@ import os
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from fractune.cli import options
 from fractune.launchers import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands
 from fractune.local.stack import own_env
+from fractune.reports.rendering import Column, Table
 from fractune.reports.text import percent_text, table_console
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import unit_name
@@ -84,25 +84,21 @@ def _has_failed(offer: dict[str, Any]) -> bool:
 
 
 def _table(device: dict[str, Any]) -> Table:
-    table = Table(title=device["label"], title_justify="left")
-    table.add_column("share")
-    for column in ("granted", "fraction", "memory"):
-        table.add_column(column, justify="right")
-    for column in ("by", "units are", "proved by"):
-        table.add_column(column)
-    for offer in device["offers"]:
-        if not offer["refusal"]:
-            table.add_row(*_row(offer))
-    return table
+    numbers = (Column(heading, numbers=True) for heading in ("granted", "fraction", "memory"))
+    return Table(
+        title=device["label"],
+        columns=(Column("share"), *numbers, *map(Column, ("by", "units are", "proved by"))),
+        cells=tuple(_cells(offer) for offer in device["offers"] if not offer["refusal"]),
+    )
 
 
-def _row(offer: dict[str, Any]) -> list[str]:
+def _cells(offer: dict[str, Any]) -> tuple[str, ...]:
     units = "-" if offer["units"] is None else str(offer["units"])
     memory = "-" if offer["memory_bytes"] is None else f"{offer['memory_bytes'] / _GIB:.1f} GiB"
     kept = {True: "reserved", False: "capped", None: "-"}[offer["reserved"]]
     mechanism = offer["share"].partition(":")[0]
     granted = f"{units} of {offer['units_total']} {unit_name(offer['unit'])}s"
-    return [offer["share"], granted, percent_text(offer["fraction"]), memory, mechanism, kept, offer["proof"]]
+    return offer["share"], granted, percent_text(offer["fraction"]), memory, mechanism, kept, offer["proof"]
 
 
 def _divide(layout: str, *, apply: bool, as_json: bool) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from fractune.api.server.sessions import server_session, session
 from fractune.cli import options
@@ -16,6 +15,7 @@ from fractune.cli.on_done import run_when_done
 from fractune.cli.progress import choose_view
 from fractune.jobs import JobStatus, Worker
 from fractune.output_files import check_writable
+from fractune.reports.rendering import Column, Table
 from fractune.reports.tables.result import print_result, result_json
 from fractune.reports.text import table_console
 from fractune_core.shares import units_text
@@ -37,13 +37,15 @@ def jobs(
         for job in found:
             print(json.dumps(job_json(job)))
         return
-    table = Table("job", "model", "shares", "priority", "state", "trials", "shared", "created (UTC)", "message")
-    for job in found:
-        trials, shared = f"{job.candidates_had}/{job.trials_planned}", str(job.candidates_shared)
-        created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
-        place = job.name, job.model_name, ", ".join(job.shares), job.priority
-        table.add_row(*place, job.state.value, trials, shared, created, job.message)
-    table_console().print(table)
+    headings = ("job", "model", "shares", "priority", "state", "trials", "shared", "created (UTC)", "message")
+    table_console().print(Table(tuple(map(Column, headings)), tuple(map(_job_cells, found))))
+
+
+def _job_cells(job: JobStatus) -> tuple[str, ...]:
+    trials, shared = f"{job.candidates_had}/{job.trials_planned}", str(job.candidates_shared)
+    created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
+    asked = job.name, job.model_name, ", ".join(job.shares), job.priority
+    return *asked, job.state.value, trials, shared, created, job.message
 
 
 def watch(
@@ -99,13 +101,15 @@ def workers(
         for worker in found:
             print(json.dumps(worker_json(worker)))
         return
-    table = Table("worker", "role", "host", "pid", "share", "granted", "device")
-    for worker in found:
-        granted, device = worker.granted, worker.device.key if worker.device else ""
-        units = f"{granted.units} of {units_text(granted.units_total, granted.unit)}" if granted else ""
-        share = granted.share if granted else ""
-        table.add_row(worker.name, worker.role, worker.host, str(worker.pid), share, units, device)
-    table_console().print(table)
+    headings = ("worker", "role", "host", "pid", "share", "granted", "device")
+    table_console().print(Table(tuple(map(Column, headings)), tuple(map(_worker_cells, found))))
+
+
+def _worker_cells(worker: Worker) -> tuple[str, ...]:
+    granted, device = worker.granted, worker.device.key if worker.device else ""
+    units = f"{granted.units} of {units_text(granted.units_total, granted.unit)}" if granted else ""
+    share = granted.share if granted else ""
+    return worker.name, worker.role, worker.host, str(worker.pid), share, units, device
 
 
 def job_json(job: JobStatus) -> dict[str, Any]:

@@ -1,7 +1,10 @@
-"""`fractune bundle`: the best that the log knows of a model, compiled; or what a finished job has compiled."""
+"""`fractune bundle`: the best that the log knows of a model, compiled; what a finished job has compiled; or a check of
+a bundle file.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +15,7 @@ from fractune.api.server.sessions import session
 from fractune.api.tuning import bundle as bundle_model
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.inference.signatures import check_private_key
+from fractune.inference.signatures import check_private_key, open_bundle
 from fractune.output_files import check_writable
 from fractune_core.errors import BadRequest
 from fractune_core.names import ROBUST_VARIANT
@@ -21,7 +24,10 @@ _POLICIES = ("shares", ROBUST_VARIANT)
 
 
 def bundle(
-    of: Annotated[str, typer.Argument(metavar="MODEL|JOB", help="Model file, or the name of a finished job.")],
+    of: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|JOB|BUNDLE", help="Model file, finished job, or with --verify a bundle file."),
+    ],
     shares: Annotated[
         str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares that a model is to be served at.")
     ] = "",
@@ -34,6 +40,12 @@ def bundle(
     sign: Annotated[
         Path | None, typer.Option("--sign", help="PEM file with the private Ed25519 key to sign the bundle with.")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every byte of a bundle file, and write none.")
+    ] = False,
+    public_key: Annotated[
+        Path | None, typer.Option("--public-key", help="PEM file; with --verify, check the signature too.")
+    ] = None,
     inputs: options.Inputs = None,
     target: options.Target = "",
     exact: options.Exact = False,
@@ -43,7 +55,14 @@ def bundle(
     state: options.State = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write a bundle of the best schedules in the log, without a search; or download the one of a finished job."""
+    """Write a bundle of the best schedules in the log, without a search; or download the one of a finished job.
+
+    With --verify: check a bundle file, such as fractune bundle --verify model.fractune --public-key public.pem.
+    """
+    if verify or public_key is not None:
+        others = (shares, sign, inputs, target, exact, scope, out)
+        _verify(Path(of), public_key, alone=verify and not any(others), as_json=as_json)
+        return
     if policy not in _POLICIES:
         raise BadRequest(f"--policy '{policy}': write {' or '.join(_POLICIES)}")
     key = options.read_key("--sign", sign) if sign else None
@@ -77,3 +96,25 @@ def bundle(
     if key is not None:
         made.sign(key)
     print(json.dumps({"job": made.job, "bundle": str(made.path)}) if as_json else f"bundle: {made.path}")
+
+
+def _verify(path: Path, public_key: Path | None, *, alone: bool, as_json: bool) -> None:
+    if not alone:
+        raise BadRequest(
+            "--verify and --public-key check a bundle file (fractune bundle --verify FILE --public-key KEY.pem); leave "
+            "the other options out"
+        )
+    key = options.read_key("--public-key", public_key) if public_key else None
+    with contextlib.closing(open_bundle(path, key)) as opened:
+        opened.verify()
+        is_signed = opened.signature is not None
+    if as_json:
+        print(json.dumps({"bundle": str(path), "signed": is_signed, "signature_checked": key is not None}))
+        return
+    if key is not None:
+        signature = f"signed by the owner of {public_key}"
+    elif is_signed:
+        signature = "signed; --public-key FILE.pem checks by whom"
+    else:
+        signature = "not signed"
+    print(f"verified:  every byte of {path} ({signature})")

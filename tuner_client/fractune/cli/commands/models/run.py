@@ -19,7 +19,7 @@ from fractune.inference.comparing.turns import PACED, Times, differences, spread
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
-from fractune.inference.tvm_runtime.tensors import read_inputs
+from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
 from fractune.reports.tables.slots import apart_text, slots_text
 from fractune.reports.text import ratio_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
@@ -75,7 +75,7 @@ def run(
     given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
     report = _report(model, given, slot, repeats, model_file)
     if save_outputs is not None:
-        _save(save_outputs, model.run(given, slot=slot))
+        _save(save_outputs, dict(zip(array_names(model.outputs), model.run(given, slot=slot), strict=True)))
     if as_json:
         print(json.dumps(report))
     else:
@@ -123,7 +123,10 @@ def _report(
         **_times_json(times[UNTUNED_VARIANT], "untuned_"),
         "max_abs_difference": absolute,
         "max_rel_difference": relative,
-        "outputs": [{"dtype": str(output.dtype), "shape": list(output.shape)} for output in outputs],
+        "outputs": [
+            {"name": spec.name, "dtype": str(output.dtype), "shape": list(output.shape)}
+            for spec, output in zip(model.outputs, outputs, strict=True)
+        ],
     }
     if model.slots:
         report |= {"slots": list(model.slots), "apart": model.bundle.manifest["apart"], "slot": slot}
@@ -213,11 +216,9 @@ def _faster(how: str, ours_s: float, theirs_s: float) -> str:
     return f"the bundle is faster {how}, {ratio_text(theirs_s, ours_s)}"
 
 
-def _save(path: Path, outputs: list[Array]) -> None:
-    import numpy as np
-
+def _save(path: Path, outputs: dict[str, Array]) -> None:
     try:
         with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, **{f"output{index}": output for index, output in enumerate(outputs)})
+            write_arrays(file, outputs)
     except OSError as error:
         raise StateUnusable(f"--save-outputs {path}: {error.strerror}") from error

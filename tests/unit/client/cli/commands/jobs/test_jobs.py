@@ -8,9 +8,24 @@ from pathlib import Path
 import pytest
 
 from fractune.cli import main
+from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import bundle_bytes
 from tests.support.processes.cli_process import only_line
 from tests.support.processes.scripted_server import ScriptedServer
+
+HOSTILE = "[/b, 64] [batch, 64] \x1b]0;owned\x07"
+SHOWN = "[/b, 64] [batch, 64] \\x1b]0;owned\\x07"
+
+
+def test_names_and_messages_are_shown_as_they_are(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error quotes a model's dimensions, which may look like markup of the library that draws tables."""
+    server.script[-1].model_display_name = HOSTILE
+    server.script[-1].message = HOSTILE
+    server.workers = [pb.Worker(name="workers/w1", role="build", host=HOSTILE)]
+    assert main(["jobs", "--server", server.address]) == 0
+    assert "".join(capsys.readouterr().out.split()).count("".join(SHOWN.split())) == 2
+    assert main(["workers", "--server", server.address]) == 0
+    assert SHOWN in capsys.readouterr().out
 
 
 def test_jobs_watch_cancel_and_bundle(

@@ -1,15 +1,19 @@
-"""`fractune bundle`: signed, and nothing written by a key that is none."""
+"""`fractune bundle`: signed, nothing written by a key that is none, and every byte of a file checked."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+import fractune
 from fractune.cli import main
+from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
+from tests.support.client_samples import bundle_bytes
 from tests.support.processes.cli_process import only_line
 from tests.support.processes.scripted_server import ScriptedServer
 
@@ -32,3 +36,67 @@ def test_a_bundle_is_signed_and_a_key_that_is_none_is_told_before_anything_is_wr
     key.write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*pem))
     assert main(["bundle", "j1", *at]) == 0
     assert Bundle(out).signature is not None
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "m.fractune"
+    path.write_bytes(bundle_bytes())
+    return path
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """PEM files with a private key and its public half."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, *plain))
+    info = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, info))
+    return private, public
+
+
+def test_a_whole_file_is_verified_with_or_without_its_signature(
+    path: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    private, public = keys
+    assert main(["bundle", "--verify", str(path)]) == 0
+    assert capsys.readouterr().out == f"verified:  every byte of {path} (not signed)\n"
+    assert main(["bundle", str(path), "--verify", "--public-key", str(public)]) == BadBundle.exit_code
+    assert "m.fractune is not signed" in only_line(capsys.readouterr().err)
+    fractune.sign_bundle(path, private.read_bytes())
+    assert main(["bundle", "--verify", str(path), "--public-key", str(public)]) == 0
+    assert f"(signed by the owner of {public})" in capsys.readouterr().out
+    assert main(["bundle", "--verify", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"bundle": str(path), "signed": True, "signature_checked": False}
+    fractune.verify_bundle(path, public_key=public.read_bytes())
+
+
+def test_a_changed_byte_of_a_variant_that_is_not_loaded_is_found_and_named(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = path.read_bytes()
+    at = whole.rindex(b"no code")
+    path.write_bytes(whole[:at] + b"NO" + whole[at + 2 :])
+    assert main(["bundle", "--verify", str(path)]) == BadBundle.exit_code
+    assert "m.fractune: entry 'variants/2/lib0.o' is damaged" in only_line(capsys.readouterr().err)
+    with pytest.raises(BadBundle, match=r"'variants/2/lib0\.o'"):
+        fractune.BundleFile(path).verify()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--verify", "--shares", "cpu:1"], "check a bundle file (fractune bundle --verify FILE"),
+        (["--verify", "--out", "x"], "check a bundle file (fractune bundle --verify FILE"),
+        (["--public-key", "public.pem"], "check a bundle file (fractune bundle --verify FILE"),
+        (["--verify", "--public-key", "none.pem"], "none.pem: cannot be read"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    path: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    assert main(["bundle", str(path), *options]) == 2
+    assert says in only_line(capsys.readouterr().err)

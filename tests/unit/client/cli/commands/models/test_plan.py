@@ -15,6 +15,7 @@ from fractune_core.errors import PlanInfeasible
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.wire import plan_to_proto
 from tests.support.client_samples import job_script
+from tests.support.paths import REPOSITORY
 from tests.support.processes.scripted_server import ScriptedServer, serving
 
 STATED = """
@@ -49,6 +50,14 @@ def write(folder: Path, text: str) -> str:
     (folder / "a.onnx").write_bytes(b"a model")
     (folder / "plan.toml").write_text(text)
     return str(folder / "plan.toml")
+
+
+def test_the_plan_file_of_the_docs_runs_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    section = (REPOSITORY / "docs" / "cli.md").read_text().partition("## plan\n")[2]
+    example = section.partition("```toml\n")[2].partition("```")[0]
+    assert "[[interference]]" in example
+    assert main(["plan", write(tmp_path, example), "--simulate"]) == 0
+    assert "simulated: Poisson arrivals" in capsys.readouterr().out
 
 
 def test_a_plan_of_stated_times_needs_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,69 @@
+"""The names of outputs, from the model's own file."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractune_workers.children.importing.signature import _fitting, names_in_file
+from tests.support.processes.cli_process import write_model
+
+LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+
+
+def program(form: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The part of a torch.export program that tells its outputs."""
+    mutation: dict[str, Any] = {"buffer_mutation": {"arg": {"name": "b"}, "buffer_name": "b"}}
+    outputs = [mutation, *({"user_output": {"arg": {"as_tensor": {"name": name}}}} for name in names)]
+    call = {"fqn": "", "signature": {"out_spec": json.dumps([1, form])}}
+    return {"graph_module": {"signature": {"output_specs": outputs}, "module_call_graph": [call]}}
+
+
+def archive(model: Any) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as entries:
+        entries.writestr("net/models/model.json", json.dumps(model))
+    return file.getvalue()
+
+
+def test_an_onnx_file_names_its_inputs_and_outputs(tmp_path: Path) -> None:
+    assert names_in_file(write_model(tmp_path / "m.onnx").read_bytes()) == (["x"], ["y"])
+
+
+def test_a_torch_program_names_its_outputs() -> None:
+    pair = {"type": "builtins.tuple", "context": "null", "children_spec": [LEAF, LEAF]}
+    assert names_in_file(archive(program(pair, ["add", "mul"]))) == ([], ["add", "mul"])
+
+
+def test_a_torch_program_that_gives_a_dict_names_outputs_by_its_keys() -> None:
+    both = {"type": "builtins.dict", "context": '["logits", "aux"]', "children_spec": [LEAF, LEAF]}
+    assert names_in_file(archive(program(both, ["add", "mul"]))) == ([], ["logits", "aux"])
+    assert names_in_file(archive(program(both, ["add", "mul", "relu"]))) == ([], ["add", "mul", "relu"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"PK\x03\x04",
+        archive({}),
+        archive([]),
+        archive({"graph_module": None}),
+        archive(program(LEAF, ["y"])["graph_module"]),
+        archive({"graph_module": {"signature": {"output_specs": [{"user_output": {"arg": {"as_none": True}}}]}}}),
+    ],
+)
+def test_a_file_without_names_that_we_know_gives_none(data: bytes) -> None:
+    assert names_in_file(data) == ([], [])
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b\0"], ["a", "\ud800"], []])
+def test_names_that_no_manifest_can_hold_leave_the_outputs_their_numbers(names: list[str]) -> None:
+    assert _fitting(names, ["output0", "output1"]) == ["output0", "output1"]
+    assert _fitting(["a", ""], ["output0", "output1"]) == ["a", ""]

@@ -1,0 +1,52 @@
+"""What a closed pipe does to a command: it unwinds in order and ends as by SIGPIPE, whichever library was writing.
+
+Typer and rich each end a command by code 1 when they meet a BrokenPipeError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+from fractune.cli.stopped import Stopped
+
+
+class _Output:
+    """A stream whose reader may go away: then a write raises Stopped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _ended_by_its_reader():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _ended_by_its_reader():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def output_that_may_close() -> Iterator[None]:
+    """Within the block, standard output raises Stopped once its reader has gone, and is flushed at the end."""
+    stream = sys.stdout
+    sys.stdout = cast(TextIO, _Output(stream))
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        sys.stdout = stream
+
+
+@contextlib.contextmanager
+def _ended_by_its_reader() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise Stopped(signal.SIGPIPE) from error

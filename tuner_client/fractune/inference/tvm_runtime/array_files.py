@@ -1,0 +1,57 @@
+"""Arrays in .npz files, by the names of inputs and outputs."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from fractune_core.errors import BadRequest
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array, TensorSpec
+
+_SUFFIX = ".npy"
+_LONGEST_NAME = 200
+
+
+def read_inputs(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz file by name. Raises BadRequest when it is none, or holds Python objects."""
+    import numpy as np
+
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise BadRequest(f"--inputs {path}: cannot be read as .npz ({error})") from error
+
+
+def array_names(specs: Sequence[TensorSpec]) -> list[str]:
+    """The names of outputs as names of arrays in a file: the model's own where each of them can name a file in an
+    archive, else `output0` and so on.
+    """
+    names = [spec.name for spec in specs]
+    if all(map(_can_name_a_file, names)):
+        return names
+    return [f"output{number}" for number in range(len(names))]
+
+
+def write_arrays(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    """Write an .npz file as `numpy.savez` does, which cannot write an array named `file`. Raises OSError."""
+    import numpy as np
+
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(name + _SUFFIX, "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
+def _can_name_a_file(name: str) -> bool:
+    """Whether it leads nowhere else when the archive is unpacked, and is read as it was written."""
+    steps = name.removeprefix("/").split("/")
+    is_plain = name.isprintable() and "\\" not in name and not name.endswith(_SUFFIX)
+    return is_plain and 0 < len(name) <= _LONGEST_NAME and all(step not in ("", ".", "..") for step in steps)
