@@ -149,7 +149,7 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Geometric means of the ratios, ours over the peer's, over all cases (model x share) and by share, in a loop and
     `paced`; of how many the interval is below 1. `untuned`: of the first step, which searches nothing, in a loop.
-    None where there is no case.
+    `paced_over_loop`: how much longer a paced request takes, by side and share. None where there is no case.
     """
     cases = [(share, timed) for row in rows for share, timed in row.get("final", {}).items()]
     first = [timed["ratio"] for row in rows if "goal" in row for timed in row["goal"]["steps"][0]["shares"].values()]
@@ -158,17 +158,27 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failed": [row["model"] for row in rows if "error" in row],
         **_means(cases),
         "paced": _means([(share, timed["paced"]) for share, timed in cases]),
+        "paced_over_loop": {side: _paced_over_loop(side, cases) for side in ("our", "peer")},
         "untuned": _mean(first),
+    }
+
+
+def _paced_over_loop(side: str, cases: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, float | None]:
+    over = [(share, timed["paced"][f"{side}_s"] / timed[f"{side}_s"]) for share, timed in cases]
+    return _by_share(over)
+
+
+def _by_share(ratios: Sequence[tuple[str, float]]) -> dict[str, float | None]:
+    return {
+        share: _mean([ratio for each, ratio in ratios if each == share])
+        for share in dict.fromkeys(share for share, _ in ratios)
     }
 
 
 def _means(cases: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     return {
         "ratio": _mean([timed["ratio"] for _, timed in cases]),
-        "by_share": {
-            share: _mean([timed["ratio"] for each, timed in cases if each == share])
-            for share in dict.fromkeys(share for share, _ in cases)
-        },
+        "by_share": _by_share([(share, timed["ratio"]) for share, timed in cases]),
         "beaten": sum(timed["ratio_high"] < 1.0 for _, timed in cases),
     }
 
@@ -207,13 +217,19 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
         return f"vs_onnxruntime: no model was timed{failed}"
     return (
         f"vs_onnxruntime, ours over ONNX Runtime, {told['cases']} cases: in a loop {_means_text(told)}; paced "
-        f"{_means_text(told['paced'])}; without a search {told['untuned']:.2f}{failed}"
+        f"{_means_text(told['paced'])}; without a search {told['untuned']:.2f}; paced over loop: ours "
+        f"{_shares_text(told['paced_over_loop']['our'])}, ONNX Runtime's "
+        f"{_shares_text(told['paced_over_loop']['peer'])}{failed}"
     )
 
 
 def _means_text(means: Mapping[str, Any]) -> str:
-    by_share = ", ".join(f"{share} {mean:.2f}" for share, mean in means["by_share"].items())
-    return f"geometric mean {means['ratio']:.3f} ({by_share}), {means['beaten']} beaten beyond the noise"
+    shares = _shares_text(means["by_share"])
+    return f"geometric mean {means['ratio']:.3f} ({shares}), {means['beaten']} beaten beyond the noise"
+
+
+def _shares_text(by_share: Mapping[str, float]) -> str:
+    return ", ".join(f"{share} {mean:.2f}" for share, mean in by_share.items())
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ def test_the_summary_is_of_geometric_means_and_says_what_failed() -> None:
     assert told["untuned"] == pytest.approx(4.0)
     assert told["paced"]["ratio"] == pytest.approx(1.25 * 0.98**0.25)
     assert told["paced"]["beaten"] == 1
+    assert told["paced_over_loop"]["our"] == pytest.approx({"cpu:1": 1.25, "cpu:2": 1.25})
+    assert told["paced_over_loop"]["peer"] == pytest.approx({"cpu:1": 1.0, "cpu:2": 1.0})
 
 
 def test_the_last_line_says_the_mean_or_that_there_is_none() -> None:
@@ -56,7 +58,10 @@ def test_the_last_line_says_the_mean_or_that_there_is_none() -> None:
         "vs_onnxruntime, ours over ONNX Runtime, 4 cases: in a loop geometric mean 0.995 (cpu:1 1.40, cpu:2 0.71), "
         "1 beaten beyond the noise; paced geometric mean 1.244 (cpu:1 1.75, cpu:2 0.88), "
     )
-    assert verdict(ROWS).endswith("1 beaten beyond the noise; without a search 4.00; failed: torn")
+    assert verdict(ROWS).endswith(
+        "1 beaten beyond the noise; without a search 4.00; paced over loop: ours cpu:1 1.25, cpu:2 1.25, "
+        "ONNX Runtime's cpu:1 1.00, cpu:2 1.00; failed: torn"
+    )
     assert verdict(ROWS[1:2]) == "vs_onnxruntime: no model was timed; failed: torn"
 
 
