@@ -8,17 +8,23 @@ with as many threads as it has cores. This makes the curve from tuning time to r
 model is timed once more in the end, by repeats that decided nothing. Outputs are compared, which says most where the
 weights are trained ones. A model that fails is a row with its cause.
 
-Results are written after every model, with a picture (.svg) beside them.
+Both are timed in a loop, where one request follows the other, and paced, where each comes 20 ms after the answer to
+the one before. The curve and the goal are of the loop.
+
+Results are written after every model, with a picture (.svg) beside them. `--tables FILE` prints a result file as the
+tables of README.md and docs/performance.md, and measures nothing.
 
 Usage: python -m benchmarks.vs_onnxruntime [--quick] [--out FILE] [--models A,B] [--shares cpu:1,cpu:2]
-[--minutes-a-model 15] [--by 0.5] [--trials N] [--repeats 9]
+[--minutes-a-model 15] [--by 0.5] [--trials N] [--repeats 9] [--tables FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -27,10 +33,11 @@ import fractune
 from benchmarks.support.machine import RESULTS, arguments, write_result
 from benchmarks.support.models import Model, find_model
 from benchmarks.support.ratio_picture import draw_ratios
+from benchmarks.support.ratio_tables import full_table, short_table
 from fractune.api.goal import peer_timing
 from fractune.errors import FractuneError
 from fractune.goals import Goal
-from fractune.reports.tables.goal import goal_json, ratio_json
+from fractune.reports.tables.goal import goal_json, timing_json
 from fractune.reports.text import span_text, time_text
 
 PEER = "onnxruntime"
@@ -44,6 +51,9 @@ _QUICK_OPERATORS = "conv2d1_"
 
 def main() -> None:
     args = _parse()
+    if args.tables:
+        _print_tables(args.tables)
+        return
     rows: list[dict[str, Any]] = []
     for name in args.models:
         row = _row(name, args)
@@ -61,6 +71,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--by", type=float, default=0.5, help="part of its time by which to beat it")
     parser.add_argument("--trials", type=int, help="of a model at most; by default no limit")
     parser.add_argument("--repeats", type=int, help="of the last timing of each model and share; by default 9")
+    parser.add_argument("--tables", type=Path, help="print a result file as Markdown, and measure nothing")
     args = parser.parse_args()
     args.only = _QUICK_OPERATORS if args.quick and not args.models else ""
     args.models = args.models or (["squeezenet"] if args.quick else list(_MODELS))
@@ -74,12 +85,20 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
+def _print_tables(path: Path) -> None:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    print(short_table(found["models"], found["shares"]), full_table(found["models"]), sep="\n\n")
+    print(f"\n{verdict(found['models'])}")
+
+
 def _row(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What came out for a model; `error` in its place where something failed."""
+    """What came out for a model; `error` in its place where something failed. `wall_s`: seconds of all of it."""
+    began = time.monotonic()
     try:
         model = find_model(name)
         with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
-            return {"model": name, "trained": model.trained, **_tuned(model, args, Path(folder))}
+            told = _tuned(model, args, Path(folder))
+        return {"model": name, "trained": model.trained, **told, "wall_s": time.monotonic() - began}
     except (FractuneError, SystemExit) as error:
         return {"model": name, "error": f"{type(error).__name__}: {error}"}
 
@@ -102,15 +121,8 @@ def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, An
         "goal": goal_json(cast(Goal, result.goal)),  # it was asked for
         "operators": len(result.job.operators),
         "final": {
-            share: {
-                **ratio_json(timing),
-                "our_run_secs": timing.our_secs,
-                "peer_run_secs": timing.peer_secs,
-                "max_rel_difference": timing.max_rel_difference,
-                "outputs_agree": timing.outputs_agree,
-            }
+            share: timing_json(peer_timing(share, model.path, result.bundle.path, args.repeats))
             for share in args.shares
-            for timing in [peer_timing(share, model.path, result.bundle.path, args.repeats)]
         },
     }
 
@@ -135,20 +147,38 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Geometric means of the ratios, ours over the peer's, over all cases (model x share) and by share; of how many
-    the interval is below 1. `untuned`: of the first step, which searches nothing. None where there is no case.
+    """Geometric means of the ratios, ours over the peer's, over all cases (model x share) and by share, in a loop and
+    `paced`; of how many the interval is below 1. `untuned`: of the first step, which searches nothing, in a loop.
+    `paced_over_loop`: how much longer a paced request takes, by side and share. None where there is no case.
     """
     cases = [(share, timed) for row in rows for share, timed in row.get("final", {}).items()]
     first = [timed["ratio"] for row in rows if "goal" in row for timed in row["goal"]["steps"][0]["shares"].values()]
     return {
         "cases": len(cases),
         "failed": [row["model"] for row in rows if "error" in row],
-        "ratio": _mean([timed["ratio"] for _, timed in cases]),
-        "by_share": {
-            share: _mean([timed["ratio"] for each, timed in cases if each == share])
-            for share in dict.fromkeys(share for share, _ in cases)
-        },
+        **_means(cases),
+        "paced": _means([(share, timed["paced"]) for share, timed in cases]),
+        "paced_over_loop": {side: _paced_over_loop(side, cases) for side in ("our", "peer")},
         "untuned": _mean(first),
+    }
+
+
+def _paced_over_loop(side: str, cases: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, float | None]:
+    over = [(share, timed["paced"][f"{side}_s"] / timed[f"{side}_s"]) for share, timed in cases]
+    return _by_share(over)
+
+
+def _by_share(ratios: Sequence[tuple[str, float]]) -> dict[str, float | None]:
+    return {
+        share: _mean([ratio for each, ratio in ratios if each == share])
+        for share in dict.fromkeys(share for share, _ in ratios)
+    }
+
+
+def _means(cases: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    return {
+        "ratio": _mean([timed["ratio"] for _, timed in cases]),
+        "by_share": _by_share([(share, timed["ratio"]) for share, timed in cases]),
         "beaten": sum(timed["ratio_high"] < 1.0 for _, timed in cases),
     }
 
@@ -167,10 +197,12 @@ def _print_row(row: Mapping[str, Any]) -> None:
     first = goal["steps"][0]
     parity_s = {each["share"]: each["parity_s"] for each in goal["shares"]}
     for share, timed in row["final"].items():
+        paced = timed["paced"]
         parity = "never" if parity_s[share] is None else f"after {span_text(parity_s[share])}"
         print(
             f"  {share:<7}{time_text(timed['our_s']):>9} against {time_text(timed['peer_s']):>8}: "
-            f"{timed['ratio']:.2f} ({timed['ratio_low']:.2f} .. {timed['ratio_high']:.2f}); without a search "
+            f"{timed['ratio']:.2f} ({timed['ratio_low']:.2f} .. {timed['ratio_high']:.2f}); paced "
+            f"{time_text(paced['our_s'])} against {time_text(paced['peer_s'])}: {paced['ratio']:.2f}; without a search "
             f"{first['shares'][share]['ratio']:.2f} after {span_text(first['tuning_s'])}; parity {parity}; "
             f"outputs differ by {timed['max_rel_difference']:.1e}",
             flush=True,
@@ -183,11 +215,21 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     failed = f"; failed: {', '.join(told['failed'])}" if told["failed"] else ""
     if not told["cases"]:
         return f"vs_onnxruntime: no model was timed{failed}"
-    by_share = ", ".join(f"{share} {mean:.2f}" for share, mean in told["by_share"].items())
     return (
-        f"vs_onnxruntime, ours over ONNX Runtime: geometric mean {told['ratio']:.3f} ({by_share}) over {told['cases']} "
-        f"cases, {told['beaten']} of them beaten beyond the noise; without a search {told['untuned']:.2f}{failed}"
+        f"vs_onnxruntime, ours over ONNX Runtime, {told['cases']} cases: in a loop {_means_text(told)}; paced "
+        f"{_means_text(told['paced'])}; without a search {told['untuned']:.2f}; paced over loop: ours "
+        f"{_shares_text(told['paced_over_loop']['our'])}, ONNX Runtime's "
+        f"{_shares_text(told['paced_over_loop']['peer'])}{failed}"
     )
+
+
+def _means_text(means: Mapping[str, Any]) -> str:
+    shares = _shares_text(means["by_share"])
+    return f"geometric mean {means['ratio']:.3f} ({shares}), {means['beaten']} beaten beyond the noise"
+
+
+def _shares_text(by_share: Mapping[str, float]) -> str:
+    return ", ".join(f"{share} {mean:.2f}" for share, mean in by_share.items())
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ if _typing.TYPE_CHECKING:
     from fractune.goals import GoalEnd as GoalEnd
     from fractune.goals import GoalStep as GoalStep
     from fractune.goals import PeerTiming as PeerTiming
+    from fractune.goals import SideBySide as SideBySide
     from fractune.inference.choosing import VariantChoice as VariantChoice
     from fractune.inference.comparing.compare import Comparison as Comparison
     from fractune.inference.comparing.compare import compare as compare
@@ -101,7 +102,7 @@ _HOMES = {
     "fractune.api.values.plans": ("PlanResult",),
     "fractune.api.values.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
     "fractune.costs": ("JobCost", "Prices"),
-    "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming"),
+    "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming", "SideBySide"),
     "fractune.inference.choosing": ("VariantChoice",),
     "fractune.inference.comparing.compare": ("Comparison", "compare"),
     "fractune.inference.model": ("Model", "load"),
@@ -171,6 +172,7 @@ __all__ = [
     "RoundTimes",
     "ShareResult",
     "SharingFigures",
+    "SideBySide",
     "SideFigures",
     "Slowdown",
     "Spending",

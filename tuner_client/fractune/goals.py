@@ -29,20 +29,13 @@ class GoalEnd(StrEnum):
 
 
 @dataclass(frozen=True)
-class PeerTiming:
-    """The bundle and the peer at one share: timed in turn in one process, confined to the share, alone."""
+class SideBySide:
+    """Ours and the peer's inferences, timed in turn."""
 
-    share: str
-    variant: str
-    """of the bundle, that ran"""
     our_secs: tuple[float, ...]
     """seconds of one inference, all repeats"""
     peer_secs: tuple[float, ...]
     """of the peer; the n-th was taken next to the n-th of ours"""
-    max_rel_difference: float
-    """largest difference of the outputs over the largest value of that output"""
-    outputs_agree: bool
-    """the difference is no more than rounding"""
 
     @property
     def our_s(self) -> float:
@@ -72,6 +65,21 @@ class PeerTiming:
     def beats(self, by: float) -> bool:
         """Whether ours takes less than the peer by more than the part `by`, beyond the noise."""
         return self.interval[1] < 1.0 - by
+
+
+@dataclass(frozen=True)
+class PeerTiming(SideBySide):
+    """The bundle and the peer at one share, in a loop: timed in turn in one process, confined to the share, alone."""
+
+    share: str
+    variant: str
+    """of the bundle, that ran"""
+    paced: SideBySide
+    """the same with a pause: each request comes 20 ms after the answer to the one before"""
+    max_rel_difference: float
+    """largest difference of the outputs over the largest value of that output"""
+    outputs_agree: bool
+    """the difference is no more than rounding"""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.support.ratio_picture import draw_ratios
+from benchmarks.support.ratio_tables import full_table, short_table
 from benchmarks.vs_onnxruntime import curves, summary, verdict
 
 
@@ -22,8 +23,15 @@ def row(model: str, ratios: dict[str, list[float]], noise: float = 0.05) -> dict
         }
         for number in range(count)
     ]
-    final = {share: {"ratio": each[-1], "ratio_high": each[-1] + noise} for share, each in ratios.items()}
-    return {"model": model, "goal": {"steps": steps}, "final": final}
+    final = {
+        share: {**_timed(each[-1], noise), "paced": _timed(1.25 * each[-1], noise)} for share, each in ratios.items()
+    }
+    return {"model": model, "goal": {"steps": steps, "trials": 7}, "final": final}
+
+
+def _timed(ratio: float, noise: float) -> dict[str, float]:
+    edges = {"ratio_low": ratio - noise, "ratio_high": ratio + noise}
+    return {"our_s": ratio * 4e-3, "peer_s": 4e-3, "ratio": ratio, **edges}
 
 
 ROWS = [
@@ -39,14 +47,36 @@ def test_the_summary_is_of_geometric_means_and_says_what_failed() -> None:
     assert told["ratio"] == pytest.approx(0.98**0.25)
     assert told["by_share"] == {"cpu:1": pytest.approx(1.96**0.5), "cpu:2": pytest.approx(0.5**0.5)}
     assert told["untuned"] == pytest.approx(4.0)
+    assert told["paced"]["ratio"] == pytest.approx(1.25 * 0.98**0.25)
+    assert told["paced"]["beaten"] == 1
+    assert told["paced_over_loop"]["our"] == pytest.approx({"cpu:1": 1.25, "cpu:2": 1.25})
+    assert told["paced_over_loop"]["peer"] == pytest.approx({"cpu:1": 1.0, "cpu:2": 1.0})
 
 
 def test_the_last_line_says_the_mean_or_that_there_is_none() -> None:
     assert verdict(ROWS).startswith(
-        "vs_onnxruntime, ours over ONNX Runtime: geometric mean 0.995 (cpu:1 1.40, cpu:2 0.71)"
+        "vs_onnxruntime, ours over ONNX Runtime, 4 cases: in a loop geometric mean 0.995 (cpu:1 1.40, cpu:2 0.71), "
+        "1 beaten beyond the noise; paced geometric mean 1.244 (cpu:1 1.75, cpu:2 0.88), "
     )
-    assert verdict(ROWS).endswith("1 of them beaten beyond the noise; without a search 4.00; failed: torn")
+    assert verdict(ROWS).endswith(
+        "1 beaten beyond the noise; without a search 4.00; paced over loop: ours cpu:1 1.25, cpu:2 1.25, "
+        "ONNX Runtime's cpu:1 1.00, cpu:2 1.00; failed: torn"
+    )
     assert verdict(ROWS[1:2]) == "vs_onnxruntime: no model was timed; failed: torn"
+
+
+def test_the_tables_of_the_pages_have_both_kinds_of_times() -> None:
+    short = short_table([{**ROWS[0], "model": "squeezenet"}, *ROWS[1:]], ["cpu:1", "cpu:2"]).splitlines()
+    assert short[0] == "| model | `cpu:1` in a loop | `cpu:1` paced | `cpu:2` in a loop | `cpu:2` paced |"
+    assert short[2] == (
+        "| SqueezeNet | 2.00 (1.95 .. 2.05) | 2.50 (2.45 .. 2.55) | 0.50 (0.45 .. 0.55) | 0.62 (0.57 .. 0.68) |"
+    )
+    assert len(short) == 4, "what failed has no line"
+    full = full_table(ROWS).splitlines()
+    assert full[3] == (
+        "| net | `cpu:2` | 4.00 after 0 s | 2.00 ms | 4.00 ms | 0.50 (0.45 .. 0.55) "
+        "| 2.50 ms | 4.00 ms | 0.62 (0.57 .. 0.68) | 7 |"
+    )
 
 
 def test_curves_and_their_picture(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune.goals import Goal, GoalEnd, GoalStep, PeerTiming, goal_end, next_trials
+from fractune.goals import Goal, GoalEnd, GoalStep, PeerTiming, SideBySide, goal_end, next_trials
 from fractune.reports.tables.goal import goal_json, goal_line, goal_table, step_line, verdict_line
 
 PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
@@ -17,7 +17,8 @@ PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
 def timing(ratio: float, share: str = "cpu:1", jitter: float = 0.01) -> PeerTiming:
     """Ours takes `ratio` of the peer's time, a little more or less from repeat to repeat."""
     ours = tuple(secs * ratio * (1 + jitter * (number % 5 - 2)) for number, secs in enumerate(PEER_SECS))
-    return PeerTiming(share, share, ours, PEER_SECS, 1e-6, outputs_agree=True)
+    paced = SideBySide(tuple(2 * secs for secs in ours), PEER_SECS)
+    return PeerTiming(ours, PEER_SECS, share, share, paced, 1e-6, outputs_agree=True)
 
 
 def goal(*ratios: float, by: float = 0.0) -> Goal:
@@ -114,6 +115,7 @@ def test_the_table_says_which_share_is_beaten_and_which_outputs_are_doubtful() -
     found = goal(1.25)
     slow, fast = goal_table(found).cells
     assert (slow[0], slow[-1], fast[0], fast[-1]) == ("cpu:1", "no", "cpu:2", "yes")
+    assert slow[4].startswith("2.50 (2.4")
     assert goal_table(found).notes == ()
     doubtful = replace(found.steps[0].timings[0], max_rel_difference=0.2, outputs_agree=False)
     (note,) = goal_table(replace(found, steps=(GoalStep(0.0, 0, (doubtful,)),))).notes
@@ -129,4 +131,6 @@ def test_as_json_it_has_every_step_and_the_last_one_in_full() -> None:
     assert (slow["beaten"], slow["parity_s"], fast["beaten"], fast["parity_s"]) == (False, None, True, 0.0)
     assert slow["ratio_low"] <= slow["ratio"] <= slow["ratio_high"]
     assert len(slow["our_run_secs"]) == len(slow["peer_run_secs"]) == len(PEER_SECS)
+    assert slow["paced"]["ratio"] == pytest.approx(2.5)
+    assert len(slow["paced"]["our_run_secs"]) == len(slow["paced"]["peer_run_secs"]) == len(PEER_SECS)
     assert goal_json(goal())["shares"] == []

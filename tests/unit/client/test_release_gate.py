@@ -40,7 +40,8 @@ def comparison(slower: float, difference: float = 0.0) -> fractune.Comparison:
     new = [slower * s for s in secs]
     choice = VariantChoice("cpu:1", How.EXACT, 0.0, "for a test")
     lost = slowdown(new, secs, in_turn=True)
-    return fractune.Comparison(lost, tuple(new), tuple(secs), difference, difference, choice, choice)
+    timed = lost, tuple(new), tuple(secs)
+    return fractune.Comparison(*timed, *timed, difference, difference, choice, choice)
 
 
 def run(release: ModuleType, tmp_path: Path) -> tuple[int, ET.Element]:

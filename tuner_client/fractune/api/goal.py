@@ -11,7 +11,7 @@ from fractune.api.server.progress import View
 from fractune.api.server.running import run_job
 from fractune.api.server.sessions import tuning_session
 from fractune.api.values.results import BundleFile, TuneResult
-from fractune.goals import Goal, GoalStep, PeerTiming, goal_end, next_trials
+from fractune.goals import Goal, GoalStep, PeerTiming, SideBySide, goal_end, next_trials
 from fractune.jobs import JobStatus
 from fractune.launchers.beside import check_share, time_beside, time_peer
 from fractune.local.stack import own_env
@@ -161,11 +161,13 @@ def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTimi
     Raises ShareUnavailable, BadModel, BadBundle, FractuneError when ONNX Runtime is not installed.
     """
     timed = time_beside(Share.parse(share), model, bundle, repeats, own_env())
+    ours, theirs = timed["ours"][timed["variant"]], timed["theirs"]
     return PeerTiming(
+        tuple(ours["loop_secs"]),
+        tuple(theirs["loop_secs"]),
         share=share,
         variant=timed["variant"],
-        our_secs=tuple(timed["run_secs"][timed["variant"]]),
-        peer_secs=tuple(timed["peer_secs"]),
+        paced=SideBySide(tuple(ours["paced_secs"]), tuple(theirs["paced_secs"])),
         max_rel_difference=timed["max_rel_difference"],
         outputs_agree=timed["outputs_agree"],
     )

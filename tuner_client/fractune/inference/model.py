@@ -48,9 +48,9 @@ def load(
 class Model:
     """A bundle's variants over one copy of its weights. Any thread may call it; calls take turns.
 
-    A model runs with as many threads as its share has cores, confined to the share's CPUs, none of them the caller's:
-    several callers at once would only get in each other's way there. On a GPU it is one thread. Two models run side by
-    side.
+    A model runs with as many threads as its share has cores, each on its part of the share's CPUs. None of them is the
+    caller's: several callers at once would only get in each other's way there. On a GPU it is one thread. Two models
+    run side by side.
     """
 
     choice: VariantChoice

@@ -3,6 +3,8 @@
 TVM keeps a thread pool, and scratch memory, for each thread that calls a model. So all calls are handed to one thread:
 however many threads a program has, there is one pool of the share's size and one scratch memory, the caller's own
 affinity stays as it is, and another share takes only another thread. A hand-over and back costs some 10 to 50 us.
+
+Each thread of the pool has CPUs of its own (`parts`), so that no two of them are woken on one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from fractune.inference.cpu.parts import parts
+from fractune.inference.cpu.share import allowed_cpus
 from fractune.inference.tvm_runtime.runtime import use_cpus
 
 _STOP_TIMEOUT_S = 60.0
@@ -33,7 +37,8 @@ class _Answer:
 class Runner:
     """A thread confined to `cpus`, with a pool of TVM's of `threads` threads there, itself one of them.
 
-    It lives until `stop`, or until the process ends. In a forked child, where it is gone, a new one takes its place.
+    It leaves out CPUs that the process may not use any more when the first call comes. It lives until `stop`, or until
+    the process ends. In a forked child, where it is gone, a new one takes its place.
     """
 
     def __init__(self, threads: int, cpus: tuple[int, ...]) -> None:
@@ -77,7 +82,7 @@ def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int
         function, answer = call
         try:
             if not ready:
-                use_cpus(threads, cpus)
+                _settle(threads, cpus)
                 ready = True
             answer.value = function()
         except BaseException as error:  # noqa: BLE001  it is raised again where the call came from
@@ -85,3 +90,10 @@ def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int
         answer.done.release()
         # What the call held must not live on until the next one comes.
         del call, function, answer
+
+
+def _settle(threads: int, cpus: tuple[int, ...]) -> None:
+    """Make the pool, on those of `cpus` that the process may use now: a forked child may have been given fewer."""
+    allowed = allowed_cpus()
+    here = set(cpus).intersection(allowed) or allowed
+    use_cpus(parts(here, min(threads, len(here))))

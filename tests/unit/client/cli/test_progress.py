@@ -13,7 +13,7 @@ from fractune.api.server.progress import BarView, LineView, status_text
 from fractune.cli.commands.jobs.jobs import job_json
 from fractune.cli.progress import JsonView, TableView, job_table, progress_json
 from fractune.from_proto import job_status
-from fractune.goals import Goal, GoalStep, PeerTiming
+from fractune.goals import Goal, GoalStep, PeerTiming, SideBySide
 from fractune.reports.tables.result import print_result, result_json
 from tests.support.client_samples import job_script
 
@@ -64,7 +64,8 @@ def test_what_other_jobs_asked_for_is_shown_as_shared(capsys: pytest.CaptureFixt
 
 
 def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest.CaptureFixture[str]) -> None:
-    timing = PeerTiming("cpu:1", "cpu:1", (2e-3,) * 6, (1e-3,) * 6, 1e-6, outputs_agree=True)
+    paced = SideBySide((3e-3,) * 6, (1e-3,) * 6)
+    timing = PeerTiming((2e-3,) * 6, (1e-3,) * 6, "cpu:1", "cpu:1", paced, 1e-6, outputs_agree=True)
     known = Goal("onnxruntime", "1.31", 0.0, {"cpu:1": 1e-3})
     timed = replace(known, steps=(GoalStep(40.0, 7, (timing,)),))
     console = Console(width=140, record=True, file=sys.stderr, force_terminal=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel
-from fractune.inference.comparing.turns import differences, time_in_turns
+from fractune.inference.comparing.turns import Times, differences, time_in_turns
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.tensors import random_inputs
 from fractune_core.errors import BadRequest
@@ -29,9 +29,9 @@ class Beside:
 
     version: str
     """of the peer"""
-    run_secs: dict[str, list[float]]
-    """all repeats in seconds, by variant"""
-    peer_secs: list[float]
+    ours: dict[str, Times]
+    """by variant"""
+    theirs: Times
     max_abs_difference: float
     """largest difference of the outputs of the model's chosen variant to the peer's; infinite where only one has a
     number"""
@@ -52,24 +52,24 @@ def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants:
     feed_names = _paired([spec.name for spec in model.inputs], peer.input_names, "inputs")
     output_names = list(_paired([spec.name for spec in model.outputs], peer.output_names, "outputs").values())
     run_peer = partial(peer.run, {feed_names[name]: array for name, array in inputs.items()}, output_names)
-    outputs, theirs = model.run(inputs), run_peer()
+    outputs, reference = model.run(inputs), run_peer()
     finalists = {name: partial(model.run, inputs, name) for name in variants}
-    run_secs = time_in_turns({**finalists, NAME: run_peer}, repeats, apart=True)
-    absolute, relative = differences(outputs, theirs)
+    times = time_in_turns({**finalists, NAME: run_peer}, repeats, apart=True)
+    absolute, relative = differences(outputs, reference)
     allowed = max(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs)
-    peer_secs = run_secs.pop(NAME)
-    return Beside(peer.version, run_secs, peer_secs, absolute, relative, outputs_agree=relative <= allowed)
+    theirs = times.pop(NAME)
+    return Beside(peer.version, times, theirs, absolute, relative, outputs_agree=relative <= allowed)
 
 
 def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], repeats: int) -> tuple[str, list[float]]:
-    """The version of ONNX Runtime, and seconds of one inference of the ONNX file at `path`, `repeats` times, on random
-    inputs; `shapes` for inputs that the model leaves open.
+    """The version of ONNX Runtime, and seconds of one inference of the ONNX file at `path` in a loop, `repeats` times,
+    on random inputs; `shapes` for inputs that the model leaves open.
 
     Raises BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
     """
     peer = OnnxRuntimeModel(path, threads)
     run_peer = partial(peer.run, random_inputs(peer.input_specs(shapes)), peer.output_names)
-    return peer.version, time_in_turns({NAME: run_peer}, repeats, apart=True)[NAME]
+    return peer.version, time_in_turns({NAME: run_peer}, repeats, apart=True)[NAME].loop_secs
 
 
 def _check_same(path: Path, model: Model) -> None:

@@ -24,8 +24,12 @@ class Comparison:
     slowdown: Slowdown
     """of the new bundle: 0.05 = takes 5 % longer, below 0 = is faster; with its 95 % interval"""
     new_secs: tuple[float, ...]
-    """seconds of one inference by the new bundle, all repeats, in turn with `last_secs`"""
+    """seconds of one inference by the new bundle in a loop, all repeats, in turn with `last_secs`"""
     last_secs: tuple[float, ...]
+    paced_slowdown: Slowdown
+    """as `slowdown`, of paced requests: each comes 20 ms after the answer to the one before"""
+    new_paced_secs: tuple[float, ...]
+    last_paced_secs: tuple[float, ...]
     max_abs_difference: float
     """largest difference of the outputs; infinite where only one has a number"""
     max_rel_difference: float
@@ -35,7 +39,7 @@ class Comparison:
     last: VariantChoice
 
     def is_slower(self, tolerance: float = 0.0) -> bool:
-        """Whether the new bundle is slower beyond the noise, and by more than `tolerance` (0.03 = 3 %)."""
+        """Whether the new bundle is slower in a loop beyond the noise, and by more than `tolerance` (0.03 = 3 %)."""
         return not self.slowdown.is_tie and self.slowdown.median > tolerance
 
 
@@ -47,7 +51,8 @@ def compare(
     inputs: Mapping[str, Any] | None = None,
     repeats: int = 21,
 ) -> Comparison:
-    """Run two bundles of one model in turn in this process: their times, and whether their outputs agree.
+    """Run two bundles of one model in turn in this process: their times in a loop and paced, and whether their outputs
+    agree.
 
     Both are loaded for `share`, by default the one that this process is under, and confined to it; models that are
     loaded already stay as they are. `inputs` as for `Model.run`, by default random ones. Each is timed `repeats` times,
@@ -63,11 +68,15 @@ def compare(
     if [each.shape for each in outputs] != [each.shape for each in reference]:
         raise BadRequest(f"{mine.bundle.name} and {theirs.bundle.name} have other outputs: are they of one model?")
     absolute, relative = differences(outputs, reference)
-    run_secs = time_in_turns({"new": _call(mine, feed), "last": _call(theirs, feed)}, repeats, apart=True)
+    times = time_in_turns({"new": _call(mine, feed), "last": _call(theirs, feed)}, repeats, apart=True)
+    new_times, last_times = times["new"], times["last"]
     return Comparison(
-        slowdown(run_secs["new"], run_secs["last"], in_turn=True),
-        tuple(run_secs["new"]),
-        tuple(run_secs["last"]),
+        slowdown(new_times.loop_secs, last_times.loop_secs, in_turn=True),
+        tuple(new_times.loop_secs),
+        tuple(last_times.loop_secs),
+        slowdown(new_times.paced_secs, last_times.paced_secs, in_turn=True),
+        tuple(new_times.paced_secs),
+        tuple(last_times.paced_secs),
         absolute,
         relative,
         mine.choice,

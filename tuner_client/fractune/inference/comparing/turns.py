@@ -5,20 +5,34 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
+PAUSE_S = 0.02
+"""between the answer to one paced request and the next request"""
+PACED = f"each request comes {PAUSE_S * 1e3:g} ms after the answer to the one before"
+"""what paced means, for people"""
 _MIN_TURN_S = 0.02
-"""One turn of a finalist calls it until this long has passed"""
+"""One turn of a finalist calls it until calls have taken this long"""
+_MOST_PACED_CALLS = 3
 _QUIET_LOOK_S, _QUIET_LOOKS = 0.01, 100
 
 
-def time_in_turns(
-    finalists: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False
-) -> dict[str, list[float]]:
-    """Seconds of one call by finalist, `repeats` of them, in turns: all see the same machine.
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one call of a finalist, a value for each of its turns."""
+
+    loop_secs: list[float] = field(default_factory=list)
+    """of calls that follow one another at once, as in a service that is always busy"""
+    paced_secs: list[float] = field(default_factory=list)
+    """of calls after a pause of `PAUSE_S`: threads have gone to sleep, as in a service that waits for requests"""
+
+
+def time_in_turns(finalists: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False) -> dict[str, Times]:
+    """Seconds of one call by finalist, in a loop and paced, `repeats` of each, in turns: all see the same machine.
 
     Every other round goes in the other order, so that none always comes after the same other. With `apart`, a turn
     begins only when the threads of the one before have gone to sleep: those of another thread pool would spin on for a
@@ -26,14 +40,16 @@ def time_in_turns(
     """
     for call in finalists.values():
         call()
-    run_secs: dict[str, list[float]] = {name: [] for name in finalists}
+    times = {name: Times() for name in finalists}
     for turn in range(repeats):
         for name in list(finalists)[:: -1 if turn % 2 else 1]:
+            call = finalists[name]
             if apart:
                 wait_for_quiet()
-                finalists[name]()
-            run_secs[name].append(_one_turn(finalists[name]))
-    return run_secs
+                call()
+            times[name].loop_secs.append(_loop_turn(call))
+            times[name].paced_secs.append(_paced_turn(call))
+    return times
 
 
 def wait_for_quiet() -> None:
@@ -45,7 +61,7 @@ def wait_for_quiet() -> None:
             return
 
 
-def _one_turn(call: Callable[[], Any]) -> float:
+def _loop_turn(call: Callable[[], Any]) -> float:
     """Seconds of one call, averaged over as many as fill the shortest turn."""
     calls, start = 0, time.perf_counter()
     while True:
@@ -54,6 +70,18 @@ def _one_turn(call: Callable[[], Any]) -> float:
         spent = time.perf_counter() - start
         if spent >= _MIN_TURN_S:
             return spent / calls
+
+
+def _paced_turn(call: Callable[[], Any]) -> float:
+    """Seconds of one call after a pause, averaged over as many as fill the shortest turn, a few at most."""
+    calls, spent = 0, 0.0
+    while spent < _MIN_TURN_S and calls < _MOST_PACED_CALLS:
+        time.sleep(PAUSE_S)
+        start = time.perf_counter()
+        call()
+        spent += time.perf_counter() - start
+        calls += 1
+    return spent / calls
 
 
 def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:

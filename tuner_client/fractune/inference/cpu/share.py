@@ -43,7 +43,7 @@ def share_here(root: Path = ROOT) -> ShareHere:
     A quota counts whole cores, rounded down, at least one: with 1.5 cores two threads would be held up together by the
     quota, again and again, while one is never.
     """
-    cpus = _affinity(root)
+    cpus = allowed_cpus(root)
     quota = cpu_quota(root)
     if quota is None or quota >= len(cpus):
         return ShareHere(len(cpus), cpus, f"{_cores(len(cpus))} by its affinity")
@@ -72,7 +72,7 @@ def _cores(count: float) -> str:
     return f"{count:g} core{'' if count == 1 else 's'}"
 
 
-def _affinity(root: Path) -> tuple[int, ...]:
+def allowed_cpus(root: Path = ROOT) -> tuple[int, ...]:
     """CPUs of the process's first thread, which is what `taskset` and containers set."""
     try:
         for line in (root / "proc/self/status").read_text().splitlines():

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "1000"
 """How often a thread of TVM's pool looks for more work before it sleeps: for some 1 ms, where nobody else wants its
 core, longer than between two operators of a model. TVM's own number is 300 times as long, on cores that others miss,
 or the next model in turn"""
+_TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+"""What TVM calls on each thread of a pool: number of the thread, two addresses that are not used here; 0 = done"""
 _loading = threading.Lock()
 
 
@@ -153,14 +156,20 @@ def aligned_bytes(size: int) -> Any:
     return room[start : start + size]
 
 
-def use_cpus(threads: int, cpus: Iterable[int]) -> None:
-    """Give the calling thread, which must not have run a model, a pool of `threads` (itself one of them) on `cpus`.
+def use_cpus(parts: Sequence[Sequence[int]]) -> None:
+    """Give the calling thread, which must not have run a model, a pool of as many threads as `parts`, itself the first
+    of them, each on the CPUs of its part.
 
-    TVM keeps a pool for each thread that runs models. It cannot grow later: a larger one takes another thread.
+    TVM keeps a pool for each thread that runs models. It cannot grow later: a larger one takes another thread. A thread
+    whose part the kernel refuses stays where it may be.
     """
-    allowed = sorted(cpus)
-    os.sched_setaffinity(0, allowed)
-    configure = _function("runtime.config_threadpool")
-    # A pool is made with as many threads as CPUs are named. Made for the threads first, then let on all CPUs.
-    configure(_SHARE_ALL_CPUS, threads, [str(cpu) for cpu in allowed[:threads]])
-    configure(_SHARE_ALL_CPUS, threads, [str(cpu) for cpu in allowed])
+    # A pool is made with as many threads as CPUs are named.
+    _function("runtime.config_threadpool")(_SHARE_ALL_CPUS, len(parts), [str(part[0]) for part in parts])
+
+    # TVM can bind a thread to one CPU or to all, and its environment may forbid that. So each thread does it itself.
+    def place(thread: int, _group: int | None, _data: int | None) -> int:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, parts[thread])
+        return 0
+
+    ctypes.CDLL(str(_library_folder() / _LIBRARIES[0])).TVMBackendParallelLaunch(_TASK(place), None, len(parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fractune.goals import Goal, GoalStep, PeerTiming
+from fractune.goals import Goal, GoalStep, PeerTiming, SideBySide
 from fractune.reports.rendering import Column, Table
 from fractune.reports.text import percent_text, span_text, time_text
 
@@ -34,7 +34,14 @@ def verdict_line(goal: Goal) -> str:
 
 def goal_table(goal: Goal) -> Table:
     """A row for each share: both times, the ratio with its interval, and when the peer's time was reached."""
-    headings = ("ours", goal.peer, "ours / theirs (95 % interval)", "parity after", "largest output difference")
+    headings = (
+        "ours",
+        goal.peer,
+        "ours / theirs (95 % interval)",
+        "paced, ours / theirs",
+        "parity after",
+        "largest output difference",
+    )
     timings = goal.steps[-1].timings
     return Table(
         title=f"beside {goal.peer} {goal.version}, in turn, alone, from NumPy to NumPy",
@@ -68,7 +75,7 @@ def goal_json(goal: Goal) -> dict[str, Any]:
             {
                 "tuning_s": step.tuning_s,
                 "trials": step.trials,
-                "shares": {timing.share: ratio_json(timing) for timing in step.timings},
+                "shares": {timing.share: _ratio_json(timing) for timing in step.timings},
             }
             for step in goal.steps
         ],
@@ -79,23 +86,33 @@ def _share_json(goal: Goal, timing: PeerTiming) -> dict[str, Any]:
     return {
         "share": timing.share,
         "variant": timing.variant,
-        **ratio_json(timing),
-        "our_run_secs": list(timing.our_secs),
-        "peer_run_secs": list(timing.peer_secs),
+        **timing_json(timing),
         "beaten": timing.beats(goal.by),
         "parity_s": goal.parity_s(timing.share),
+    }
+
+
+def timing_json(timing: PeerTiming) -> dict[str, Any]:
+    """All repeats, medians and ratios, in a loop and `paced`, and how far the outputs agree."""
+    return {
+        **_repeats_json(timing),
+        "paced": _repeats_json(timing.paced),
         "max_rel_difference": timing.max_rel_difference,
         "outputs_agree": timing.outputs_agree,
     }
 
 
-def ratio_json(timing: PeerTiming) -> dict[str, float | None]:
+def _repeats_json(timed: SideBySide) -> dict[str, Any]:
+    return {**_ratio_json(timed), "our_run_secs": list(timed.our_secs), "peer_run_secs": list(timed.peer_secs)}
+
+
+def _ratio_json(timed: SideBySide) -> dict[str, float | None]:
     """Both medians in seconds, and ours over theirs with its 95 % interval, None where it is not known."""
-    low, high = (None if math.isnan(edge) else edge for edge in timing.interval)
+    low, high = (None if math.isnan(edge) else edge for edge in timed.interval)
     return {
-        "our_s": timing.our_s,
-        "peer_s": timing.peer_s,
-        "ratio": timing.ratio,
+        "our_s": timed.our_s,
+        "peer_s": timed.peer_s,
+        "ratio": timed.ratio,
         "ratio_low": low,
         "ratio_high": high,
     }
@@ -108,12 +125,13 @@ def _cells(goal: Goal, timing: PeerTiming) -> tuple[str, ...]:
         time_text(timing.our_s),
         time_text(timing.peer_s),
         _ratio_text(timing),
+        _ratio_text(timing.paced),
         "-" if parity_s is None else span_text(parity_s),
         f"{timing.max_rel_difference:.1e}",
         "yes" if timing.beats(goal.by) else "no",
     )
 
 
-def _ratio_text(timing: PeerTiming) -> str:
-    low, high = timing.interval
-    return f"{timing.ratio:.2f} ({low:.2f} .. {high:.2f})"
+def _ratio_text(timed: SideBySide) -> str:
+    low, high = timed.interval
+    return f"{timed.ratio:.2f} ({low:.2f} .. {high:.2f})"

@@ -17,8 +17,10 @@ def test_a_bundle_against_itself_agrees_and_is_timed_in_pairs(small: Any) -> Non
     found = fractune.compare(small.bundle, str(small.bundle), share="cpu:1", repeats=6)
     assert found.max_rel_difference == found.max_abs_difference == 0.0
     assert len(found.new_secs) == len(found.last_secs) == 6
-    assert all(secs > 0 for secs in (*found.new_secs, *found.last_secs))
-    assert found.slowdown.low <= found.slowdown.median <= found.slowdown.high
+    assert len(found.new_paced_secs) == len(found.last_paced_secs) == 6
+    assert all(secs > 0 for secs in (*found.new_secs, *found.last_secs, *found.new_paced_secs, *found.last_paced_secs))
+    for slowdown in (found.slowdown, found.paced_slowdown):
+        assert slowdown.low <= slowdown.median <= slowdown.high
     assert not found.is_slower(tolerance=10.0)
     assert found.new == found.last
     assert found.new.reason
@@ -44,7 +46,8 @@ def test_slower_is_beyond_the_noise_and_the_tolerance(
     small: Any, median: float, low: float, high: float, tolerance: float, *, is_slower: bool
 ) -> None:
     choice = fractune.load(small.bundle, share="cpu:1").choice
-    found = fractune.Comparison(Slowdown(median, low, high), (1.0,), (1.0,), 0.0, 0.0, choice, choice)
+    in_loop, paced = Slowdown(median, low, high), Slowdown(0.0, -1.0, 1.0)
+    found = fractune.Comparison(in_loop, (1.0,), (1.0,), paced, (1.0,), (1.0,), 0.0, 0.0, choice, choice)
     assert found.is_slower(tolerance) is is_slower
 
 

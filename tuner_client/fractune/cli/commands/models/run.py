@@ -15,7 +15,7 @@ import typer
 from fractune.cli import options
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.onnxruntime_model import NAME
-from fractune.inference.comparing.turns import differences, spread_text, time_in_turns
+from fractune.inference.comparing.turns import PACED, Times, differences, spread_text, time_in_turns
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
@@ -106,10 +106,10 @@ def _report(
     variants = tuple(dict.fromkeys((UNTUNED_VARIANT, choice.variant)))
     if beside_file is None:
         beside = None
-        run_secs = time_in_turns({name: _call(model, inputs, slot, name) for name in variants}, repeats)
+        times = time_in_turns({name: _call(model, inputs, slot, name) for name in variants}, repeats)
     else:
         beside = time_beside(beside_file, model, inputs, variants, repeats)
-        run_secs = beside.run_secs
+        times = beside.ours
     report: dict[str, Any] = {
         "variant": choice.variant,
         "how": choice.how.value,
@@ -119,10 +119,8 @@ def _report(
         "units": model.share.units,
         "unit": model.share.unit,
         "share": model.share.reason,
-        "tuned_s": statistics.median(run_secs[choice.variant]),
-        "untuned_s": statistics.median(run_secs[UNTUNED_VARIANT]),
-        "tuned_run_secs": run_secs[choice.variant],
-        "untuned_run_secs": run_secs[UNTUNED_VARIANT],
+        **_times_json(times[choice.variant], "tuned_"),
+        **_times_json(times[UNTUNED_VARIANT], "untuned_"),
         "max_abs_difference": absolute,
         "max_rel_difference": relative,
         "outputs": [
@@ -145,12 +143,20 @@ def _call(model: Model, inputs: dict[str, Array], slot: int | None, variant: str
     return lambda: model.run_tensors(placed, variant)
 
 
+def _times_json(times: Times, prefix: str = "") -> dict[str, Any]:
+    return {
+        f"{prefix or 'median_'}s": statistics.median(times.loop_secs),
+        f"{prefix}run_secs": times.loop_secs,
+        f"{prefix}paced_s": statistics.median(times.paced_secs),
+        f"{prefix}paced_run_secs": times.paced_secs,
+    }
+
+
 def _beside_json(beside: Beside) -> dict[str, Any]:
     return {
         "name": NAME,
         "version": beside.version,
-        "run_secs": beside.peer_secs,
-        "median_s": statistics.median(beside.peer_secs),
+        **_times_json(beside.theirs),
         "max_abs_difference": beside.max_abs_difference,
         "max_rel_difference": beside.max_rel_difference,
         "outputs_agree": beside.outputs_agree,
@@ -162,14 +168,18 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     print(f"variant:   {report['variant']} ({report['reason']})")
     if "slots" in report:
         _print_slots(report)
-    print(f"tuned:     {spread_text(report['tuned_run_secs'])}")
-    print(f"untuned:   {spread_text(report['untuned_run_secs'])}")
-    speed_up = ratio_text(report["untuned_s"], report["tuned_s"])
-    print(f"speed-up:  {speed_up} on {units_text(report['units'], report['unit'])}, {given_by}")
+    print(_columns("", "in a loop", "paced"))
+    for name in ("tuned", "untuned"):
+        print(_columns(f"{name}:", *_spreads(report, f"{name}_")))
+    in_loop, paced = (ratio_text(report[f"untuned_{kind}"], report[f"tuned_{kind}"]) for kind in ("s", "paced_s"))
+    print(_columns("speed-up:", in_loop, paced))
+    if "beside" in report:
+        print(_columns("beside:", *_spreads(report["beside"])))
+    print(f"           on {units_text(report['units'], report['unit'])}, {given_by}; paced: {PACED}")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
     if "beside" in report:
-        _print_beside(report["beside"], report["tuned_s"])
+        _print_verdict(report["beside"], report["tuned_s"], report["tuned_paced_s"])
 
 
 def _print_slots(report: dict[str, Any]) -> None:
@@ -181,16 +191,29 @@ def _print_slots(report: dict[str, Any]) -> None:
         print(f"           {apart_text(report['apart'])}")
 
 
-def _print_beside(beside: dict[str, Any], ours_s: float) -> None:
-    print(f"beside:    {spread_text(beside['run_secs'])} in ONNX Runtime {beside['version']}, with as many threads")
-    theirs_s = beside["median_s"]
-    if theirs_s < ours_s:
-        print(f"verdict:   ONNX Runtime is faster, {ratio_text(ours_s, theirs_s)}")
-    else:
-        print(f"verdict:   the bundle is faster, {ratio_text(theirs_s, ours_s)}")
+def _columns(name: str, in_loop: str, paced: str) -> str:
+    return f"{name:<10} {in_loop:<30} {paced}"
+
+
+def _spreads(times: dict[str, Any], prefix: str = "") -> tuple[str, str]:
+    """In a loop and paced."""
+    return spread_text(times[f"{prefix}run_secs"]), spread_text(times[f"{prefix}paced_run_secs"])
+
+
+def _print_verdict(beside: dict[str, Any], loop_s: float, paced_s: float) -> None:
+    """Who is faster; `loop_s` and `paced_s` are the bundle's."""
+    in_loop, paced = _faster("in a loop", loop_s, beside["median_s"]), _faster("paced", paced_s, beside["paced_s"])
+    print(f"verdict:   {in_loop}; {paced}")
+    print(f"           beside: ONNX Runtime {beside['version']} with as many threads")
     relative = beside["max_rel_difference"]
     verdict = "agree" if beside["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
+
+
+def _faster(how: str, ours_s: float, theirs_s: float) -> str:
+    if theirs_s < ours_s:
+        return f"ONNX Runtime is faster {how}, {ratio_text(ours_s, theirs_s)}"
+    return f"the bundle is faster {how}, {ratio_text(theirs_s, ours_s)}"
 
 
 def _save(path: Path, outputs: dict[str, Array]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from fractune.cli import main
 from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
-from fractune.inference.comparing.turns import differences, time_in_turns
+from fractune.inference.comparing.turns import differences
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.unit.client.conftest import Small
@@ -28,19 +28,6 @@ _FRACTUNE = [sys.executable, "-m", "fractune.cli"]
 def test_differences_are_absolute_and_relative() -> None:
     assert differences([np.array([1.0, 3.0])], [np.array([1.0, 4.0])]) == (1.0, 0.25)
     assert differences([np.array([np.nan])], [np.array([1.0])]) == (float("inf"), float("inf"))
-
-
-@pytest.mark.parametrize("apart", [False, True])
-def test_turns_go_forth_and_back(*, apart: bool) -> None:
-    calls: list[str] = []
-
-    def note(name: str) -> None:
-        if calls[-1:] != [name]:
-            calls.append(name)
-
-    run_secs = time_in_turns({"a": lambda: note("a"), "b": lambda: note("b")}, 3, apart=apart)
-    assert calls == ["a", "b", "a", "b", "a", "b"]
-    assert {name: len(secs) for name, secs in run_secs.items()} == {"a": 3, "b": 3}
 
 
 @pytest.fixture
@@ -112,6 +99,8 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
         "on 1 core,",
         "speed-up:",
         "share:     cpu:1 as asked for, of ",
+        "in a loop                      paced\n",
+        "paced: each request comes 20 ms after the answer to the one before\n",
     ):
         assert says in ended.stdout
     assert np.load(tmp_path / "out.npz")["y"].shape == (1, 10)
@@ -120,17 +109,20 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
     assert report["regret"] is None
     assert report["max_rel_difference"] == 0.0
     assert report["outputs"] == [{"name": "y", "dtype": "float32", "shape": [1, 10]}]
+    for times in ("tuned_run_secs", "tuned_paced_run_secs", "untuned_run_secs", "untuned_paced_run_secs"):
+        assert len(report[times]) == 3
+    assert report["tuned_paced_s"] == sorted(report["tuned_paced_run_secs"])[1]
 
 
 def test_onnx_runtime_beside(small: Small) -> None:
     args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3", "--beside", "onnxruntime", "--model"]
     ended = run_cli(*args, str(small.model))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "in ONNX Runtime 1." in ended.stdout
+    assert "beside: ONNX Runtime 1." in ended.stdout
     assert "the outputs agree" in ended.stdout
     beside = json.loads(run_cli(*args, str(small.model), "--json").stdout)["beside"]
     assert beside["outputs_agree"] is True
-    assert len(beside["run_secs"]) == 3
+    assert len(beside["run_secs"]) == len(beside["paced_run_secs"]) == 3
     wrong = run_cli(*args, str(small.bundle))
     assert wrong.returncode == BadRequest.exit_code
     assert "not the file that small.fractune was made from ('small.onnx')" in wrong.stderr
@@ -138,15 +130,15 @@ def test_onnx_runtime_beside(small: Small) -> None:
 
 
 def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
-    from fractune.cli.commands.models.run import _print_beside
+    from fractune.cli.commands.models.run import _print_verdict
 
-    beside = {"run_secs": [1e-3] * 3, "median_s": 1e-3, "version": "1.0", "max_rel_difference": 0.5}
-    _print_beside({**beside, "outputs_agree": False}, ours_s=2e-3)
+    beside = {"median_s": 1e-3, "paced_s": 3e-3, "version": "1.0", "max_rel_difference": 0.5}
+    _print_verdict({**beside, "outputs_agree": False}, loop_s=2e-3, paced_s=2e-3)
     said = capsys.readouterr().out
-    assert "ONNX Runtime is faster, 2.00x" in said
+    assert "ONNX Runtime is faster in a loop, 2.00x; the bundle is faster paced, 1.50x\n" in said
     assert "DO NOT AGREE" in said
-    _print_beside({**beside, "outputs_agree": True}, ours_s=0.5e-3)
-    assert "the bundle is faster, 2.00x" in capsys.readouterr().out
+    _print_verdict({**beside, "outputs_agree": True}, loop_s=0.5e-3, paced_s=2e-3)
+    assert "the bundle is faster in a loop, 2.00x" in capsys.readouterr().out
 
 
 def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:

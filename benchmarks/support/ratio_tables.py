@@ -1,0 +1,75 @@
+"""Rows of `vs_onnxruntime` as the Markdown tables of README.md and docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fractune.reports.text import span_text, time_text
+
+NAMES = {
+    "squeezenet": "SqueezeNet",
+    "resnet50": "ResNet-50",
+    "densenet121": "DenseNet-121",
+    "shufflenet": "ShuffleNet",
+    "inception_v2": "Inception v2",
+    "ocr_detection": "OCR detection",
+    "ocr_recognition": "OCR recognition",
+}
+"""by the benchmark's name, where people know a model by another"""
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def short_table(rows: Rows, shares: Sequence[str]) -> str:
+    """A line for each model: ratios in a loop and paced, by share. For README.md."""
+    headings = ["model", *(f"`{share}` {kind}" for share in shares for kind in ("in a loop", "paced"))]
+    return _markdown(headings, [[_name(row), *_ratios(row, shares)] for row in _timed(rows)])
+
+
+def full_table(rows: Rows) -> str:
+    """A line for each model and share: times of both sides too. For docs/performance.md."""
+    headings = (
+        *("model", "share", "without a search: ratio, time", "in a loop: tuned", "ONNX Runtime"),
+        *("ratio, 95 % interval", "paced: tuned", "ONNX Runtime", "ratio, 95 % interval", "trials"),
+    )
+    return _markdown(headings, [_cells(row, share) for row in _timed(rows) for share in row["final"]])
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    name = str(row["model"])
+    return NAMES.get(name, name)
+
+
+def _timed(rows: Rows) -> Rows:
+    """Those that did not fail."""
+    return [row for row in rows if "final" in row]
+
+
+def _ratios(row: Mapping[str, Any], shares: Sequence[str]) -> list[str]:
+    return [_ratio(timed) for share in shares for timed in (row["final"][share], row["final"][share]["paced"])]
+
+
+def _cells(row: Mapping[str, Any], share: str) -> list[str]:
+    timed, first = row["final"][share], row["goal"]["steps"][0]
+    return [
+        row["model"],
+        f"`{share}`",
+        f"{first['shares'][share]['ratio']:.2f} after {span_text(first['tuning_s'])}",
+        *(text for each in (timed, timed["paced"]) for text in _times(each)),
+        str(row["goal"]["trials"]),
+    ]
+
+
+def _times(timed: Mapping[str, Any]) -> list[str]:
+    return [time_text(timed["our_s"]), time_text(timed["peer_s"]), _ratio(timed)]
+
+
+def _ratio(timed: Mapping[str, Any]) -> str:
+    low, high = timed["ratio_low"], timed["ratio_high"]
+    return f"{timed['ratio']:.2f}" if low is None else f"{timed['ratio']:.2f} ({low:.2f} .. {high:.2f})"
+
+
+def _markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [headings, ["---"] * len(headings), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -1,0 +1,41 @@
+"""Which CPUs each thread of a model may be on: a part for each, no CPU in two parts.
+
+A pool that has slept for a while is woken by its first thread, and the kernel may put two of its threads on one CPU. An
+inference is over before the kernel moves one of them, so it takes as long as with one thread fewer. Threads whose parts
+have no CPU in common cannot meet. Within its part the kernel chooses, so that a small share of a large host is not tied
+to CPUs that other programs use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from fractune_core.host.cgroups import ROOT
+
+
+def parts(cpus: Iterable[int], threads: int, root: Path = ROOT) -> list[tuple[int, ...]]:
+    """`cpus` dealt out to `threads` threads, of which there are no more than CPUs.
+
+    The CPUs of one core, which `/sys` below `root` tells, go to one thread where there are enough cores.
+    """
+    allowed = sorted(cpus)
+    hands = _cores(allowed, root)
+    if len(hands) < threads:
+        hands = [[cpu] for cpu in allowed]
+    return [tuple(sorted(cpu for hand in hands[thread::threads] for cpu in hand)) for thread in range(threads)]
+
+
+def _cores(cpus: Iterable[int], root: Path) -> list[list[int]]:
+    cores: dict[str, list[int]] = {}
+    for cpu in cpus:
+        cores.setdefault(_siblings(cpu, root), []).append(cpu)
+    return list(cores.values())
+
+
+def _siblings(cpu: int, root: Path) -> str:
+    """The CPUs of its core as the kernel writes them; the CPU alone where the kernel does not tell."""
+    try:
+        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
