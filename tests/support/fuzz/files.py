@@ -16,14 +16,14 @@ from fractune.inference.tvm_runtime.array_files import array_names
 from fractune.inference.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
 from fractune.log_io.log_files import csv_row, read_jsonl
 from fractune.planning.plan_file import read_plan
+from fractune.planning.rows import bundle_rows
 from fractune_core.convert import record_from_proto, record_to_proto
 from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, write_archive
-from fractune_core.shares import Device
+from fractune_core.planning.devices import cpu_type
 from fractune_core.targets import arch_of
 from fractune_server.store.records.record_check import check_record, check_workload
-from tests.support.client_samples import bundle_bytes, plan_file
+from tests.support.client_samples import DEVICE, bundle_bytes, plan_file
 from tests.support.fuzz.mutations import Mutator
-from tests.support.fuzz.target import Target
 from tests.support.fuzz.texts import file_target
 from tests.support.samples import DISTURBANCE, divided
 
@@ -119,14 +119,14 @@ def _odd_zip(mutator: Mutator) -> bytes:
     return file.getvalue()
 
 
-def _read_bundle(payload: bytes) -> None:
+def _read_bundle(path: Path) -> None:
     """As `fractune.load` and `fractune plan` do, up to the code, and never more bytes than the file has."""
-    bundle = Bundle(payload)
+    bundle = Bundle(path)
     try:
         bundle.verify()
         bundle.records()
         entries = [bundle.manifest_bytes, *map(bundle.read, bundle.manifest["sha256"])]
-        assert sum(map(len, entries)) <= len(payload), "an entry that is compressed"
+        assert sum(map(len, entries)) <= path.stat().st_size, "an entry that is compressed"
         for mechanism in ("cpu", "mps", "full"):
             bundle.measured(mechanism)
             for units in (1, 3):
@@ -135,10 +135,10 @@ def _read_bundle(payload: bytes) -> None:
             bundle.objects(variant["name"])
             _read_weights(bundle, variant["name"])
         _make_tensors(bundle)
-        Device.from_json(bundle.manifest["device"])
         arch_of(bundle.manifest["target"])
     finally:
         bundle.close()
+    assert bundle_rows(path, cpu_type(DEVICE.units), 4)
 
 
 def _read_weights(bundle: Bundle, variant: str) -> None:
@@ -178,6 +178,6 @@ def _read_plan(path: Path) -> None:
 
 TARGETS = (
     file_target("imported logs", _log_line, _read_log, weight=12),
-    Target("bundles", _bundle, _read_bundle, weight=8),
+    file_target("bundles", _bundle, _read_bundle, weight=8),
     file_target("plan files", _plan, _read_plan, weight=6),
 )

@@ -283,6 +283,10 @@ def objects_twice(manifest: Manifest) -> Manifest:
     return {**manifest, "variants": [{**each, "objects": each["objects"] * 2} for each in manifest["variants"]]}
 
 
+def first_object_alone(manifest: Manifest) -> Manifest:
+    return {**manifest, "variants": [{**each, "objects": each["objects"][:1]} for each in manifest["variants"]]}
+
+
 def weights_turned(manifest: Manifest) -> Manifest:
     return {**manifest, "weights": [{**weight, "shape": weight["shape"][::-1]} for weight in manifest["weights"]]}
 
@@ -300,6 +304,7 @@ def weights_turned(manifest: Manifest) -> Manifest:
         (lambda manifest: {**manifest, "inputs": []}, "takes 4 tensors, and its manifest names 0 inputs"),
         (lambda manifest: {**manifest, "outputs": []}, "its code gives 1 outputs, and its manifest names 0"),
         (objects_twice, "the code of the variant 'cpu:1' cannot be loaded"),
+        (first_object_alone, "the code of the variant 'cpu:1' cannot be loaded"),
     ],
 )
 def test_code_that_does_not_take_what_the_manifest_says_is_a_bad_bundle(

@@ -99,10 +99,10 @@ def _function(name: str) -> Callable[..., Any]:
     return tvm_ffi.get_global_func(name)
 
 
-def load_machine(objects: Sequence[bytes]) -> tuple[Any, int]:
-    """A virtual machine over a variant's object files, and how many tensors its `main` takes.
+def load_main(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> tuple[Callable[..., Any], int]:
+    """The entry function of a variant's object files, on a virtual machine of its own, and how many tensors it takes.
 
-    What TVM raises for other files is of no certain kind.
+    `devices`: the one that tensors are on first, the CPU last. What TVM raises for other files is of no certain kind.
     """
     import tvm_ffi_orcjit
 
@@ -110,14 +110,8 @@ def load_machine(objects: Sequence[bytes]) -> tuple[Any, int]:
     session = tvm_ffi_orcjit.default_session()
     module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
     machine = module["vm_load_executable"]()
-    return machine, int(machine["get_function_arity"]("main"))
-
-
-def main_of(machine: Any, devices: Sequence[tuple[int, int]]) -> Callable[..., Any]:
-    """The `main` of a virtual machine, which begins to use the devices here."""
     machine["vm_initialization"](*(number for device in devices for number in (*device, _POOLED_ALLOCATOR)))
-    main: Callable[..., Any] = machine["main"]
-    return main
+    return machine["main"], int(machine["get_function_arity"]("main"))
 
 
 def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:

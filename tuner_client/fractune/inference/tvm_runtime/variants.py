@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fractune.inference.tvm_runtime.runtime import CPU, load_machine, main_of
+from fractune.inference.tvm_runtime.runtime import CPU, load_main
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
@@ -25,7 +25,7 @@ def load_variant(
     objects, own = bundle.objects(variant), weights.of(variant)
     inputs = len(bundle.manifest["inputs"])
     try:
-        machine, takes = load_machine(objects)
+        main, takes = load_main(objects, devices)
     except MISFITS as error:
         raise BadBundle(
             f"{bundle.name}: the code of the variant '{variant}' cannot be loaded ({_first_line(error)}); "
@@ -36,7 +36,6 @@ def load_variant(
             f"{bundle.name}: the code of the variant '{variant}' takes {takes} tensors, and its manifest names "
             f"{inputs} inputs and {len(own)} weights; make the bundle again"
         )
-    main = main_of(machine, devices)
     return lambda *tensors: main(*tensors, *own)
 
 
