@@ -22,8 +22,8 @@ from fractune_core.implementations import parted_workloads, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
 from fractune_core.targets import target_key
-from fractune_core.tir.lookups import by_tvm
-from fractune_core.tir.positions import names_of
+from fractune_core.tir.lookups import by_position
+from fractune_core.tir.positions import named_by_position, names_of
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -83,12 +83,12 @@ def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: 
         (folder / name).touch()
     for record in records:
         by_implementation = parted_workloads(workloads[record.workload_hash])
-        module = ms.database.Workload.from_json(by_implementation[record.implementation]).mod
+        original = ms.database.Workload.from_json(by_implementation[record.implementation]).mod
+        module = named_by_position(original)
         workload = database.commit_workload(module)
         args_info = [info.as_json() for info in ArgInfo.from_entry_func(module, remove_preproc=True)]
         target = json.loads(str(tvm.target.Target(json.loads(record.target))))
-        # Stock TVM applies a trace to the function of a model, whose blocks have the names that TVM gave them.
-        trace = by_tvm(json.loads(trace_of(record.trace)), names_of(module["main"]))
+        trace = by_position(json.loads(trace_of(record.trace)), names_of(original["main"]))
         whole = [trace, list(record.run_secs), target, _plain(args_info)]
         database.commit_tuning_record(ms.database.TuningRecord.from_json(whole, workload))
 

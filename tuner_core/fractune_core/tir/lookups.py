@@ -1,7 +1,8 @@
-"""The names by which a trace looks up blocks: in the log they are names by position, in stock TVM the names of a model.
+"""The names by which a trace looks up blocks: names by position.
 
-A trace of an older log has the names of the model that it was tuned for. Where that is the model at hand, its names are
-known. Otherwise they are told by their order: MetaSchedule looks up blocks in the order of the function.
+A trace of an older log, or of stock TVM, has the names of the model that it was tuned for. Where that is the model at
+hand, its names are known. Otherwise they are told by their order: MetaSchedule looks up blocks in the order of the
+function.
 """
 
 from __future__ import annotations
@@ -53,14 +54,6 @@ def by_position(trace: Trace, names: Names) -> Trace:
     own = _Table(dict(names.blocks), dict(names.buffers))
     known = all(map(own.name, looked_up))
     return _renamed(trace, own if known else _by_order(trace[0], names))
-
-
-def by_tvm(trace: Trace, names: Names) -> Trace:
-    """The trace with the names that TVM gave to the function's parts."""
-    return _renamed(
-        by_position(trace, names),
-        _Table({new: old for old, new in names.blocks}, {new: old for old, new in names.buffers}),
-    )
 
 
 def _looked_up(steps: Iterable[Any]) -> list[str]:

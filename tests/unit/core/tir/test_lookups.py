@@ -1,4 +1,4 @@
-"""Names in traces: by position, by TVM, and of a model that is not at hand."""
+"""Names in traces: by position, of the model at hand, and of another one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.tir.lookups import by_position, by_tvm
+from fractune_core.tir.lookups import by_position
 from fractune_core.tir.positions import Names
 
 NAMES = Names(
@@ -46,9 +46,8 @@ def trace(*names: str, at_the_end: tuple[str, ...] = ()) -> list[Any]:
         ("root", "root"),
     ],
 )
-def test_a_name_of_tvms_and_the_name_by_position_become_each_other(by_tvms_name: str, position: str) -> None:
+def test_a_name_of_tvms_becomes_the_name_by_position(by_tvms_name: str, position: str) -> None:
     assert by_position(trace(by_tvms_name), NAMES) == trace(position)
-    assert by_tvm(trace(position), NAMES) == trace(by_tvms_name)
 
 
 def test_other_steps_and_decisions_stay() -> None:

@@ -14,7 +14,6 @@ from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import FractuneError
-from fractune_core.tir.positions import named_by_position
 from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.importing.passes import is_scheduled
@@ -30,7 +29,6 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Workload, str]) -> di
     """
     for_gpu = target.kind.name == "cuda"
     pipeline = cuda_pipeline if for_gpu else cpu_pipeline
-    mod = named_by_position(mod)  # as traces look blocks up; TVM applies a trace to the module's own function
     database = ms.database.MemoryDatabase()
     for workload, trace in schedules.items():
         entry = database.commit_workload(workload.mod)
