@@ -20,6 +20,7 @@ from fractune_core.fleet.marks import CANCELLED, mark
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, model_blob
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
+from fractune_workers.locks.core_locks import CoreLocks
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import events_of, pieces_of, running_redis, wait_until
@@ -41,7 +42,8 @@ reader.usable_memory_bytes = lambda: 512 << 20
 class Reading:
     """A real compile worker, whose child does what a model's name says."""
 
-    def __init__(self, url: str, process: WorkerProcess) -> None:
+    def __init__(self, url: str, process: WorkerProcess, gate: Path) -> None:
+        self.gate = gate
         self.redis = redis.Redis.from_url(url)
         self.process = process
         process.info(self.redis)
@@ -62,8 +64,9 @@ class Reading:
 
 @pytest.fixture
 def reading(tmp_path: Path) -> Iterator[Reading]:
-    with running_redis() as url, worker("w", "compile", url, tmp_path / "gate", before=_WITH_HOSTILE_CHILD) as process:
-        yield Reading(url, process)
+    gate = tmp_path / "gate"
+    with running_redis() as url, worker("w", "compile", url, gate, before=_WITH_HOSTILE_CHILD) as process:
+        yield Reading(url, process, gate)
 
 
 @pytest.mark.parametrize("name", ["greedy", "abort"])
@@ -72,8 +75,8 @@ def test_a_model_that_takes_too_much_memory_is_refused_and_not_read_again(readin
     (failed,) = reading.events(name)
     assert (failed["event"], failed["error"]) == ("work_failed", "BadModel")
     assert failed["message"] == (
-        f"{name}.onnx could not be read: it takes more than 0.5 GiB of memory; give it to compile workers with a "
-        "larger --max-model-memory, or make it smaller"
+        f"{name}.onnx could not be read: it takes more than 0.5 GiB of memory; make it smaller, or start compile "
+        "workers with a larger --max-model-memory"
     )
     reading.ask("small")
     assert reading.events("small")[0]["event"] == "ingested"
@@ -92,12 +95,29 @@ def test_the_child_of_a_cancelled_job_is_ended(reading: Reading) -> None:
     assert reading.events("small")[0]["event"] == "ingested"
 
 
+def test_a_measurement_does_not_wait_for_a_model_that_takes_long(reading: Reading) -> None:
+    def measure() -> None:
+        with CoreLocks(reading.gate).measuring(sorted(os.sched_getaffinity(0))):
+            pass
+
+    reading.ask("endless")
+    wait_until(reading.process.children, 60)
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    mark(reading.redis, CANCELLED, "endless")
+
+
 def children_of(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task")
     return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
 
 
-def test_a_model_that_takes_long_keeps_no_other_one_waiting(tmp_path: Path) -> None:
+def test_a_model_that_takes_long_keeps_no_other_one_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    monkeypatch.setenv("TMPDIR", str(locks))  # what other stacks of this host measure is no matter here
     slow, other = write_model(tmp_path / "slow.onnx"), write_model(tmp_path / "other.onnx", channels=4)
     options = StackOptions(tmp_path / "state", ("cpu:1",), compile=True, listen=f"unix:{tmp_path / 'server'}")
     with running_stack(options) as stack, RpcClient(stack.own_address) as client:

@@ -75,11 +75,14 @@ class CallFailed(FractuneError):
 
 
 def memory_met(memory_bytes: int) -> LimitMet:
-    return LimitMet(f"it takes more than {memory_bytes / 2**30:.3g} GiB of memory")
+    return LimitMet(
+        f"it takes more than {memory_bytes / 2**30:.3g} GiB of memory; make it smaller, or start compile workers with "
+        "a larger --max-model-memory"
+    )
 
 
 def cpu_met(cpu_s: int) -> LimitMet:
-    return LimitMet(f"it takes more than {cpu_s} s of CPU time")
+    return LimitMet(f"it takes more than {cpu_s} s of CPU time; make it smaller")
 
 
 def is_kill(number: int) -> bool:

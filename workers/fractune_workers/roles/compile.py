@@ -13,7 +13,7 @@ from fractune_core.fleet.blobs import put_signed_blob, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkerInfo, WorkFailed
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signing import Unsigned
-from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, LimitMet, unless_killed
+from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, unless_killed
 from fractune_workers.context import WorkerContext
 from fractune_workers.reader import reader_child
 
@@ -21,7 +21,6 @@ _CHILD = "fractune_workers.children.compiling.child"
 _INGEST_TIMEOUT_S = 600.0
 _COMPILE_TIMEOUT_S = 1800.0
 _RECYCLE_CALLS = 50
-_ADVICE = "give it to compile workers with a larger --max-model-memory, or make it smaller"
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +139,5 @@ def _failed(work: IngestWork | CompileWork, error: FractuneError) -> WorkFailed:
     kind, message = type(error).__name__, str(error)
     if isinstance(error, CallFailed | ChildDied | ChildTimeout):
         doing = "be read" if work["do"] == "ingest" else "be compiled"
-        advice = f"; {_ADVICE}" if isinstance(error, LimitMet) else ""
-        kind, message = "BadModel", f"{work['model_name']} could not {doing}: {error}{advice}"
+        kind, message = "BadModel", f"{work['model_name']} could not {doing}: {error}"
     return {"event": "work_failed", "job": work["job"], "do": work["do"], "error": kind, "message": message}
