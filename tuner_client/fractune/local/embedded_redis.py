@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import re
 import shutil
 import socket
@@ -15,6 +17,10 @@ from fractune_core.errors import FractuneError, RedisGone
 PROGRAMS = ("valkey-server", "redis-server")
 OLDEST = 7
 """major version of Redis, and of Valkey, which went on from there: older ones get no security fixes any more"""
+_DISK_FULL = (
+    "Short write while writing to the AOF file",
+    *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)),
+)
 _VERSION = re.compile(r"\bv=(\d+)\.")
 
 
@@ -72,6 +78,13 @@ def redis_answers(socket_path: Path) -> bool:
             return link.recv(16).startswith(b"+PONG")
         except OSError:
             return False
+
+
+def disk_was_full(said: str) -> bool:
+    """Whether Redis ended because it could not write its file. It takes back what it has written in part, so that there
+    is space again when it has ended.
+    """
+    return any(words in said for words in _DISK_FULL)
 
 
 def redis_given_up(end: str) -> RedisGone:

@@ -47,6 +47,8 @@ class Part:
     """the error that it means when the part keeps dying (as text)"""
     kind: str = ""
     """parts of one kind do the same work: when one of them is refused its share, the others go on"""
+    hindrance: Callable[[str], FractuneError | None] = lambda _: None
+    """asked when the process has ended, with what it said: why it would do no better next time, if that is so"""
 
 
 class Running:
@@ -68,10 +70,14 @@ class Running:
         code = self._process.poll()
         if code is None:
             return False
-        words = _last_words(self.part.log_file, self._log_start)
+        said = _said(self.part.log_file, self._log_start)
+        words = _last_words(said)
         end = _format_end(self.part.name, code, words, self.part.log_file)
         if code > 0 and code not in _RETRIED_CODES:
             raise _refusal(code, words) or FractuneError(end)
+        hindrance = self.part.hindrance(said)
+        if hindrance is not None:
+            raise hindrance
         now = time.monotonic()
         while self._starts and now - self._starts[0] > 60:
             self._starts.popleft()
@@ -145,11 +151,14 @@ def end_in_order(running: Iterable[Running]) -> None:
             each.finish(deadline)
 
 
-def _last_words(log_file: Path, start: int) -> str:
+def _said(log_file: Path, start: int) -> str:
     with log_file.open("rb") as file:
         file.seek(start)
-        lines = file.read().decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return file.read().decode(errors="replace")
+
+
+def _last_words(said: str) -> str:
+    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "")
 
 
 def _format_end(name: str, code: int, words: str, log_file: Path) -> str:

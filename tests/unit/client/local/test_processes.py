@@ -14,7 +14,7 @@ import pytest
 
 from fractune.local import processes
 from fractune.local.processes import Part, Running, end_in_order, tend_all
-from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
+from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable, StateUnusable
 from fractune_core.host import parent_death
 
 
@@ -184,3 +184,15 @@ def test_the_launcher_starts_nothing_when_its_parent_is_gone(tmp_path: Path) -> 
     )
     assert ended.returncode != 0
     assert not made.exists()
+
+
+def test_a_part_that_something_hinders_is_not_started_again(tmp_path: Path) -> None:
+    def hindrance(said: str) -> FractuneError | None:
+        return StateUnusable("the disk is full") if "no space" in said else None
+
+    command = python("print('no space'); raise SystemExit(1)")
+    part = Part("p", lambda: command, tmp_path / "log", {}, 0, hindrance=hindrance)
+    running = Running(part)
+    with pytest.raises(StateUnusable, match="the disk is full"):
+        wait_until(lambda: tended(running) is not running)
+    end_in_order([running])
