@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing import onnx_model
+from fractune_workers.children.importing import limits, onnx_model
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants
 from fractune_workers.children.importing.model_file import load_model
 
@@ -337,6 +337,18 @@ def test_a_small_file_that_expands_is_refused_with_a_count(attack: str, tmp_path
     with pytest.raises(BadModel, match=f"^small.model: .*{words}") as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
+
+
+def test_nodes_count_as_they_are_after_inlining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_NODES", 8)
+    for level, nodes in ((3, 8), (4, 16)):
+        functions = [function("f0", [node("Relu", ["a"], ["b"])])]
+        functions += [function(f"f{each}", twice(f"f{each - 1}")) for each in range(1, level + 1)]
+        path = tmp_path / f"{nodes}.onnx"
+        path.write_bytes(model([node(f"f{level}", ["x"], ["y"], domain="own")], functions=functions))
+    load_model(tmp_path / "8.onnx")
+    with pytest.raises(BadModel, match="function 'f4', .* has 16 nodes, and 8 is the limit"):
+        load_model(tmp_path / "16.onnx")
 
 
 def test_a_tensor_that_very_many_nodes_read_is_not_slimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
