@@ -21,10 +21,28 @@ _COMPUTED_PER_FILE_BYTE = 16
 """A file of quantized weights becomes four times as much, in a chain of several constants"""
 
 
-def check_nodes(count: int, what: str) -> None:
-    """Raises BadModel when `what` has more nodes than a model may have."""
-    if count > MOST_NODES:
-        raise BadModel(f"{what} has {count:,} nodes, and {MOST_NODES:,} is the limit; tune a part of the model")
+@dataclass(frozen=True)
+class Limits:
+    """Of one model; the variants in a fused model's file share them evenly."""
+
+    file_bytes: int
+    """of the whole file"""
+    variants: int = 1
+
+    @property
+    def nodes(self) -> int:
+        return MOST_NODES // self.variants
+
+    @property
+    def computed_bytes(self) -> int:
+        """Of all constants that are computed from constants alone."""
+        return (_COMPUTED_BYTES + _COMPUTED_PER_FILE_BYTE * self.file_bytes) // self.variants
+
+    def check_nodes(self, count: int, what: str) -> None:
+        """Raises BadModel when `what` has more nodes than a model may have."""
+        if count > self.nodes:
+            shared = f" for each of {self.variants} variants" if self.variants > 1 else ""
+            raise BadModel(f"{what} has {count:,} nodes, and {self.nodes:,} is the limit{shared}; tune a part of it")
 
 
 def check_tensor(shape: list[int], element_bytes: int, what: str) -> int:
@@ -44,20 +62,16 @@ def check_tensor(shape: list[int], element_bytes: int, what: str) -> int:
 
 @dataclass
 class ComputedConstants:
-    """How many bytes of constants a model may still compute: half a gigabyte, and more for a larger file."""
+    """How many bytes of constants a model computes: half a gigabyte at most, and more for a larger file."""
 
-    file_bytes: int
+    limits: Limits
     taken_bytes: int = 0
-
-    @property
-    def limit_bytes(self) -> int:
-        return _COMPUTED_BYTES + _COMPUTED_PER_FILE_BYTE * self.file_bytes
 
     def take(self, size: int, what: str) -> None:
         """Count a constant before it is computed. Raises BadModel when all of them together are too large."""
         self.taken_bytes += size
-        if self.taken_bytes > self.limit_bytes:
+        if self.taken_bytes > self.limits.computed_bytes:
             raise BadModel(
                 f"{what} is computed from constants alone, which makes {self.taken_bytes:,} bytes of such constants; "
-                f"{self.limit_bytes:,} is the limit for a file of {self.file_bytes:,} bytes"
+                f"{self.limits.computed_bytes:,} is the limit for a file of {self.limits.file_bytes:,} bytes"
             )

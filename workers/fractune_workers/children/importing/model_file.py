@@ -18,6 +18,7 @@ from fractune_core.errors import BadModel
 from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import read_fused
 from fractune_core.files.scripts import REFUSAL, is_script
+from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.relax_sizes import check_sizes
 
 MAX_MODEL_BYTES = 2**31
@@ -54,11 +55,12 @@ def load_variants(path: Path, inputs: Shapes | None = None) -> Variants:
         data = _read(path)
         fused = read_fused(data) if data.startswith(_ZIP) else None
         if fused is None:
-            return Variants((path.name,), (_load_fixed(data, shapes),), (data,))
+            return Variants((path.name,), (_load_fixed(data, shapes, Limits(len(data))),), (data,))
+        limits = Limits(len(data), len(fused.names))
         modules = []
         for name, payload in zip(fused.names, fused.payloads, strict=True):
             with _named(f"variant '{name}'"):
-                modules.append(_load_fixed(payload, shapes))
+                modules.append(_load_fixed(payload, shapes, limits))
     return Variants(fused.names, tuple(modules), fused.payloads, tuple(fused.slot_names))
 
 
@@ -68,7 +70,8 @@ def load_model(path: Path, inputs: Shapes | None = None) -> tvm.IRModule:
     Raises BadModel, naming the file, for anything that cannot become a Relax module with fixed shapes.
     """
     with _named(path.name):
-        return _load_fixed(_read(path), dict(inputs or {}))
+        data = _read(path)
+        return _load_fixed(data, dict(inputs or {}), Limits(len(data)))
 
 
 @contextlib.contextmanager
@@ -82,10 +85,10 @@ def _named(name: str) -> Iterator[None]:
         raise BadModel(f"{name}: is an archive that cannot be read: {error}; copy or export it again") from error
 
 
-def _load_fixed(data: bytes, shapes: Shapes) -> tvm.IRModule:
-    mod = _load(data, shapes)
+def _load_fixed(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
+    mod = _load(data, shapes, limits)
     _check_fixed(mod)
-    check_sizes(mod, len(data))
+    check_sizes(mod, limits)
     return mod
 
 
@@ -101,7 +104,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _load(data: bytes, shapes: Shapes) -> tvm.IRModule:
+def _load(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
     if is_script(data):
         raise BadModel(REFUSAL)
     if data.startswith(_ZIP):
@@ -114,7 +117,7 @@ def _load(data: bytes, shapes: Shapes) -> tvm.IRModule:
     if text is None:
         from fractune_workers.children.importing.onnx_model import load_onnx
 
-        return load_onnx(data, shapes)
+        return load_onnx(data, shapes, limits)
     return _load_text(text, shapes)
 
 

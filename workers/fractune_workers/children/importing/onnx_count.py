@@ -7,26 +7,26 @@ from collections.abc import Iterable
 import onnx
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.limits import check_nodes
+from fractune_workers.children.importing.limits import Limits
 
 _Name = tuple[str, str, str]
 """domain, name and overload of a function"""
 
 
-def check_count(model: onnx.ModelProto) -> None:
+def check_count(model: onnx.ModelProto, limits: Limits) -> None:
     """Raises BadModel for too many nodes or values, for sparse weights, and for functions that call themselves."""
     functions = {(_domain(each.domain), each.name, each.overload): each for each in model.functions}
     counts: dict[_Name, int] = {}
     for each, function in functions.items():
         _count_function(each, functions, counts)
-        check_nodes(counts[each], f"function '{function.name}', with the functions it calls inlined,")
-    check_nodes(_count(model.graph.node, counts), "the graph, with all functions inlined,")
+        limits.check_nodes(counts[each], f"function '{function.name}', with the functions it calls inlined,")
+    limits.check_nodes(_count(model.graph.node, counts), "the graph, with all functions inlined,")
     for what, values in (
         ("weights", model.graph.initializer),
         ("inputs", model.graph.input),
         ("outputs", model.graph.output),
     ):
-        check_nodes(len(values), f"the list of the graph's {what}")
+        limits.check_nodes(len(values), f"the list of the graph's {what}")
     if model.graph.sparse_initializer:
         name = model.graph.sparse_initializer[0].values.name
         raise BadModel(f"weight '{name}' is sparse; save the model with dense weights")

@@ -24,7 +24,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.limits import ComputedConstants, check_nodes, check_tensor
+from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
 from fractune_workers.children.importing.onnx_count import subgraphs
 
 _LARGEST = 65_536
@@ -77,11 +77,12 @@ class Folding:
     Raises BadModel for a tensor, or for constants, that would be too large, for a loop, and for a graph that is none.
     """
 
-    def __init__(self, model: onnx.ModelProto, computed: ComputedConstants) -> None:
+    def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:
         self.unsized = ""
         """a node that computes a constant of a size that cannot be known before; empty = there is none"""
         self._model = model
-        self._computed = computed
+        self._limits = limits
+        self._computed = ComputedConstants(limits)
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
         self._known: ChainMap[str, _Value] = ChainMap()
         self._parts = 0
@@ -261,7 +262,7 @@ class Folding:
             shape = inputs[node.input[0]].shape if node.input else None
             axis = numbers.get("axis", 0)
             self._parts += shape[axis] if shape and -len(shape) <= axis < len(shape) else 1
-        check_nodes(self._parts, f"the model, up to {_described(node)}, split into parts")
+        self._limits.check_nodes(self._parts, f"the model, up to {_described(node)}, split into parts")
 
 
 def _sorted(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:

@@ -35,7 +35,7 @@ from onnx import version_converter
 from tvm.relax.frontend.onnx import from_onnx
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.limits import ComputedConstants
+from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_count import check_count
 from fractune_workers.children.importing.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_shapes import fix_shapes
@@ -54,17 +54,17 @@ _IR_VERSION_FIELD = b"\x08"
 """How a model of any exporter begins: field 1, a number"""
 
 
-def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]]) -> tvm.IRModule:
-    """The ONNX model in `data` as a Relax module. Raises BadModel."""
+def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) -> tvm.IRModule:
+    """The ONNX model in `data` as a Relax module. Raises BadModel, also for what would grow beyond `limits`."""
     model = _parse(data)
-    check_count(model)
+    check_count(model, limits)
     _refuse_external_data(model)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)
     fix_shapes(model.graph, shapes)
     notes: list[str] = []
-    folding = Folding(model, ComputedConstants(len(data)))
+    folding = Folding(model, limits)
     try:
         folding.run()
     except (ValueError, TypeError, KeyError, IndexError) as error:

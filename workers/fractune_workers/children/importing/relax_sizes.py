@@ -10,25 +10,24 @@ import tvm
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, check_nodes, check_tensor
+from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits, check_tensor
 
 _MOST_FIELDS = 4 * MOST_NODES
 """Tensors in the types of all values: a tuple may hold a tuple twice, which holds another twice"""
 
 
-def check_sizes(mod: tvm.IRModule, file_bytes: int) -> None:
-    """Raises BadModel for too many operators, a tensor that is too large, or too large constants that follow from a
-    file of so many bytes.
-    """
-    walk = _Walk(ComputedConstants(file_bytes))
+def check_sizes(mod: tvm.IRModule, limits: Limits) -> None:
+    """Raises BadModel for too many operators, for a tensor that is too large, and for too large constants."""
+    walk = _Walk(limits)
     for name, function in mod.functions.items():
         if isinstance(function, relax.Function):
             walk.function(function, f"function '{name.name_hint}'")
 
 
 class _Walk:
-    def __init__(self, computed: ComputedConstants) -> None:
-        self._computed = computed
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._computed = ComputedConstants(limits)
         self._nodes = 0
         self._fields = 0
         self._constant: set[Any] = set()
@@ -77,7 +76,7 @@ class _Walk:
 
     def _count(self) -> None:
         self._nodes += 1
-        check_nodes(self._nodes, f"the module, up to {self._name},")
+        self._limits.check_nodes(self._nodes, f"the module, up to {self._name},")
 
     def _bytes(self, ty: Any, what: str) -> int:
         return sum(check_tensor(*_shape_and_width(tensor), what) for tensor in self._tensors(ty))

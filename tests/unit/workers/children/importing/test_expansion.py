@@ -16,9 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing import onnx_model
-from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants
-from fractune_workers.children.importing.model_file import load_model
+from fractune_core.files.fused import write_fused
+from fractune_workers.children.importing import limits, onnx_model
+from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits
+from fractune_workers.children.importing.model_file import load_model, load_variants
 
 SMALL_BYTES, LARGER_BYTES = 4_000, 70_000
 LARGER = {"calls in a branch", "many small constants", "a constant of Relax"}
@@ -339,6 +340,18 @@ def test_a_small_file_that_expands_is_refused_with_a_count(attack: str, tmp_path
     assert "\n" not in str(caught.value)
 
 
+def test_nodes_count_as_they_are_after_inlining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_NODES", 8)
+    for level, nodes in ((3, 8), (4, 16)):
+        functions = [function("f0", [node("Relu", ["a"], ["b"])])]
+        functions += [function(f"f{each}", twice(f"f{each - 1}")) for each in range(1, level + 1)]
+        path = tmp_path / f"{nodes}.onnx"
+        path.write_bytes(model([node(f"f{level}", ["x"], ["y"], domain="own")], functions=functions))
+    load_model(tmp_path / "8.onnx")
+    with pytest.raises(BadModel, match=r"function 'f4', .* has 16 nodes, and 8 is the limit"):
+        load_model(tmp_path / "16.onnx")
+
+
 def test_a_tensor_that_very_many_nodes_read_is_not_slimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`onnxslim` takes a time that grows with the square of the readers."""
     monkeypatch.setattr(onnx_model, "_MOST_PAIRS_OF_READERS", 1_000)
@@ -360,8 +373,26 @@ def test_a_constant_of_unknown_size_is_not_computed(tmp_path: Path, monkeypatch:
         load_model(tmp_path / "m.onnx")
 
 
+def test_variants_of_a_fused_model_share_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of many small variants would expand as often."""
+    monkeypatch.setattr(limits, "_COMPUTED_BYTES", 2**20)
+    path = tmp_path / "variant.onnx"
+    path.write_bytes(model([node("Relu", ["x"], ["y"])]))
+    large = tmp_path / "large.onnx"
+    large.write_bytes(model([node("ConstantOfShape", ["n"], ["c"]), node("ReduceSum", ["c"], ["s"]),
+                             node("Add", ["x", "s"], ["y"])], {"n": np.array([2**17])}))  # fmt: skip
+    fused = tmp_path / "x.fused"
+    with fused.open("wb") as file:
+        write_fused(file, ["a", "b", "c"], [large, path, path], 3)
+    with pytest.raises(BadModel, match=rf"variant 'a': .*\(ConstantOfShape\) {COMPUTED}"):
+        load_variants(fused)
+    load_model(large)
+    with pytest.raises(BadModel, match="101 nodes, and 100 is the limit for each of 300 variants"):
+        Limits(1, 300).check_nodes(101, "it")
+
+
 def test_weights_make_room_for_constants_computed_from_them() -> None:
-    computed = ComputedConstants(file_bytes=2**26)
+    computed = ComputedConstants(Limits(file_bytes=2**26))
     computed.take(2**29 + 2**30, "a chain")
     with pytest.raises(BadModel, match="a chain is computed from constants alone"):
         computed.take(1, "a chain")
