@@ -1,7 +1,7 @@
 """Another CPU as the default target, in every Python process that finds this folder on its path.
 
 Python imports a module of this name when it starts, so the workers' children have that target too. `tests/conftest.py`
-puts the folder on the path where FRACTUNE_TEST_CPU names a CPU. The host must be able to run that CPU's code.
+puts the folder on the path where FRACTUNE_TEST_CPU names a CPU. What the host lacks of that CPU is left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def _replace_default(module: ModuleType) -> None:
     def default_target(cores: int) -> Any:
-        return module.tvm.target.Target({"kind": "llvm", "mcpu": _CPU, "num-cores": cores})
+        config = {"kind": "llvm", "mcpu": _CPU, "num-cores": cores}
+        lacking = module.missing_features(module.tvm.target.Target(config))
+        return module.tvm.target.Target({**config, "mattr": [f"-{name}" for name in lacking]} if lacking else config)
 
     module.default_target = default_target  # type: ignore[attr-defined]
 
