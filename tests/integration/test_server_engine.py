@@ -25,7 +25,7 @@ from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
-from tests.support.fleet_messages import BUILD, send
+from tests.support.fleet_messages import BUILD, send_once_more
 from tests.support.processes.fleet_simulated import SimulatedWorker
 from tests.support.processes.made_up import (
     DEVICE,
@@ -89,7 +89,7 @@ def test_an_engine_outlasts_a_redis_that_is_out_of_memory_for_a_while(
     wait_until(lambda: "Redis takes nothing" in caplog.text)
     context.redis.config_set("maxmemory", 0)
     records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x") for i in range(3)]
-    send(context.redis, *records, stream=redis_names.SERVER_STREAM)
+    send_once_more(context.redis, *records)
     wait_until(lambda: context.store.log.count(RecordFilter()) == 3)
     engine.stop()
     assert (engine.failure, ended.is_set()) == (None, True)
@@ -103,7 +103,7 @@ def test_a_full_disk_ends_the_engine_and_no_result_is_acknowledged(context: Serv
         connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
 
     records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x" * 10_000) for i in range(100)]
-    send(context.redis, *records, stream=redis_names.SERVER_STREAM)
+    send_once_more(context.redis, *records)
     failure = run_to_its_end(context)
     assert isinstance(failure, StateUnusable)
     assert "database or disk is full" in str(failure)

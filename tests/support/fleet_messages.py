@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from fractune_core.fleet import messages, redis_names
-from fractune_core.fleet.signed_messages import seal_event
+from fractune_core.fleet.signed_messages import seal_event, seal_replayed
 from fractune_core.records import TuningRecord
 from tests.support.processes.made_up import DEVICE, made_up_record
 from tests.support.secret import SECRET
@@ -34,8 +34,19 @@ def record(candidate: str, share: str = "cpu:1") -> TuningRecord:
 
 def send(connection: redis.Redis, *records: TuningRecord, stream: str = STREAM) -> None:
     for each in records:
-        event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": each.to_json()}
-        connection.xadd(stream, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+        connection.xadd(stream, {redis_names.EVENT_FIELD: _sealed(each)})
+
+
+def send_once_more(connection: redis.Redis, *records: TuningRecord) -> None:
+    """As if an operator had asked for it: they count though no round waits for them."""
+    for each in records:
+        replayed = seal_replayed(SECRET, _sealed(each))
+        connection.xadd(redis_names.SERVER_STREAM, {redis_names.REPLAYED_FIELD: replayed})
+
+
+def _sealed(record: TuningRecord) -> str:
+    event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": record.to_json()}
+    return seal_event(SECRET, event)
 
 
 def worker_info(name: str, started_at: float, role: str = "build") -> messages.WorkerInfo:
