@@ -6,7 +6,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -325,14 +324,21 @@ def test_a_generic_client_that_knows_only_reflection_tunes_a_model(fleet: Fleet)
         assert health(None, timeout=10) == b"\x08\x01"  # status: SERVING
 
 
+def lasting(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without its bundle's path, and without roofs: a later job may have raised them."""
+    shares, operators = (
+        [{name: value for name, value in each.items() if name not in ("roof", "roof_part")} for each in result[key]]
+        for key in ("shares", "operators")
+    )
+    return {**result, "bundle": "", "shares": shares, "operators": operators}
+
+
 def test_a_finished_job_can_be_watched_and_its_bundle_fetched(
     fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     job, at = tuned[-1]["job"], ("--server", fleet.address)
-    began = time.monotonic()
     watched = events(run_fractune("watch", job, "--json", *at))[-1]
-    assert time.monotonic() - began < 30
-    assert {**watched, "bundle": ""} == {**tuned[-1], "bundle": ""}
+    assert lasting(watched) == lasting(tuned[-1])
     path = tmp_path / "again.fractune"
     events(run_fractune("bundle", job, "--out", str(path), "--json", *at))
     assert path.read_bytes() == Path(tuned[-1]["bundle"]).read_bytes()
