@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -146,6 +147,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._calls = 0
+        self._inherited_bytes = 0
         self._cpu_s = 0
         self._preemption: Preemption | None = None
         self._is_wanted: Callable[[], bool] | None = None
@@ -319,6 +321,7 @@ class Child:
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,
             )
+        self._inherited_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._link = Connection(ours.detach())
         self._calls = 0
         self.generation += 1
@@ -341,6 +344,10 @@ class Child:
         if self._process is None:
             return ChildDied("the child was never started")
         peak_bytes = _peak_bytes_at_end(self._process)
+        if (
+            peak_bytes <= self._inherited_bytes
+        ):  # the kernel lets a process begin with the peak of the one that starts it
+            peak_bytes = 0
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

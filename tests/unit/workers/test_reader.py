@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -27,8 +28,8 @@ def start() -> Iterator[Start]:
     started: list[Child] = []
 
     def start(**options: object) -> Child:
-        env = {"PYTHONPATH": str(REPOSITORY)}
-        started.append(reader_child(MODULE, env=env, memory_bytes=MEMORY_BYTES, **options))  # type: ignore[arg-type]
+        given = {"env": {"PYTHONPATH": str(REPOSITORY)}, "memory_bytes": MEMORY_BYTES, **options}
+        started.append(reader_child(MODULE, **given))  # type: ignore[arg-type]
         return started[-1]
 
     yield start
@@ -99,14 +100,23 @@ def test_memory_that_it_is_refused_is_its_limit(start: Start) -> None:
 
 
 def test_a_death_with_much_memory_is_its_limit_and_another_is_not(start: Start) -> None:
-    child, much = start(), MEMORY_BYTES * 6 // 10
-    with pytest.raises(LimitMet, match=r"^it takes more than 0\.5 GiB of memory; make it smaller, or"):
+    limit_bytes = 2 * MEMORY_BYTES + 2 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    child, much = start(memory_bytes=limit_bytes), limit_bytes * 6 // 10
+    with pytest.raises(LimitMet, match=r"^it takes more than .* GiB of memory; make it smaller, or"):
         child.call("fill_and_end", 20, count=much, number=signal.SIGABRT)
     with pytest.raises(ChildDied, match="SIGABRT") as died:
         child.call("fill_and_end", 20, count=1, number=signal.SIGABRT)
     assert not isinstance(died.value, LimitMet)
     with pytest.raises(ChildKilled):  # somebody's, or that of a host without memory: nobody's fault
         child.call("fill_and_end", 20, count=much, number=signal.SIGKILL)
+
+
+def test_a_death_is_not_blamed_for_the_memory_of_who_started_the_process(start: Start) -> None:
+    """Linux lets a process begin with the largest memory that its parent has had."""
+    held = bytearray(os.urandom(1) * (MEMORY_BYTES * 6 // 10))
+    child = start()
+    with pytest.raises(ChildDied, match="SIGABRT"):
+        child.call("fill_and_end", 20, count=len(held[:1]), number=signal.SIGABRT)
 
 
 def test_a_limit_that_is_met_is_not_met_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
