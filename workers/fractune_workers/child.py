@@ -327,6 +327,9 @@ class Child:
         self.generation += 1
         try:
             self._link.send_bytes(json.dumps(self._sandbox and self._sandbox.to_json()).encode())
+            # It may be stopped only once it dies with us: stopped before that, it would stay for ever when we die.
+            if self._link.poll(_START_TIMEOUT_S):
+                self._link.recv_bytes()
             if not self._answers(self._link, _START_TIMEOUT_S):
                 released = self.kill()
                 raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=released)
@@ -344,9 +347,7 @@ class Child:
         if self._process is None:
             return ChildDied("the child was never started")
         peak_bytes = _peak_bytes_at_end(self._process)
-        if (
-            peak_bytes <= self._inherited_bytes
-        ):  # the kernel lets a process begin with the peak of the one that starts it
+        if peak_bytes <= self._inherited_bytes:  # a process begins with the peak of the one that starts it
             peak_bytes = 0
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)
