@@ -15,7 +15,7 @@ from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import Limits
 
 MOST_CONNECTIONS = 2_048
-"""Inputs and outputs of one node; time and stack grow with their square"""
+"""Inputs and outputs of one node: the importer takes a time that grows with their square"""
 _CONNECTIONS = 8
 """Inputs and outputs that count as one node: only LSTM and the like have more, and those that join or split"""
 
