@@ -33,8 +33,8 @@ def send_model(call: Call, models: rpc.ModelServiceStub, path: Path, is_closed: 
     """The model on the server, which gets what it lacks of the file.
 
     An upload that is cut goes on by itself, as long as the server gets more of it within PATIENCE_S. Raises BadModel
-    when the file cannot be read, BadRequest for a name that no server takes, and what the server answered. Nothing is tried again once `is_closed()`: the caller
-    has ended the connection.
+    when the file cannot be read, BadRequest for a name that no server takes, and what the server answered. Nothing is
+    tried again once `is_closed()`: the caller has ended the connection.
     """
     check_file_name(path.name, "the model file's name")
     upload = _Upload(call, models, path, is_closed)

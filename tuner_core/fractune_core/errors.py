@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-
 _MOST_CHARACTERS = 2_000
 """Of a message"""
 

@@ -17,7 +17,7 @@ def test_a_files_name_is_taken(name: str) -> None:
     "name", ["", ".", "..", "/", "a/b", "../x", "a\0b", "a\nb", "\x1b[2J", "\u202e", "\udc80", "x" * 201, "é" * 101]
 )
 def test_what_is_no_files_name_is_refused(name: str) -> None:
-    with pytest.raises(BadRequest, match="^display_name is '.*'; name the file by 1 to 200 bytes of printable UTF-8"):
+    with pytest.raises(BadRequest, match=r"^display_name is '.*'; name the file by 1 to 200 bytes of printable UTF-8"):
         check_file_name(name, "display_name")
 
 

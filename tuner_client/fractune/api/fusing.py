@@ -51,8 +51,8 @@ def fuse(
     the models leave open; with `run_script` Python files (TVMScript) among them run here. The file is `out`, by
     default `<first model>_x<slots>.fused` in the current folder.
 
-    Raises BadRequest for fewer than two models, and for slots and names that are none, BadModel where the models are not built alike,
-    StateUnusable, and FractuneError where TVM is not installed.
+    Raises BadRequest for fewer than two models, for wrong slots and for names that no variant may have, BadModel where
+    the models are not built alike, StateUnusable, and FractuneError where TVM is not installed.
     """
     count = check_slots(len(models), slots)
     fixed = shapes(inputs or {})

@@ -249,7 +249,7 @@ class Folding:
         return list(ReferenceEvaluator(alone).run(None, arrays))
 
     def _count_work(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
-        """Of a constant: what is needed to compute it, beside its own bytes. Raises BadModel where these are unknown."""
+        """Of a constant: what is needed to compute it, beside its bytes. Raises BadModel where these are not known."""
         if any(not self._known[name].is_sized for name in node.output if name):
             raise BadModel(
                 f"{described(node)} computes a constant whose size is not known before; export it as a weight"
