@@ -69,7 +69,7 @@ def test_its_environment_has_no_secrets(start: Start, monkeypatch: pytest.Monkey
 def test_it_writes_in_its_scratch_folder_and_nowhere_else(start: Start, tmp_path: Path) -> None:
     scratch, other = tmp_path / "scratch", tmp_path / "other"
     scratch.mkdir()
-    child = start(scratch_dir=scratch)
+    child = start(own_dir=scratch)
     child.call("write", 20, path=str(scratch / "new"), count=10)
     assert child.call("environment", 20)["TMPDIR"] == str(scratch)
     with pytest.raises(CallFailed, match="PermissionError"):
@@ -79,7 +79,7 @@ def test_it_writes_in_its_scratch_folder_and_nowhere_else(start: Start, tmp_path
 
 
 def test_it_reaches_nobody(start: Start, tmp_path: Path) -> None:
-    child = start(scratch_dir=tmp_path)
+    child = start(own_dir=tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as at_path:
         at_path.bind(str(tmp_path / "socket"))
         at_path.listen()
