@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 
@@ -18,7 +19,7 @@ def read_strangers_file(path: Path, most_bytes: int) -> bytes:
     waited for.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise OSError(errno.EINVAL, "it is not a file of its own", str(path))
@@ -32,8 +33,10 @@ def remove_tree(path: Path) -> None:
     """Remove it, whatever it is, and what is in it, as far as that can be done; what links lead to stays."""
     with contextlib.suppress(OSError):
         path.unlink()
-    with contextlib.suppress(RecursionError):  # folders can be nested more deeply than Python calls
+    with contextlib.suppress(RecursionError):
         shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):  # folders can be nested more deeply than Python calls
+        subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.DEVNULL, check=False)
 
 
 def empty_dir(folder: Path) -> None:

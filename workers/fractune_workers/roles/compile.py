@@ -129,7 +129,7 @@ class Compiler:
         }
 
     def _model_file(self, digest: str, name: str) -> Path:
-        """The model as a file that the child can read and not change, under its own name: messages of the importer quote it."""
+        """The model as a file that the child cannot change, under its own name: messages of the importer quote it."""
         path = self._models_dir / digest / Path(name).name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
