@@ -74,7 +74,7 @@ _ATTEMPTS: dict[str, Callable[[str, int], object]] = {
     "pipe": lambda *_: os.mkfifo(_own("pipe")),
     "move": lambda *_: _move_into_folder(),
     "own folder away": lambda *_: _own("").rename(_own("../other")),
-    "limit": lambda _, pid: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)),
+    "limit": lambda _, pid: resource.prlimit(pid, resource.RLIMIT_AS, (1 << 40, 1 << 40)),
     "cores": lambda _, pid: os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))}),
     "scheduler": lambda _, pid: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
     "priority": lambda _, pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
