@@ -8,11 +8,13 @@ the sandbox that it enters, if it is to have one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -40,6 +42,10 @@ _IGNORED_FOR_S = 1.0
 """of CPU time: a child that goes on for as long behind its limit ignores the kernel's signal"""
 TRIES = 3
 """how often a process is killed from outside before that counts against what it did"""
+_LENGTH = struct.Struct("!i")
+"""how a message of `multiprocessing.connection.Connection` begins"""
+_LONGEST_MESSAGE_BYTES = 1 << 28
+_PIECE_BYTES = 1 << 20
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 _T = TypeVar("_T")
@@ -185,9 +191,10 @@ class Child:
         try:
             self._limit_cpu(timeout_s)
             self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
-            if not self._answers(self._link, timeout_s):
+            message = self._message(self._link, timeout_s)
+            if message is None:
                 raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
-            answer = json.loads(self._link.recv_bytes())
+            answer = _parsed(message, "value")
         except (EOFError, OSError) as error:
             raise self._death() from error
         if "error" in answer:
@@ -223,21 +230,25 @@ class Child:
             with contextlib.suppress(OSError):  # it has ended, and the call finds out
                 self._cpu_end_s = limit_cpu(self._process.pid, self._cpu_s)
 
-    def _answers(self, link: Connection, timeout_s: float) -> bool:
+    def _message(self, link: Connection, timeout_s: float) -> bytes | None:
+        """None when it has not come whole by then: one that stops in the middle is not waited for any longer."""
+        received = bytearray()
         hold = self._preemption
         every_s = _LOOK_AFTER_IT_EVERY_S if hold is None else _LOOK_EVERY_S
         now = time.monotonic()
         deadline, looked = now + timeout_s, now
         while (left_s := deadline - now) > 0:
             if link.poll(min(every_s, left_s)):
-                return True
+                received += _piece(link)
+                if (message := _whole(received)) is not None:
+                    return message
             if hold is not None and hold.is_wanted():
                 deadline += self._preempted_s(hold)
             now = time.monotonic()
             if now >= looked + _LOOK_AFTER_IT_EVERY_S:
                 self._look_after_it()
                 looked = now
-        return False
+        return None
 
     def _look_after_it(self) -> None:
         """Raises ChildUnwanted or LimitMet, once it is killed for that."""
@@ -343,10 +354,11 @@ class Child:
         self.generation += 1
         try:
             self._link.send_bytes(json.dumps(self._sandbox and self._sandbox.to_json()).encode())
-            if not self._answers(self._link, _START_TIMEOUT_S):
+            message = self._message(self._link, _START_TIMEOUT_S)
+            if message is None:
                 released = self.kill()
                 raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=released)
-            ready = json.loads(self._link.recv_bytes())
+            ready = _parsed(message, "lacking")
         except (EOFError, OSError) as error:
             raise self._death() from error
         if "error" in ready:
@@ -384,6 +396,34 @@ class Child:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def _piece(link: Connection) -> bytes:
+    piece = os.read(link.fileno(), _PIECE_BYTES)
+    if not piece:
+        raise EOFError
+    return piece
+
+
+def _whole(received: bytearray) -> bytes | None:
+    """The message of `Connection.send_bytes`, None as long as some is missing. Raises OSError for one too long."""
+    if len(received) < _LENGTH.size:
+        return None
+    (count,) = _LENGTH.unpack_from(received)
+    if not 0 <= count <= _LONGEST_MESSAGE_BYTES:
+        raise OSError(errno.EMSGSIZE, "the child's message is too long")
+    return bytes(received[_LENGTH.size :]) if len(received) >= _LENGTH.size + count else None
+
+
+def _parsed(message: bytes, wanted: str) -> dict[str, Any]:
+    """`wanted`, or an `error` and its `message`. Raises OSError for what a child of ours does not say."""
+    try:
+        answer = json.loads(message)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or not (wanted in answer or {"error", "message"} <= answer.keys()):
+        raise OSError(errno.EBADMSG, "the child's message is none")
+    return answer
 
 
 def _peak_bytes_at_end(process: subprocess.Popen[bytes]) -> int:

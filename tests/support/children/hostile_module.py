@@ -115,6 +115,12 @@ def burn(*, deaf: bool = False) -> None:
         pass
 
 
+def stall(said: int, sent: str = "") -> None:
+    """Says that `said` bytes follow, and sends only these."""
+    os.write(int(sys.argv[1]), said.to_bytes(4, "big") + sent.encode())
+    time.sleep(600)
+
+
 def ingest(path: str, **_other: Any) -> dict[str, Any]:
     """Of a model whose name says what it costs."""
     name = Path(path).stem
@@ -133,4 +139,4 @@ def ingest(path: str, **_other: Any) -> dict[str, Any]:
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     offered = (attempt, read, write, environment, parents_environment, connect, connect_to_path, leave_group)
-    return {each.__name__: each for each in (*offered, allocate, fill_and_end, burn, ingest)}
+    return {each.__name__: each for each in (*offered, stall, allocate, fill_and_end, burn, ingest)}

@@ -14,7 +14,7 @@ import pytest
 
 from fractune_workers import child as child_module
 from fractune_workers import reader
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildKilled, LimitMet, unless_killed
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildKilled, ChildTimeout, LimitMet, unless_killed
 from fractune_workers.reader import reader_child
 from tests.support.paths import REPOSITORY
 
@@ -188,6 +188,24 @@ def test_a_limit_whose_signal_is_ignored_is_met(start: Start, monkeypatch: pytes
     child = start()
     with pytest.raises(LimitMet, match=r"^it takes more than 1 s of CPU time; make it smaller$"):
         child.call("burn", 60, deaf=True)
+    assert child.pid is None
+
+
+def test_an_answer_that_does_not_come_whole_is_not_waited_for(start: Start) -> None:
+    child = start()
+    child.ensure()
+    with pytest.raises(ChildTimeout):
+        child.call("stall", 1, said=10)
+    assert child.pid is None
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"), [((1 << 28) + 1, ""), (-1 & 0xFFFFFFFF, ""), (2, "{}"), (20_000, "[" * 20_000)]
+)
+def test_an_answer_that_is_none_ends_it(start: Start, said: int, sent: str) -> None:
+    child = start()
+    with pytest.raises(ChildDied):
+        child.call("stall", 20, said=said, sent=sent)
     assert child.pid is None
 
 
