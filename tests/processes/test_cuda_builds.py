@@ -193,8 +193,10 @@ def give_work(connection: redis.Redis, round_id: str, workload: str, target: str
 def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model, untuned."""
     folder = tmp_path_factory.mktemp("small")
-    model, out = write_model(folder / "small.onnx"), folder / "small.fractune"
-    child = reader_child("fractune_workers.children.compiling.child", scratch_dir=folder)
+    own_dir = folder / "child"
+    own_dir.mkdir()
+    model, out = write_model(folder / "small.onnx"), own_dir / "small.fractune"
+    child = reader_child("fractune_workers.children.compiling.child", model=model, own_dir=own_dir)
     known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
     manifest = {
         "model": {"name": model.name, "sha256": hashlib.sha256(model.read_bytes()).hexdigest()},

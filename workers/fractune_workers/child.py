@@ -8,35 +8,44 @@ the sandbox that it enters, if it is to have one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
-import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fractune_core.errors import FractuneError, ShareNotReady, error_from_name
-from fractune_core.host.limits import is_death_by_cpu, is_death_by_memory, limit_cpu
+from fractune_core.host.limits import is_death_by_cpu, is_death_by_memory, limit_cpu, own_peak_bytes, spent_s
 from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
+from fractune_core.host.strangers_files import empty_dir
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.01
 _STANDSTILL_TIMEOUT_S = 0.2
 _LOOK_FOR_STANDSTILL_EVERY_S = 0.0005
-_LOOK_WHETHER_WANTED_EVERY_S = 1.0
+_LOOK_AFTER_IT_EVERY_S = 1.0
 _NOT_READY_TIMEOUT_S = 15.0
 _NOT_READY_EVERY_S = 0.5
 _CPU_PART = 0.5
 """of a call's deadline: the CPU time that a child in a sandbox may take for it, and each process that this starts"""
+_IGNORED_FOR_S = 1.0
+"""of CPU time: a child that goes on for as long behind its limit ignores the kernel's signal"""
 TRIES = 3
 """how often a process is killed from outside before that counts against what it did"""
+_LENGTH = struct.Struct("!i")
+"""how a message of `multiprocessing.connection.Connection` begins"""
+_LONGEST_MESSAGE_BYTES = 1 << 28
+_PIECE_BYTES = 1 << 20
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 _T = TypeVar("_T")
@@ -124,8 +133,8 @@ class Child:
     Not thread-safe but for `interrupt`: one supervisor thread owns it, and that thread must live as long as the
     child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
     living child before it is killed, and says whether the kill harms no other process. `cores`: where the process may
-    run; none = wherever the supervisor may. In a `sandbox`, its environment is cut down, and a call has a limit on CPU
-    time.
+    run; none = wherever the supervisor may. In a `sandbox`, its environment is cut down, a call has a limit on CPU
+    time, and the folders that it may write in are emptied before it starts.
     """
 
     def __init__(
@@ -148,7 +157,7 @@ class Child:
         self._link: Connection | None = None
         self._calls = 0
         self._inherited_bytes = 0
-        self._cpu_s = 0
+        self._cpu_s, self._cpu_end_s = 0, 0
         self._preemption: Preemption | None = None
         self._is_wanted: Callable[[], bool] | None = None
         self.generation = 0
@@ -182,9 +191,10 @@ class Child:
         try:
             self._limit_cpu(timeout_s)
             self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
-            if not self._answers(self._link, timeout_s):
+            message = self._message(self._link, timeout_s)
+            if message is None:
                 raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
-            answer = json.loads(self._link.recv_bytes())
+            answer = _parsed(message, "value")
         except (EOFError, OSError) as error:
             raise self._death() from error
         if "error" in answer:
@@ -218,31 +228,45 @@ class Child:
         if self._sandbox is not None and self._process is not None:
             self._cpu_s = max(1, int(_CPU_PART * timeout_s))
             with contextlib.suppress(OSError):  # it has ended, and the call finds out
-                limit_cpu(self._process.pid, self._cpu_s)
+                self._cpu_end_s = limit_cpu(self._process.pid, self._cpu_s)
 
-    def _answers(self, link: Connection, timeout_s: float) -> bool:
-        hold, is_wanted = self._preemption, self._is_wanted
-        every_s = min(
-            timeout_s if hold is None else _LOOK_EVERY_S,
-            timeout_s if is_wanted is None else _LOOK_WHETHER_WANTED_EVERY_S,
-        )
+    def _message(self, link: Connection, timeout_s: float) -> bytes | None:
+        """None when it has not come whole by then: one that stops in the middle is not waited for any longer."""
+        received = bytearray()
+        hold = self._preemption
+        every_s = _LOOK_AFTER_IT_EVERY_S if hold is None else _LOOK_EVERY_S
         now = time.monotonic()
-        deadline, asked = now + timeout_s, now
+        deadline, looked = now + timeout_s, now
         while (left_s := deadline - now) > 0:
             if link.poll(min(every_s, left_s)):
-                return True
+                received += _piece(link)
+                if (message := _whole(received)) is not None:
+                    return message
             if hold is not None and hold.is_wanted():
                 deadline += self._preempted_s(hold)
             now = time.monotonic()
-            if is_wanted is not None and now >= asked + _LOOK_WHETHER_WANTED_EVERY_S:
-                self._go_on_if(is_wanted)
-                asked = now
-        return False
+            if now >= looked + _LOOK_AFTER_IT_EVERY_S:
+                self._look_after_it()
+                looked = now
+        return None
 
-    def _go_on_if(self, is_wanted: Callable[[], bool]) -> None:
-        if not is_wanted():
+    def _look_after_it(self) -> None:
+        """Raises ChildUnwanted or LimitMet, once it is killed for that."""
+        if self._is_wanted is not None and not self._is_wanted():
             self.kill()
             raise ChildUnwanted("nobody wants this any more; it was ended")
+        if self._ignores_cpu_limit():
+            self.kill()
+            raise cpu_met(self._cpu_s)
+
+    def _ignores_cpu_limit(self) -> bool:
+        pid = self.pid
+        if pid is None or not self._cpu_end_s:
+            return False
+        try:
+            return spent_s(pid) >= self._cpu_end_s + _IGNORED_FOR_S
+        except OSError:  # it has ended
+            return False
 
     def _preempted_s(self, hold: Preemption) -> float:
         """Stop the child until the hold is back; seconds that took."""
@@ -302,6 +326,8 @@ class Child:
 
     def _start_one(self) -> None:
         self.kill()
+        for folder in self._sandbox.writable if self._sandbox else ():
+            empty_dir(Path(folder))
         ours, theirs = socket.socketpair()
         with theirs, _staying_on(self._cores):
             self._process = subprocess.Popen(
@@ -321,19 +347,21 @@ class Child:
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,
             )
-        self._inherited_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._inherited_bytes = own_peak_bytes()
         self._link = Connection(ours.detach())
         self._calls = 0
+        self._cpu_end_s = 0
         self.generation += 1
         try:
-            self._link.send_bytes(json.dumps(self._sandbox and self._sandbox.to_json()).encode())
             # It may be stopped only once it dies with us: stopped before that, it would stay for ever when we die.
             if self._link.poll(_START_TIMEOUT_S):
                 self._link.recv_bytes()
-            if not self._answers(self._link, _START_TIMEOUT_S):
+            self._link.send_bytes(json.dumps(self._sandbox and self._sandbox.to_json()).encode())
+            message = self._message(self._link, _START_TIMEOUT_S)
+            if message is None:
                 released = self.kill()
                 raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=released)
-            ready = json.loads(self._link.recv_bytes())
+            ready = _parsed(message, "lacking")
         except (EOFError, OSError) as error:
             raise self._death() from error
         if "error" in ready:
@@ -347,7 +375,8 @@ class Child:
         if self._process is None:
             return ChildDied("the child was never started")
         peak_bytes = _peak_bytes_at_end(self._process)
-        if peak_bytes <= self._inherited_bytes:  # a process begins with the peak of the one that starts it
+        # The kernel lets a process begin with the peak of the one that starts it.
+        if peak_bytes <= self._inherited_bytes:
             peak_bytes = 0
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)
@@ -370,6 +399,34 @@ class Child:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def _piece(link: Connection) -> bytes:
+    piece = os.read(link.fileno(), _PIECE_BYTES)
+    if not piece:
+        raise EOFError
+    return piece
+
+
+def _whole(received: bytearray) -> bytes | None:
+    """The message of `Connection.send_bytes`, None as long as some is missing. Raises OSError for one too long."""
+    if len(received) < _LENGTH.size:
+        return None
+    (count,) = _LENGTH.unpack_from(received)
+    if not 0 <= count <= _LONGEST_MESSAGE_BYTES:
+        raise OSError(errno.EMSGSIZE, "the child's message is too long")
+    return bytes(received[_LENGTH.size :]) if len(received) >= _LENGTH.size + count else None
+
+
+def _parsed(message: bytes, wanted: str) -> dict[str, Any]:
+    """`wanted`, or an `error` and its `message`. Raises OSError for what a child of ours does not say."""
+    try:
+        answer = json.loads(message)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or not (wanted in answer or {"error", "message"} <= answer.keys()):
+        raise OSError(errno.EBADMSG, "the child's message is none")
+    return answer
 
 
 def _peak_bytes_at_end(process: subprocess.Popen[bytes]) -> int:

@@ -33,16 +33,17 @@ def reader_child(
     module: str,
     *,
     model: Path | None = None,
-    scratch_dir: Path | None = None,
+    own_dir: Path | None = None,
     hidden: Sequence[Path] = (),
     memory_bytes: int | None = None,
     env: Mapping[str, str] | None = None,
     recycle_calls: int = 0,
 ) -> Child:
-    """A child that can read the file `model` and what lies in `scratch_dir`, its one place to write, and nothing else
-    of its user's. `hidden`: files of which it tries out that it cannot read them.
+    """A child that can read `model`, a file or a folder of them, and nothing else of its user's. It writes in `own_dir`
+    alone, which is emptied whenever it starts: whoever reads there what it has made must not trust it. `hidden`: files
+    of which it tries out that it cannot read them.
     """
-    writable = [str(scratch_dir)] if scratch_dir else []
+    writable = [str(own_dir)] if own_dir else []
     sandbox = Sandbox(
         memory_bytes or default_model_memory_bytes(),
         readable=(_WORKERS, *([str(model.absolute())] if model else ())),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fractune_core.host.strangers_files import remove_tree
 from fractune_workers.locks.flock import lock, try_lock
 
 _PREFIX, _NEW_PREFIX = "fractune-scratch-", "fractune-new-scratch-"
@@ -30,7 +30,7 @@ def open_scratch_dir() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
     _sweep(parent)  # of a child that had to be killed at the end
 
 
@@ -54,7 +54,7 @@ def _sweep(parent: Path) -> None:
             # Gone meanwhile, or another user's: none of ours.
             with contextlib.suppress(OSError), _opened(folder) as descriptor:
                 if try_lock(descriptor) and time.time() - os.fstat(descriptor).st_mtime >= least_age_s:
-                    shutil.rmtree(folder)
+                    remove_tree(folder)
 
 
 @contextlib.contextmanager

@@ -143,7 +143,7 @@ ROOMS = {
         "rq",
     ),
     "fractune_workers.child": room(*CORE),
-    "fractune_workers.scratch_dir": room("fractune_workers.locks"),
+    "fractune_workers.scratch_dir": room("fractune_core.host", "fractune_workers.locks"),
     "fractune_workers.reader": room(*CORE, "fractune_workers.child"),
     "fractune_workers.work_counts": room(*CORE),
     "fractune_workers.meter": room(*CORE),

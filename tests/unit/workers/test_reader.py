@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from fractune_workers import child as child_module
 from fractune_workers import reader
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildKilled, LimitMet, unless_killed
+from fractune_workers.child import CallFailed, Child, ChildDied, ChildKilled, ChildTimeout, LimitMet, unless_killed
 from fractune_workers.reader import reader_child
 from tests.support.paths import REPOSITORY
 
@@ -69,7 +70,7 @@ def test_its_environment_has_no_secrets(start: Start, monkeypatch: pytest.Monkey
 def test_it_writes_in_its_scratch_folder_and_nowhere_else(start: Start, tmp_path: Path) -> None:
     scratch, other = tmp_path / "scratch", tmp_path / "other"
     scratch.mkdir()
-    child = start(scratch_dir=scratch)
+    child = start(own_dir=scratch)
     child.call("write", 20, path=str(scratch / "new"), count=10)
     assert child.call("environment", 20)["TMPDIR"] == str(scratch)
     with pytest.raises(CallFailed, match="PermissionError"):
@@ -78,8 +79,56 @@ def test_it_writes_in_its_scratch_folder_and_nowhere_else(start: Start, tmp_path
         child.call("write", 20, path=str(scratch / "huge"), count=MEMORY_BYTES + 1)
 
 
+def test_it_writes_no_model(start: Start, tmp_path: Path) -> None:
+    models, own = tmp_path / "models", tmp_path / "own"
+    models.mkdir()
+    own.mkdir()
+    (models / "model.onnx").write_text("a model")
+    child = start(model=models, own_dir=own)
+    assert child.call("read", 20, path=str(models / "model.onnx")) == "a model"
+    for name in ("model.onnx", "other.onnx"):
+        with pytest.raises(CallFailed, match="PermissionError"):
+            child.call("write", 20, path=str(models / name), count=10)
+
+
+_ON_ITS_FOLDER = ("link", "hard link", "pipe", "move", "own folder away")
+_ON_OTHERS_FILES = ("mode", "owner", "times", "attribute", "log")
+_ON_OTHERS = ("limit", "cores", "scheduler", "priority", "all priorities", "signal")
+_ON_THE_SYSTEM = ("own limit", "unshare", "clone", "shared memory", "queue", "key")
+
+
+@pytest.mark.parametrize("attempts", [_ON_ITS_FOLDER, _ON_OTHERS_FILES, _ON_OTHERS, _ON_THE_SYSTEM])
+def test_it_is_refused(start: Start, tmp_path: Path, attempts: tuple[str, ...]) -> None:
+    """The other process is one of the same user."""
+    own, file = tmp_path / "own", tmp_path / "file"
+    own.mkdir()
+    file.write_text("another's")
+    child = start(own_dir=own)
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as other:
+        for what in attempts:
+            with pytest.raises(CallFailed, match=r"PermissionError|Invalid cross-device link|not allowed"):
+                child.call("attempt", 20, what=what, path=str(file), pid=other.pid)
+        assert other.poll() is None
+    assert other.returncode == 0
+
+
+def test_what_it_has_left_is_gone_when_it_starts_again(start: Start, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    child = start(own_dir=own)
+    child.call("write", 20, path=str(own / "left"), count=10)
+    child.kill()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").touch()
+    (own / "link").symlink_to(other)  # as on a kernel without Landlock
+    child.ensure()
+    assert not {"left", "link"} & {each.name for each in own.iterdir()}
+    assert (other / "file").exists()
+
+
 def test_it_reaches_nobody(start: Start, tmp_path: Path) -> None:
-    child = start(scratch_dir=tmp_path)
+    child = start(model=tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as at_path:
         at_path.bind(str(tmp_path / "socket"))
         at_path.listen()
@@ -132,6 +181,32 @@ def test_a_limit_that_is_met_is_not_met_again(start: Start, monkeypatch: pytest.
     with pytest.raises(LimitMet, match=r"^it takes more than 1 s of CPU time; make it smaller$"):
         unless_killed(burn)
     assert calls == 1
+
+
+def test_a_limit_whose_signal_is_ignored_is_met(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "_CPU_PART", 1 / 60)
+    child = start()
+    with pytest.raises(LimitMet, match=r"^it takes more than 1 s of CPU time; make it smaller$"):
+        child.call("burn", 60, deaf=True)
+    assert child.pid is None
+
+
+def test_an_answer_that_does_not_come_whole_is_not_waited_for(start: Start) -> None:
+    child = start()
+    child.ensure()
+    with pytest.raises(ChildTimeout):
+        child.call("stall", 1, said=10)
+    assert child.pid is None
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"), [((1 << 28) + 1, ""), (-1 & 0xFFFFFFFF, ""), (2, "{}"), (20_000, "[" * 20_000)]
+)
+def test_an_answer_that_is_none_ends_it(start: Start, said: int, sent: str) -> None:
+    child = start()
+    with pytest.raises(ChildDied):
+        child.call("stall", 20, said=said, sent=sent)
+    assert child.pid is None
 
 
 @pytest.mark.parametrize(("usable_gib", "gib"), [(1, 1), (8, 4), (100, 40)])

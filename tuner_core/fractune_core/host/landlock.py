@@ -14,6 +14,10 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = (1 << bit for bit in range(4))
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _TO_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_MAKE_CHAR, _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM, _REFER = (1 << bit for bit in (6, 9, 10, 11, 12, 13))
+_NEVER = _MAKE_CHAR | _MAKE_SOCK | _MAKE_FIFO | _MAKE_BLOCK | _MAKE_SYM | _REFER
+"""links, pipes and the like, on which others would wait or which they would follow; `_REFER` is to move a file, or link
+it, into another folder"""
 _SCOPES = 0b11
 """abstract Unix sockets, and signals: only among the processes that it has started"""
 
@@ -29,7 +33,8 @@ class _PathBeneath(ctypes.Structure):
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
     """From now on this thread, and what it starts, opens nothing but files and folders of `readable`, and of `writable`
-    also for writing; one that is not there is left out. The process must have given up new privileges.
+    also for writing; one that is not there is left out. In those it makes files and folders, and no links. The process
+    must have given up new privileges.
 
     Raises OSError when the kernel has no Landlock, or does not let it be used.
     """
@@ -42,7 +47,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
         for path in readable:
             _allow(rules, path, handled & _TO_READ)
         for path in writable:
-            _allow(rules, path, handled)
+            _allow(rules, path, handled & ~_NEVER)
         _call(_RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)

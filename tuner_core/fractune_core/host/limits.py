@@ -26,12 +26,15 @@ def limit_process(memory_bytes: int) -> None:
     _lower(resource.RLIMIT_NPROC, _tasks_of(os.getuid()) + MORE_TASKS)
 
 
-def limit_cpu(pid: int, cpu_s: int) -> None:
+def limit_cpu(pid: int, cpu_s: int) -> int:
     """Have the process `pid` ended when it has taken `cpu_s` more seconds of CPU time than by now; one that it starts,
-    when that has taken as much on its own. Raises ProcessLookupError.
+    when that has taken as much on its own. It is ended by a signal, which it may ignore: the seconds of CPU time of
+    `spent_s` at which that is due are returned. Raises OSError when it has ended.
     """
     _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
-    resource.prlimit(pid, resource.RLIMIT_CPU, (int(_spent_s(pid)) + cpu_s + 1, hard))
+    end_s = int(spent_s(pid)) + cpu_s + 1
+    resource.prlimit(pid, resource.RLIMIT_CPU, (end_s, hard))
+    return end_s
 
 
 def cpu_limit_s() -> int:
@@ -57,6 +60,12 @@ def addressed_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
+def own_peak_bytes() -> int:
+    """The most that this process has had in memory, by itself: `ru_maxrss` may be that of the one that started it."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
 def is_death_by_cpu(number: int) -> bool:
     """Whether signal `number` is that of the limit on CPU time."""
     return number == signal.SIGXCPU
@@ -78,7 +87,8 @@ def _lower(limit: int, wanted: int) -> None:
     resource.setrlimit(limit, (least, least))
 
 
-def _spent_s(pid: int) -> float:
+def spent_s(pid: int) -> float:
+    """Seconds of CPU time that the process has taken, with all its threads. Raises OSError when it has ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     user, system = fields[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -78,6 +78,8 @@ class Sandbox:
                 yield f"it can read {path} ({_landlock_hint(path)})"
         if _opens(f"/proc/{os.getppid()}/environ"):
             yield "it can read the memory of the process that started it (this kernel grants no Landlock)"
+        if _signals(os.getppid()):
+            yield "it can end other processes of its user (Landlock refuses signals from Linux 6.12 on)"
         if _makes_sockets():
             yield "it can open network connections (this kernel takes no filter of system calls, seccomp)"
         if os.getuid() == 0:
@@ -121,6 +123,14 @@ def _needed(more: tuple[str, ...]) -> Iterator[str]:
 def _opens(path: str) -> bool:
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _signals(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
     except OSError:
         return False
     return True

@@ -13,9 +13,10 @@ from fractune_core.fleet.blobs import put_signed_blob, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkerInfo, WorkFailed
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signing import Unsigned
+from fractune_core.host.strangers_files import read_strangers_file, remove_tree
 from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, unless_killed
 from fractune_workers.context import WorkerContext
-from fractune_workers.reader import reader_child
+from fractune_workers.reader import default_model_memory_bytes, reader_child
 
 _CHILD = "fractune_workers.children.compiling.child"
 _INGEST_TIMEOUT_S = 600.0
@@ -33,11 +34,17 @@ class Compiler:
         read `secret_files`.
         """
         self._context = context
+        self._memory_bytes = memory_bytes or default_model_memory_bytes()
+        # What the child may write in, this process only takes the result from: nothing else there is what it seems.
+        self._models_dir, self._childs_dir = (context.scratch_dir / name for name in ("models", "child"))
+        self._models_dir.mkdir()
+        self._childs_dir.mkdir()
         self._child = reader_child(
             _CHILD,
-            scratch_dir=context.scratch_dir,
+            model=self._models_dir,
+            own_dir=self._childs_dir,
             hidden=secret_files,
-            memory_bytes=memory_bytes,
+            memory_bytes=self._memory_bytes,
             recycle_calls=_RECYCLE_CALLS,
         )
 
@@ -83,15 +90,23 @@ class Compiler:
         }
 
     def _compile(self, work: CompileWork) -> Compiled:
-        out = self._context.scratch_dir / "compiled.fractune"
+        out = self._childs_dir / "compiled.fractune"
         wanted: dict[str, Any] = {name: work[name] for name in ("variants", "manifest", "records")}
         wanted |= {**self._model_args(work), "out": str(out)}
         try:
             self._call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted)
-            put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work["bundle"]), out.read_bytes())
+            bundle = self._take(out)
+            put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work["bundle"]), bundle)
         finally:
-            out.unlink(missing_ok=True)
+            remove_tree(out)
         return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
+
+    def _take(self, out: Path) -> bytes:
+        """Raises CallFailed when the child has not left a file there."""
+        try:
+            return read_strangers_file(out, self._memory_bytes)
+        except OSError as error:
+            raise CallFailed(f"no bundle came of it: {error.strerror}") from error
 
     def _call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         def call() -> Any:
@@ -114,8 +129,8 @@ class Compiler:
         }
 
     def _model_file(self, digest: str, name: str) -> Path:
-        """The model as a file in this worker's scratch_dir, under its own name: messages of the importer quote it."""
-        path = self._context.scratch_dir / digest / Path(name).name
+        """The model as a file that the child cannot change, under its own name: messages of the importer quote it."""
+        path = self._models_dir / digest / Path(name).name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             self._fetch_model(digest, path)

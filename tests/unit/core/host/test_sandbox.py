@@ -49,6 +49,7 @@ with tempfile.NamedTemporaryFile() as secret:
     assert lacking == [
         f"it can read {secret} (this kernel grants no Landlock)",
         "it can read the memory of the process that started it (this kernel grants no Landlock)",
+        "it can end other processes of its user (Landlock refuses signals from Linux 6.12 on)",
         "it can open network connections (this kernel takes no filter of system calls, seccomp)",
     ]
 
@@ -98,6 +99,12 @@ print(json.dumps([before, read_by_a_child()]))
 """
     )
     assert (before, after) == ("read", "refused")
+
+
+def test_a_peak_is_not_that_of_who_started_the_process() -> None:
+    """As `ru_maxrss` is: a worker that a large process starts would take no death for one by memory."""
+    held = b"x" * (256 << 20)
+    assert said("print(limits.own_peak_bytes())") < len(held)
 
 
 def test_the_least_of_host_and_cgroup(tmp_path: Path) -> None:

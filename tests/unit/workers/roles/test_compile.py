@@ -1,0 +1,74 @@
+"""A compile worker whose child has been taken over: it writes and reads nothing but what it means to."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fractune_workers.child import CallFailed
+from fractune_workers.roles import compile as compile_role
+
+MODEL = b"a model"
+DIGEST = hashlib.sha256(MODEL).hexdigest()
+WORK: Any = {"model": DIGEST, "model_name": "m.onnx", "inputs": {}, "target": "llvm", "bundle": "b", "job": "j"}
+WORK |= {"do": "compile", "work_id": "w", "variants": [], "manifest": {}, "records": []}
+
+
+class TakenOver:
+    """A child on a kernel without Landlock, which puts links in its folder where its worker may look."""
+
+    lacking = ()
+
+    def __init__(self, _module: str, *, own_dir: Path, **_other: object) -> None:
+        self.own_dir = own_dir
+        self.secret, self.victim = Path(), Path()
+
+    def plant(self) -> None:
+        (self.own_dir / DIGEST).symlink_to(self.victim)
+
+    def ensure(self) -> int:
+        return 1
+
+    def call(self, method: str, _timeout_s: float, *, out: str, **_payload: object) -> None:
+        assert method == "compile_bundle"
+        Path(out).symlink_to(self.secret)
+
+
+@pytest.fixture
+def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    children: list[TakenOver] = []
+    published: list[bytes] = []
+    scratch_dir, victim, secret = tmp_path / "scratch", tmp_path / "victim", tmp_path / "secret"
+    scratch_dir.mkdir()
+    victim.mkdir()
+    secret.write_text("a secret")
+
+    def start(module: str, **options: Any) -> TakenOver:
+        children.append(TakenOver(module, **options))
+        return children[-1]
+
+    monkeypatch.setattr(compile_role, "reader_child", start)
+    monkeypatch.setattr(compile_role, "read_blob", lambda *_: iter([MODEL]))
+    monkeypatch.setattr(compile_role, "put_signed_blob", lambda *given: published.append(given[-1]))
+    context: Any = SimpleNamespace(scratch_dir=scratch_dir, redis=None, secret=b"")
+    compiler = compile_role.Compiler(context)
+    (child,) = children
+    child.secret, child.victim = secret, victim
+    child.plant()
+    return SimpleNamespace(compiler=compiler, victim=victim, published=published)
+
+
+def test_it_writes_no_model_through_a_link_of_its_child(attacked: SimpleNamespace) -> None:
+    assert attacked.compiler._model_file(DIGEST, "m.onnx").read_bytes() == MODEL
+    assert not list(attacked.victim.iterdir())
+
+
+def test_it_publishes_nothing_that_a_link_of_its_child_leads_to(attacked: SimpleNamespace) -> None:
+    for _ in range(2):  # the link does not stay
+        with pytest.raises(CallFailed, match="no bundle came of it"):
+            attacked.compiler._compile(WORK)
+    assert not attacked.published

@@ -1,0 +1,45 @@
+"""Files in a folder where a process may write that is not trusted: links, pipes and folders in place of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+
+def read_strangers_file(path: Path, most_bytes: int) -> bytes:
+    """What the file holds, of at most `most_bytes`. The folder that it lies in must not be the other process's to
+    replace.
+
+    Raises OSError for anything but a file that has this one name: what a link leads to is not opened, and a pipe is not
+    waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(errno.EINVAL, "it is not a file of its own", str(path))
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+    return content
+
+
+def remove_tree(path: Path) -> None:
+    """Remove it, whatever it is, and what is in it, as far as that can be done; what links lead to stays."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
+    if os.path.lexists(path):  # folders can be nested more deeply than Python calls
+        subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.DEVNULL, check=False)
+
+
+def empty_dir(folder: Path) -> None:
+    """Remove what is in it."""
+    for each in list(folder.iterdir()):
+        remove_tree(each)
