@@ -82,7 +82,7 @@ def _slot_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     if "slots" not in manifest:
         return
     if not _are_slots(manifest["slots"]) or not _list_of(is_storable)(manifest.get("apart")):
-        yield "'slots' and 'apart' are not a list of names or nulls, and one of names"
+        yield "'slots' and 'apart' are not a list of printable names or nulls, and one of names"
         return
     for tensor in (*manifest["inputs"], *manifest["outputs"]):
         if tensor["shape"][:1] != [len(manifest["slots"])]:
@@ -189,9 +189,9 @@ _is_variant = _object_with(name=_is_shown, objects=_list_of(is_storable, fewest=
 _is_measured = _map_of(_map_of(_is_time))
 
 _FIELDS: dict[str, tuple[_Check, str]] = {
-    "model": (_object_with(name=_is_shown, sha256=is_storable), "an object with name and sha256"),
+    "model": (_object_with(name=_is_shown, sha256=is_storable), "an object with a printable name and sha256"),
     "device": (_is_device, "an object with kind, isa, units, memory_gib and l2_kib"),
-    "target": (_is_shown, "a text"),
+    "target": (_is_shown, "a printable text"),
     "code": (
         _object_with(architecture=_is_shown, features=_list_of(_is_shown)),
         "an object with architecture and features",
@@ -201,8 +201,8 @@ _FIELDS: dict[str, tuple[_Check, str]] = {
     "weights": (_list_of(_is_weight), "a list of dtype, shape, offset and size"),
     "shares": (
         _map_of(_object_with(units=_is_amount)),
-        "an object of shares with units",
+        "an object of printable shares with units",
     ),
-    "variants": (_list_of(_is_variant, fewest=1), "a list of name and objects"),
+    "variants": (_list_of(_is_variant, fewest=1), "a list of printable name and objects"),
     "sha256": (_map_of(_is_digest), "an object of digests"),
 }

@@ -99,10 +99,10 @@ def function_that_calls_itself() -> bytes:
 
 
 def empty_functions() -> bytes:
-    """Nothing in them, and 2^25 calls."""
+    """Nothing in them, and 2^16 calls."""
     empty = helper.make_function("own", "f0", ["b"], ["b"], [], OPSETS)
-    functions = [empty, *(function(f"f{level}", twice(f"f{level - 1}")) for level in range(1, 26))]
-    return model([node("f25", ["x"], ["z"], domain="own"), node("Relu", ["z"], ["y"])], functions=functions)
+    functions = [empty, *(function(f"f{level}", twice(f"f{level - 1}")) for level in range(1, 17))]
+    return model([node("f16", ["x"], ["z"], domain="own"), node("Relu", ["z"], ["y"])], functions=functions)
 
 
 def many_inputs() -> bytes:

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, topi
 from tvm.s_tir import meta_schedule as ms
 from tvm.script import ir as I  # noqa: N812  TVM's own names in scripts
 from tvm.script import relax as R  # noqa: N812
@@ -103,6 +103,19 @@ def test_arguments_are_counted_in_bytes_of_their_type(dtype: str, element_bytes:
         builder.emit_func_output(out)
     (operator,) = extract(prepare(builder.get(), TARGET), TARGET)
     assert (operator.io_bytes, operator.narrow) == (2 * 4 * 8 * element_bytes, element_bytes < 4)
+
+
+def test_a_name_of_any_length_is_shortened() -> None:
+    """An IRModule may call its functions anything."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([2, 3], "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(
+            builder.emit(builder.call_te(topi.nn.relu, x, primfunc_name_hint="relu_" + "x" * 100_000))
+        )
+    (operator,) = extract(builder.get(), TARGET)
+    assert len(operator.name) == 200
+    assert operator.name.startswith("relu_xxx")
 
 
 def test_a_shape_that_depends_on_data_leaves_the_traffic_unknown() -> None:
