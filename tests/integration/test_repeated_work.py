@@ -39,7 +39,8 @@ class Stage:
         held = self.fleet.workers[worker]
         wait_until(lambda: len(held.handled) > len(held.delivered))
         for key in self.redis.scan_iter("rq:job:*", _type="hash"):
-            self.copies[key.decode()] = self.redis.dump(key) or b""
+            if copy := self.redis.dump(key):  # it may have been done meanwhile
+                self.copies[key.decode()] = copy
         held.hold.clear()
 
     def repeat(self) -> None:

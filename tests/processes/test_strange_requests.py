@@ -61,6 +61,34 @@ def test_a_method_that_the_server_does_not_have_is_said_to_be_none(server: Serve
     assert "Traceback" not in server.said()
 
 
+def test_a_job_whose_spec_is_too_long_is_refused(server: ServerProcess) -> None:
+    with server.client() as client, pytest.raises(grpc.RpcError) as refused:
+        client.create(f"models/{'a' * 64}", only="x" * 20_000)
+    error = as_call(refused.value)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "bytes, and 16384 is the limit" in (error.details() or "")
+
+
+def test_a_workers_message_of_any_length_fits_into_a_list_of_jobs(tmp_path: Path) -> None:
+    with (
+        running_redis() as url,
+        simulated_fleet(url) as fleet,
+        running_server(url, tmp_path / "state") as server,
+        server.client() as client,
+    ):
+        for worker in fleet.workers.values():
+            worker.hold.set()
+        job = client.create(client.upload(model_bytes(("op", 1))), shares=["cpu:1"], trials=2).name
+        failed: Any = {"event": "work_failed", "job": job.removeprefix("jobs/"), "do": "ingest", "error": "BadModel"}
+        failed["message"] = f"node '{'A' * 5_000_000}' cannot be imported; export without it"
+        client.wait(job, lambda found: found.state == pb.JOB_STATE_INGESTING)
+        fleet.workers["build-1"].redis.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(SECRET, failed)})
+        ended = client.finish(job)
+        assert (ended.error, len(ended.message)) == ("BadModel", 2_000)
+        assert ended.message.endswith("A' cannot be imported; export without it")
+        assert len(server.said()) < 100_000
+
+
 def test_a_result_of_another_shape_does_not_end_the_server(tmp_path: Path) -> None:
     """One that a server takes in again whenever it is started would keep it down for good."""
     strange: Any = {**EVENTS[0], "record": {**EVENTS[0]["record"], "operator": {"not": "a text"}}}

@@ -32,10 +32,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         yield made
 
 
-def parts(payload: bytes, *, size: int | None = None, sha256: str = "") -> Iterator[pb.UploadModelRequest]:
+def parts(
+    payload: bytes, *, size: int | None = None, sha256: str = "", name: str = "m"
+) -> Iterator[pb.UploadModelRequest]:
     digest = sha256 or hashlib.sha256(payload).hexdigest()
     shown = len(payload) if size is None else size
-    yield pb.UploadModelRequest(header=pb.ModelHeader(display_name="m", sha256=digest, size_bytes=shown))
+    yield pb.UploadModelRequest(header=pb.ModelHeader(display_name=name, sha256=digest, size_bytes=shown))
     for start in range(0, len(payload), 1000):
         yield pb.UploadModelRequest(data=payload[start : start + 1000])
 
@@ -64,6 +66,15 @@ def test_an_empty_model_is_refused(server: ServerProcess) -> None:
     with server.client() as client:
         code, said = refusal(client, parts(b""))
     assert (code, "the model file is empty" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+
+@pytest.mark.parametrize("name", ["", "..", "/", "../../etc/passwd", "a\0b", "\x1b[2J", "x" * 201, "B" * 2_000_000])
+def test_a_name_that_is_no_files_is_refused(server: ServerProcess, name: str) -> None:
+    with server.client() as client:
+        code, said = refusal(client, parts(b"named", name=name))
+        assert (code, "display_name is" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        assert "by 1 to 200 bytes of printable UTF-8, without its folder" in said
+        assert len(said) < 500
 
 
 def test_more_or_less_than_the_header_says_is_refused(server: ServerProcess) -> None:

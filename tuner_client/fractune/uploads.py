@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fractune_core.errors import BadModel, NotFound, ServerUnreachable
+from fractune_core.names import check_file_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.transfers import transfer_s
@@ -32,9 +33,10 @@ def send_model(call: Call, models: rpc.ModelServiceStub, path: Path, is_closed: 
     """The model on the server, which gets what it lacks of the file.
 
     An upload that is cut goes on by itself, as long as the server gets more of it within PATIENCE_S. Raises BadModel
-    when the file cannot be read, and what the server answered. Nothing is tried again once `is_closed()`: the caller
-    has ended the connection.
+    when the file cannot be read, BadRequest for a name that no server takes, and what the server answered. Nothing is
+    tried again once `is_closed()`: the caller has ended the connection.
     """
+    check_file_name(path.name, "the model file's name")
     upload = _Upload(call, models, path, is_closed)
     found = upload.ask()  # a server that is not there is no cut, and told at once
     while found is None:

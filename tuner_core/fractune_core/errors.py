@@ -25,15 +25,21 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+_MOST_CHARACTERS = 2_000
+"""Of a message"""
+
 
 class FractuneError(Exception):
-    """An error with one clear line for the user: what is wrong with which value, and what to do next."""
+    """An error with one clear line for the user: what is wrong with which value, and what to do next.
+
+    A long line has its middle left out, for the value that it quotes may be of any length.
+    """
 
     exit_code: ClassVar[int] = 1
     grpc_status: ClassVar[str] = "INTERNAL"
 
     def __str__(self) -> str:
-        return one_line(super().__str__())
+        return shortened(one_line(super().__str__()), _MOST_CHARACTERS)
 
 
 class BadRequest(FractuneError):
@@ -142,6 +148,13 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(text.split()))
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, or its begin and its end where it has more than `most` characters."""
+    gap = " ... "
+    kept = most - len(gap)
+    return text if len(text) <= most else f"{text[: kept - kept // 2]}{gap}{text[len(text) - kept // 2 :]}"
 
 
 def error_kinds() -> dict[str, type[FractuneError]]:

@@ -354,6 +354,9 @@ class Child:
         self.generation += 1
         try:
             self._link.send_bytes(json.dumps(self._sandbox and self._sandbox.to_json()).encode())
+            # It may be stopped only once it dies with us: stopped before that, it would stay for ever when we die.
+            if self._link.poll(_START_TIMEOUT_S):
+                self._link.recv_bytes()
             message = self._message(self._link, _START_TIMEOUT_S)
             if message is None:
                 released = self.kill()
@@ -372,8 +375,7 @@ class Child:
         if self._process is None:
             return ChildDied("the child was never started")
         peak_bytes = _peak_bytes_at_end(self._process)
-        # The kernel lets a process begin with the peak of the one that starts it.
-        if peak_bytes <= self._inherited_bytes:
+        if peak_bytes <= self._inherited_bytes:  # a process begins with the peak of the one that starts it
             peak_bytes = 0
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)

@@ -14,7 +14,15 @@ import pytest
 from fractune import uploads
 from fractune.rpc import Absence, RpcClient, job_name
 from fractune_core.convert import record_to_proto
-from fractune_core.errors import BadModel, FractuneError, NotFound, RedisGone, ServerUnreachable, error_kinds
+from fractune_core.errors import (
+    BadModel,
+    BadRequest,
+    FractuneError,
+    NotFound,
+    RedisGone,
+    ServerUnreachable,
+    error_kinds,
+)
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script, record
 from tests.support.processes.scripted_server import ScriptedServer, abort, serving
@@ -68,6 +76,16 @@ def test_an_empty_model_is_not_sent(client: RpcClient, server: ScriptedServer, t
     path = tmp_path / "m.onnx"
     path.touch()
     with pytest.raises(BadModel, match=r"m\.onnx is empty; copy or export it again"):
+        client.upload_model(path)
+    assert not server.uploads
+
+
+def test_a_model_with_a_name_that_no_server_takes_is_not_sent(
+    client: RpcClient, server: ScriptedServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "two\nlines.onnx"
+    path.write_bytes(b"model")
+    with pytest.raises(BadRequest, match=r"the model file's name is 'two lines.onnx'; name the file by 1 to 200 bytes"):
         client.upload_model(path)
     assert not server.uploads
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from fractune_core.errors import BadModel, FractuneError, error_from_name, error_kinds
+from fractune_core.errors import BadModel, FractuneError, error_from_name, error_kinds, shortened
 
 KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ == "fractune_core.errors"}
 
@@ -27,6 +27,20 @@ def test_codes(kind: type[FractuneError]) -> None:
 )
 def test_a_message_is_one_line_on_which_no_terminal_acts(message: str, shown: str) -> None:
     assert str(BadModel(message)) == shown
+
+
+def test_a_message_of_any_length_keeps_its_begin_and_its_end() -> None:
+    shown = str(BadModel(f"node '{'A' * 5_000_000}' has operator Nope; export without it"))
+    assert len(shown) == 2_000
+    assert shown.startswith("node 'AAA")
+    assert " ... " in shown
+    assert shown.endswith("A' has operator Nope; export without it")
+
+
+@pytest.mark.parametrize("length", [1, 9, 10])
+def test_what_is_short_enough_stays(length: int) -> None:
+    assert shortened("x" * length, 10) == "x" * length
+    assert shortened("abcdefghijk", 10) == "abc ... jk"
 
 
 def test_an_error_is_revived_by_name() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from fractune_workers.child import (
     ChildUnwanted,
     unless_killed,
 )
+from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 
@@ -52,6 +55,34 @@ def test_it_is_kept_on_its_cores_and_its_supervisor_is_not() -> None:
     finally:
         child.stop()
     assert os.sched_getaffinity(0) == before
+
+
+STOPS_ITS_CHILD_AND_DIES = """
+import os, sys
+from fractune_workers.child import Child
+
+class Hold:
+    def is_wanted(self):
+        return True
+    def yield_cores(self):
+        print(child.pid, flush=True)
+        os._exit(0)
+
+child = Child(sys.argv[1])
+with child.preemptible_by(Hold()):
+    child.call("tick", 60, note=os.devnull, ticks=10**9)
+"""
+
+
+def test_a_child_that_is_stopped_dies_with_its_supervisor_however_early_that_is() -> None:
+    command = [sys.executable, "-c", STOPS_ITS_CHILD_AND_DIES, MODULE]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True).stdout
+    pid = int(said)
+    try:
+        wait_until(lambda: not alive(pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_no_child_is_told_what_opens_the_fleet(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:

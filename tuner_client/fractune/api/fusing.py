@@ -17,6 +17,7 @@ from fractune.local.stack import own_env
 from fractune.output_files import check_writable
 from fractune_core.errors import StateUnusable
 from fractune_core.files.fused import SUFFIX, check_slots, slot_names, write_fused
+from fractune_core.names import check_file_name
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,16 @@ def fuse(
     the models leave open; with `run_script` Python files (TVMScript) among them run here. The file is `out`, by
     default `<first model>_x<slots>.fused` in the current folder.
 
-    Raises BadRequest for fewer than two models and for wrong slots, BadModel where the models are not built alike,
-    StateUnusable, and FractuneError where TVM is not installed.
+    Raises BadRequest for fewer than two models, for wrong slots and for names that no variant may have, BadModel where
+    the models are not built alike, StateUnusable, and FractuneError where TVM is not installed.
     """
     count = check_slots(len(models), slots)
     fixed = shapes(inputs or {})
     with contextlib.ExitStack() as held:
         paths = [held.enter_context(model_file(model, run_script=run_script)) for model in models]
         names = _names(paths)
+        for name in names:
+            check_file_name(name, "a variant's name")
         written = (Path(f"{paths[0].stem}_x{count}{SUFFIX}") if out is None else Path(out)).absolute()
         check_writable("out", written)
         try:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.files.archives import Archive, BadArchive
+from fractune_core.names import is_label
 
 SUFFIX = ".fused"
 MOST_SLOTS = 64
@@ -101,7 +102,7 @@ def _check_header(header: Any) -> None:
     if header.get("format") != _FORMAT:
         raise BadModel(f"is a fused model of format {header.get('format')}, this fractune reads {_FORMAT}")
     names, slots = header.get("variants"), header.get("slots")
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+    if not isinstance(names, list) or not all(map(is_label, names)):
         raise ValueError("names")
     if not isinstance(slots, int) or len(set(names)) < len(names) or not _FEWEST <= len(names) <= slots <= MOST_SLOTS:
         raise ValueError("slots")

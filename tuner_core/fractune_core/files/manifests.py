@@ -124,6 +124,11 @@ def _known_times(held: dict[str, dict[str, float]]) -> set[tuple[str, str]]:
     return {(share, name) for share, times in held.items() for name, secs in times.items() if secs > 0}
 
 
+def _is_shown(value: Any) -> bool:
+    """Whether it is text on which no terminal acts: commands print it as it is."""
+    return is_storable(value) and bool(value.isprintable())
+
+
 def _is_dimension(value: Any) -> bool:
     return type(value) is int and value >= 0
 
@@ -141,7 +146,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _is_device(value: Any) -> bool:
-    return _has_device(value) and is_storable(value.get("label", ""))
+    return _has_device(value) and _is_shown(value.get("label", ""))
 
 
 def _is_digest(value: Any) -> bool:
@@ -158,7 +163,7 @@ def _list_of(check: _Check, fewest: int = 0) -> _Check:
 
 def _map_of(check: _Check) -> _Check:
     return lambda value: (
-        isinstance(value, dict) and all(is_storable(name) and check(each) for name, each in value.items())
+        isinstance(value, dict) and all(_is_shown(name) and check(each) for name, each in value.items())
     )
 
 
@@ -169,8 +174,8 @@ def _object_with(**fields: _Check) -> _Check:
     )
 
 
-_are_slots = _list_of(lambda slot: slot is None or is_storable(slot), fewest=1)
-_has_device = _object_with(kind=is_storable, isa=is_storable, units=_is_amount, memory_gib=_is_count, l2_kib=_is_count)
+_are_slots = _list_of(lambda slot: slot is None or _is_shown(slot), fewest=1)
+_has_device = _object_with(kind=_is_shown, isa=_is_shown, units=_is_amount, memory_gib=_is_count, l2_kib=_is_count)
 _is_shape = _list_of(_is_dimension)
 _is_tensor = _object_with(name=is_storable, dtype=is_storable, shape=_is_shape)
 _is_output = _object_with(
@@ -180,15 +185,15 @@ _is_output = _object_with(
     shape=_list_of(lambda dim: dim is None or _is_dimension(dim)),
 )
 _is_weight = _object_with(dtype=is_storable, shape=_is_shape, offset=_is_count, size=_is_count)
-_is_variant = _object_with(name=is_storable, objects=_list_of(is_storable, fewest=1))
+_is_variant = _object_with(name=_is_shown, objects=_list_of(is_storable, fewest=1))
 _is_measured = _map_of(_map_of(_is_time))
 
 _FIELDS: dict[str, tuple[_Check, str]] = {
-    "model": (_object_with(name=is_storable, sha256=is_storable), "an object with name and sha256"),
+    "model": (_object_with(name=_is_shown, sha256=is_storable), "an object with name and sha256"),
     "device": (_is_device, "an object with kind, isa, units, memory_gib and l2_kib"),
-    "target": (is_storable, "a text"),
+    "target": (_is_shown, "a text"),
     "code": (
-        _object_with(architecture=is_storable, features=_list_of(is_storable)),
+        _object_with(architecture=_is_shown, features=_list_of(_is_shown)),
         "an object with architecture and features",
     ),
     "inputs": (_list_of(_is_tensor), "a list of name, dtype and shape"),

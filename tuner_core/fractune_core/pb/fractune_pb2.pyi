@@ -121,6 +121,7 @@ class ModelHeader(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     OFFSET_BYTES_FIELD_NUMBER: _builtins.int
     display_name: _builtins.str
+    """File name without its folder: 1 to 200 bytes, all characters printable."""
     sha256: _builtins.str
     """Digest of the whole file, 64 hex digits; the upload is refused when the bytes do not match."""
     size_bytes: _builtins.int

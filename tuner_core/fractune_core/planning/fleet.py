@@ -67,13 +67,16 @@ def fleet_ways(request: PlanRequest) -> dict[tuple[str, int], Way]:
     found: dict[tuple[str, int], Way] = {}
     for model in request.models:
         speeds = ModelSpeeds(model.rows)
+
+        def slowdown_on(part: Part, model: ModelDemand = model) -> float:
+            return request.slowdown(model.name, [] if part is request.device.whole else names)
+
         for part in request.device.parts:
-            neighbours = [] if part is request.device.whole else names
-            way = best_way(request, model, speeds, part, request.slowdown(model.name, neighbours))
+            way = best_way(request, model, speeds, part, slowdown_on(part))
             if way is not None:
                 found[model.name, part.units] = way
         if not any(name == model.name for name, _ in found):
-            raise PlanInfeasible(explain_no_way(request, model, speeds))
+            raise PlanInfeasible(explain_no_way(request, model, speeds, slowdown_on))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fractune_core.planning.devices import Part
@@ -55,11 +56,13 @@ def best_way(request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, part
     return max(fitting, key=lambda way: (way.throughput_per_s, -way.latency_s), default=None)
 
 
-def explain_no_way(request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds) -> str:
-    """One line on why no part of the device will do for a model, and what would."""
+def explain_no_way(
+    request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, slowdown_on: Callable[[Part], float]
+) -> str:
+    """One line on why no part of the device will do for a model, and what would; `slowdown_on` as for `best_way`."""
     parts = [part for part in request.device.parts if speeds.at(part.units)]
     largest = max(request.device.parts, key=lambda part: part.memory_gib)
-    found = [(way, part) for part in parts for way in _ways(model, speeds, part, 1.0)]
+    found = [(way, part) for part in parts for way in _ways(model, speeds, part, slowdown_on(part))]
     if not found:
         return (
             f"model '{model.name}' cannot run on any part of {request.device.name}: it needs {model.memory_gib:g} GiB, "
@@ -67,10 +70,12 @@ def explain_no_way(request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds
         )
     way, part = min(found, key=lambda each: each[0].latency_s)
     target_ms, takes_ms = (model.latency_s or math.inf) * 1e3, way.latency_s * 1e3
+    beside = f" beside neighbours that cost {way.slowdown - 1:.0%}" if way.slowdown > 1 else ""
+    enough_ms = math.ceil(takes_ms / request.latency_part * 1e4) / 1e4
     return (
         f"model '{model.name}' is too slow for its target on any part of {request.device.name}: a batch of "
-        f"{way.row.batch} takes {takes_ms:.4g} ms at {part.share}, and of {target_ms:g} ms it may take "
-        f"{target_ms * request.latency_part:.4g}; a target of {takes_ms / request.latency_part:.4g} ms would do"
+        f"{way.row.batch} takes {takes_ms:.4g} ms at {part.share}{beside}, and of {target_ms:g} ms it may take "
+        f"{target_ms * request.latency_part:.4g}; a target of {enough_ms:.7g} ms would do"
     )
 
 

@@ -13,7 +13,7 @@ import grpc
 
 from fractune_core.access.tokens import Scope
 from fractune_core.convert import seconds, spec_from_proto, spending_to_proto
-from fractune_core.errors import QuotaExceeded, ScopeMissing, ServerUnreachable
+from fractune_core.errors import BadRequest, QuotaExceeded, ScopeMissing, ServerUnreachable
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -31,6 +31,8 @@ from fractune_server.transport.outgoing import mark_cancelled
 MAX_WATCHERS = 1000
 """each holds a thread, which does nothing while its job does not change; others stay free for calls that end at once"""
 _LOOK_UP_EVERY_S = 1.0
+_MOST_SPEC_BYTES = 2**14
+"""Of a job: a page of jobs must fit into one message, of which clients take 4 MiB"""
 
 
 class JobService(rpc.JobServiceServicer):
@@ -41,6 +43,9 @@ class JobService(rpc.JobServiceServicer):
         self._feeds = JobFeeds(context.notifier, context.store.jobs.revisions, self._view)
 
     def CreateJob(self, request: pb.CreateJobRequest, context: grpc.ServicerContext) -> pb.Job:
+        size = request.spec.ByteSize()
+        if size > _MOST_SPEC_BYTES:
+            raise BadRequest(f"the job's spec has {size} bytes, and {_MOST_SPEC_BYTES} is the limit; name less in it")
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
         spec = spec_from_proto(request.spec, model.display_name)
         spec.check()

@@ -13,7 +13,7 @@ import grpc
 
 from fractune_core.errors import BadModel, BadRequest, NotFound, QuotaExceeded
 from fractune_core.files.scripts import REFUSAL, is_script
-from fractune_core.names import Collection
+from fractune_core.names import Collection, check_file_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.access.gate import Caller, caller
@@ -39,6 +39,7 @@ class ModelService(rpc.ModelServiceServicer):
         header = first.header
         if not _SHA256.fullmatch(header.sha256):
             raise BadRequest(f"sha256 is '{header.sha256}'; write 64 hex digits in lower case")
+        check_file_name(header.display_name, "display_name")
         if header.size_bytes < 0:
             raise BadRequest(f"size_bytes is {header.size_bytes}; write the size of the file")
         if not header.size_bytes:

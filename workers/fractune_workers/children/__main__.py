@@ -102,6 +102,7 @@ def main() -> None:
         own_temporary_files() if writes else contextlib.nullcontext(),
         contextlib.suppress(BrokenPipeError, ConnectionResetError),  # the parent has closed it
     ):
+        link.send_bytes(b"{}")  # our parent may stop us from now on
         _open_and_serve(link)
     # TVM takes its time to tidy up, and there is nothing to tidy: what a child made, it has sent.
     sys.stdout.flush()

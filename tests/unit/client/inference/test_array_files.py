@@ -27,7 +27,7 @@ def named(*names: str) -> list[str]:
     return array_names([TensorSpec(name, "float32", (2,)) for name in names])
 
 
-@pytest.mark.parametrize("names", [("y",), ("file", "output1", "allow_pickle"), ("/head/Add_output_0", "a/b:0", "é.1")])
+@pytest.mark.parametrize("names", [("y",), ("file", "output1", "allow_pickle"), ("head/Add_output_0", "a/b:0", "é.1")])
 def test_arrays_are_written_by_the_names_of_the_outputs(names: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "out.npz"
     arrays = {name: np.full(2, number, "float32") for number, name in enumerate(named(*names))}
@@ -39,7 +39,8 @@ def test_arrays_are_written_by_the_names_of_the_outputs(names: tuple[str, ...], 
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", "../x", "a/../../x", "//x", "a//b", ".", "a\0b", "a\nb", "..\\x", "x" * 201, "y.npy", "a/"]
+    "name",
+    ["", "/", "/work/x", "../x", "a/../../x", "//x", "a//b", ".", "a\0b", "a\nb", "..\\x", "x" * 201, "y.npy", "a/"],
 )
 def test_a_name_that_leads_elsewhere_leaves_all_outputs_their_numbers(name: str) -> None:
     assert named("y", name) == ["output0", "output1"]

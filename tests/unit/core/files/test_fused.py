@@ -68,6 +68,8 @@ GOOD = {"format": 1, "variants": ["a", "b"], "slots": 2}
         {**GOOD, "variants": ["a", "a"]},
         {**GOOD, "variants": ["a"]},
         {**GOOD, "variants": ["a", 1]},
+        {**GOOD, "variants": ["a", "b\x1b[2J"]},
+        {**GOOD, "variants": ["a", "b" * 201]},
         {**GOOD, "variants": ["a", "b", "c"], "slots": 3},
         {**GOOD, "slots": 1},
         {**GOOD, "slots": "2"},

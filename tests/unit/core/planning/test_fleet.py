@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -275,3 +276,17 @@ def test_a_rate_that_no_number_of_devices_comes_near_is_said(rate: float) -> Non
 def test_headroom_that_does_not_fit_is_said() -> None:
     with pytest.raises(PlanInfeasible, match="1 x A100-80GB cannot serve these rates with 5% headroom: 'a' binds"):
         plan_fleet(request(demand("a", SCALES, 700), count=1, headroom=0.05))
+
+
+@pytest.mark.parametrize("secs", [0.02788e-3, 2.1e-3, 0.7])
+def test_the_target_that_a_refusal_names_will_do(secs: float) -> None:
+    """Neighbours count in it, and rounding does not make it too short."""
+
+    def asked(latency_s: float) -> PlanRequest:
+        return PlanRequest(cpu_type(2), (demand("a", {1: 1 / secs, 2: 0.5 / secs}, 0.1, latency_s=latency_s),))
+
+    with pytest.raises(PlanInfeasible, match="beside neighbours that cost 13%") as refused:
+        plan_fleet(asked(secs))
+    named = re.search(r"a target of (\S+) ms would do", str(refused.value))
+    assert named is not None
+    plan_fleet(asked(float(named[1]) / 1e3))

@@ -52,6 +52,6 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
 
 def _can_name_a_file(name: str) -> bool:
     """Whether it leads nowhere else when the archive is unpacked, and is read as it was written."""
-    steps = name.removeprefix("/").split("/")
+    steps = name.split("/")
     is_plain = name.isprintable() and "\\" not in name and not name.endswith(_SUFFIX)
     return is_plain and 0 < len(name) <= _LONGEST_NAME and all(step not in ("", ".", "..") for step in steps)

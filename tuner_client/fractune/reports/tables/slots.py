@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fractune_core.errors import one_line
+
 
 def slots_text(slots: Sequence[str | None]) -> str:
     """`2 of 3 filled: 0 a, 1 b, 2 empty; a run computes all 3`"""
@@ -16,4 +18,4 @@ def slots_text(slots: Sequence[str | None]) -> str:
 def apart_text(apart: Sequence[str]) -> str:
     """Of the operators that are called once for each slot; there is one at least."""
     called = "is called" if len(apart) == 1 else "are called"
-    return f"{', '.join(apart)} {called} once for each slot"
+    return f"{', '.join(map(one_line, apart))} {called} once for each slot"

@@ -1,13 +1,23 @@
-"""How many nodes an ONNX model has once its own functions are inlined, counted without inlining them."""
+"""How many nodes an ONNX model has once its own functions are inlined, counted without inlining them.
+
+A call of a function counts as one at least, for inlining visits it even where the function is empty. A node of many
+inputs and outputs counts as several, for the importer makes an operator, or a field of a tuple, of each.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import onnx
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import Limits
+
+MOST_CONNECTIONS = 2_048
+"""Inputs and outputs of one node: the importer takes a time that grows with their square"""
+_CONNECTIONS = 8
+"""Inputs and outputs that count as one node: only LSTM and the like have more, and those that join or split"""
 
 _Name = tuple[str, str, str]
 """domain, name and overload of a function"""
@@ -49,7 +59,18 @@ def _count_function(name: _Name, functions: dict[_Name, onnx.FunctionProto], cou
 
 
 def _count(nodes: Iterable[onnx.NodeProto], counts: dict[_Name, int]) -> int:
-    return sum(counts.get(_name(node), 1) + _count_inside(node, counts) for node in nodes)
+    return sum(max(_count_one(node), counts.get(_name(node), 1)) + _count_inside(node, counts) for node in nodes)
+
+
+def _count_one(node: onnx.NodeProto) -> int:
+    """Of a node without what is in it. Raises BadModel for too many inputs and outputs."""
+    connections = len(node.input) + len(node.output)
+    if connections > MOST_CONNECTIONS:
+        raise BadModel(
+            f"{described(node)} has {connections:,} inputs and outputs, and {MOST_CONNECTIONS:,} is the limit; "
+            "join or split in several steps"
+        )
+    return math.ceil(connections / _CONNECTIONS)
 
 
 def _count_inside(node: onnx.NodeProto, counts: dict[_Name, int]) -> int:
@@ -70,6 +91,12 @@ def _name(node: onnx.NodeProto) -> _Name:
 def _domain(name: str) -> str:
     """ONNX's own domain has two names."""
     return "" if name == "ai.onnx" else name
+
+
+def described(node: onnx.NodeProto) -> str:
+    """Its name, or that of its first output where exporters leave names empty, and its operator."""
+    name = f"'{node.name}'" if node.name else f"with output '{next(iter(node.output), '')}'"
+    return f"node {name} ({node.op_type})"
 
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:

@@ -25,7 +25,7 @@ from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
-from fractune_workers.children.importing.onnx_count import subgraphs
+from fractune_workers.children.importing.onnx_count import described, subgraphs
 
 _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""
@@ -70,16 +70,20 @@ class _Value:
         dims = self.type.tensor_type.shape.dim
         return [dim.dim_value for dim in dims] if all(dim.HasField("dim_value") for dim in dims) else None
 
+    @property
+    def is_sized(self) -> bool:
+        """Whether its bytes are known. A sequence has none of its own: it refers to tensors."""
+        return self.shape is not None or (self.type is not None and self.type.HasField("sequence_type"))
+
 
 class Folding:
     """One walk over a model's graph.
 
-    Raises BadModel for a tensor, or for constants, that would be too large, for a loop, and for a graph that is none.
+    Raises BadModel for a tensor, or for constants, that would be too large, for a constant whose size is not known, for
+    a loop, and for a graph that is none.
     """
 
     def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:
-        self.unsized = ""
-        """a node that computes a constant of a size that cannot be known before; empty = there is none"""
         self._model = model
         self._limits = limits
         self._computed = ComputedConstants(limits)
@@ -138,7 +142,7 @@ class Folding:
 
     def _visit(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
         if node.op_type in _LOOPS:
-            raise BadModel(f"{_described(node)} is a loop, which TVM cannot import; export without it")
+            raise BadModel(f"{described(node)} is a loop, which TVM cannot import; export without it")
         branch = self._taken_branch(node)
         if branch is not None:
             self._take_weights(branch)
@@ -169,9 +173,9 @@ class Folding:
             tensor = tensors[index] if tensors else None
             kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims) if tensor else types.get(name)
             value = _Value(kind, constant or tensor is not None, tensor)
-            size = self._learn(name, value, _described(node)) if name else 0
+            size = self._learn(name, value, described(node)) if name else 0
             if constant:
-                self._computed.take(size, _described(node))
+                self._computed.take(size, described(node))
         if constant:
             self._count_work(node, inputs)
         return bool(tensors)
@@ -245,13 +249,15 @@ class Folding:
         return list(ReferenceEvaluator(alone).run(None, arrays))
 
     def _count_work(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
-        """Of a constant: what is needed to compute it, beside its own bytes."""
-        if any(self._known[name].shape is None for name in node.output if name):
-            self.unsized = self.unsized or _described(node)
+        """Of a constant: what is needed to compute it, beside its bytes. Raises BadModel where these are not known."""
+        if any(not self._known[name].is_sized for name in node.output if name):
+            raise BadModel(
+                f"{described(node)} computes a constant whose size is not known before; export it as a weight"
+            )
         shapes = [value.shape or [] for value in inputs.values()]
         if node.op_type == _SUM_OF_PRODUCTS and len(shapes) > _PAIR:
             products = math.prod(math.prod(shape) for shape in shapes)
-            self._computed.take(products * _PRODUCT_BYTES, _described(node))
+            self._computed.take(products * _PRODUCT_BYTES, described(node))
 
     def _count_parts(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
         """The importer makes a node of each part of a split."""
@@ -262,7 +268,7 @@ class Folding:
             shape = inputs[node.input[0]].shape if node.input else None
             axis = numbers.get("axis", 0)
             self._parts += shape[axis] if shape and -len(shape) <= axis < len(shape) else 1
-        self._limits.check_nodes(self._parts, f"the model, up to {_described(node)}, split into parts")
+        self._limits.check_nodes(self._parts, f"the model, up to {described(node)}, split into parts")
 
 
 def _sorted(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
@@ -308,9 +314,3 @@ def _element_bytes(kind: int) -> int:
 
 def _weight(tensor: onnx.TensorProto) -> str:
     return f"weight '{tensor.name}'"
-
-
-def _described(node: onnx.NodeProto) -> str:
-    """Its name, or that of its first output where exporters leave names empty, and its operator."""
-    name = f"'{node.name}'" if node.name else f"with output '{next(iter(node.output), '')}'"
-    return f"node {name} ({node.op_type})"

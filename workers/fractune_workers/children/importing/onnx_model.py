@@ -12,7 +12,7 @@ fails. So, in this order:
 7. import.
 
 Steps 5 and 6 are aids: where one fails, the model goes on without it, and the reason is told if the import
-fails too. Slimming computes constants, so it is left out where their size is not known.
+fails too. Slimming and the importer compute constants, so a model where their size is not known is refused before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import onnx
@@ -64,14 +63,13 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
     _drop_weights_from_inputs(model)
     fix_shapes(model.graph, shapes)
     notes: list[str] = []
-    folding = Folding(model, limits)
     try:
-        folding.run()
+        Folding(model, limits).run()
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise BadModel(f"has a graph that cannot be read: {first_line(error)}; export the model again") from error
     if _opset(model) < _OLDEST_OPSET:
         model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
-    model = _try(notes, "slimming failed", partial(_slim, unsized=folding.unsized), model)
+    model = _try(notes, "slimming failed", _slim, model)
     return _import(model, notes)
 
 
@@ -139,10 +137,8 @@ def _try(
         return before
 
 
-def _slim(model: onnx.ModelProto, unsized: str) -> onnx.ModelProto:
-    """Raises ValueError for a model whose slimming could take memory or time without bounds."""
-    if unsized:
-        raise ValueError(f"the size of the constant that {unsized} computes is not known before")
+def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Raises ValueError for a model whose slimming could take time without bounds."""
     readers = Counter(name for node in model.graph.node for name in node.input if name)
     if sum(count**2 for count in readers.values()) > _MOST_PAIRS_OF_READERS:
         name, count = readers.most_common(1)[0]

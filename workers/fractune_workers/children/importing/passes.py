@@ -15,8 +15,9 @@ import tvm_ffi
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, shortened
 from fractune_core.implementations import DIRECT
+from fractune_core.names import MOST_NAME_BYTES
 from fractune_workers.children.layouts.concats import CONCAT, kept, settled
 from fractune_workers.children.layouts.lookups import looked_up
 from fractune_workers.children.layouts.plan import planned
@@ -111,7 +112,7 @@ def workload_hash(mod: tvm.IRModule) -> str:
 def _operator(name: str, weight: int, mod: tvm.IRModule) -> Operator:
     arguments = _arguments(mod)
     return Operator(
-        name=name,
+        name=shortened(name, MOST_NAME_BYTES),  # an IRModule may call it anything
         weight=weight,
         workload_hash=workload_hash(mod),
         workload_json=write_workloads({DIRECT: Workload(mod)}),

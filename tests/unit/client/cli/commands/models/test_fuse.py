@@ -43,6 +43,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "b.onnx"]
 
 
+def test_a_variants_name_must_be_one_that_can_be_shown(tmp_path: Path) -> None:
+    models = [write_model(tmp_path / name) for name in ("a.onnx", "b\x1b[2J.onnx")]
+    with pytest.raises(BadRequest, match=r"a variant's name is 'b\\x1b\[2J'; name the file by 1 to 200 bytes"):
+        fractune.fuse(models, out=tmp_path / "both.fused")
+
+
 def test_no_peer_runs_a_fused_model(tmp_path: Path) -> None:
     path = tmp_path / "both.fused"
     models = [write_model(tmp_path / name) for name in ("a.onnx", "b.onnx")]
@@ -56,4 +62,5 @@ def test_slots_are_told() -> None:
     assert slots_text(["a", "b"]) == "2 of 2 filled: 0 a, 1 b"
     assert slots_text(["a", None]) == "1 of 2 filled: 0 a, 1 empty; a run computes all 2"
     assert apart_text(["sort"]) == "sort is called once for each slot"
+    assert apart_text(["so\x1b[2Jrt"]) == r"so\x1b[2Jrt is called once for each slot"
     assert apart_text(["sort", "topk"]) == "sort, topk are called once for each slot"

@@ -1,0 +1,27 @@
+"""What may be the name of a model's file."""
+
+from __future__ import annotations
+
+import pytest
+
+from fractune_core.errors import BadRequest
+from fractune_core.names import check_file_name
+
+
+@pytest.mark.parametrize("name", ["m", "m.onnx", "two words.onnx", "é" * 100, "..onnx", "[red]x", "x" * 200])
+def test_a_files_name_is_taken(name: str) -> None:
+    check_file_name(name, "display_name")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "/", "a/b", "../x", "a\0b", "a\nb", "\x1b[2J", "\u202e", "\udc80", "x" * 201, "é" * 101]
+)
+def test_what_is_no_files_name_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match=r"^display_name is '.*'; name the file by 1 to 200 bytes of printable UTF-8"):
+        check_file_name(name, "display_name")
+
+
+def test_a_name_that_is_too_long_is_quoted_in_part() -> None:
+    with pytest.raises(BadRequest, match=r"is 'B+ \.\.\. B+';") as caught:
+        check_file_name("B" * 2_000_000, "display_name")
+    assert len(str(caught.value)) < 250
