@@ -40,6 +40,13 @@ def cpu_limit_s() -> int:
     return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
+def limit_memory(pid: int, memory_bytes: int) -> None:
+    """Limit what the process `pid` addresses, and each that it starts. Raises ProcessLookupError."""
+    _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
+    least = memory_bytes if hard == resource.RLIM_INFINITY else min(hard, memory_bytes)
+    resource.prlimit(pid, resource.RLIMIT_AS, (least, least))
+
+
 def memory_limit() -> int | None:
     """Bytes that this process may address; None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -123,7 +123,7 @@ def worker(
             "--max-model-memory",
             metavar="SIZE",
             envvar="FRACTUNE_MAX_MODEL_MEMORY",
-            help="Compile workers: of one model at most, such as 8GiB (default: 40 % of this host's).",
+            help="Of what works on a model at most, such as 8GiB (default: 40 % of this host's).",
         ),
     ] = None,
     redis_password_file: PasswordFile = None,
@@ -150,7 +150,7 @@ def worker(
         of_role = Measuring(share, margin, cache.value)
     elif role is RoleName.COMPILE:
         secret_files = tuple(path for path in (secret_file, redis_password_file) if path is not None)
-        of_role = Reading(_parse_model_memory(max_model_memory) if max_model_memory else None, secret_files)
+        of_role = Reading(secret_files)
     run_worker(
         role.value,
         redis_address(redis, redis_password_file),
@@ -159,6 +159,7 @@ def worker(
         cores=_parse_cores(cores) if cores else None,
         gate_dir=gate,
         name=name,
+        max_model_memory_bytes=_parse_model_memory(max_model_memory) if max_model_memory else None,
     )
 
 
