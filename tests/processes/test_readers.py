@@ -75,7 +75,7 @@ def test_a_model_that_takes_too_much_memory_is_refused_and_not_read_again(readin
     (failed,) = reading.events(name)
     assert (failed["event"], failed["error"]) == ("work_failed", "BadModel")
     assert failed["message"] == (
-        f"{name}.onnx could not be read: it takes more than 0.5 GiB of memory; make it smaller, or start compile "
+        f"{name}.onnx could not be read: it takes more than 0.5 GiB of memory; make it smaller, or start "
         "workers with a larger --max-model-memory"
     )
     reading.ask("small")

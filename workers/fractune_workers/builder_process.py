@@ -36,7 +36,7 @@ class BuiltCandidate:
 class BuilderProcess:
     """A builder's child, and what the present one was told. Owned by one thread, as the child is.
 
-    `memory_bytes`: what the child may address, and each of its builds; None = a share of the host's memory.
+    `memory_bytes`: the memory of the child, and of each of its builds; None = a share of the host's memory.
     """
 
     def __init__(self, memory_bytes: int | None = None) -> None:

@@ -137,7 +137,7 @@ class Child:
     child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
     living child before it is killed, and says whether the kill harms no other process. `cores`: where the process may
     run; none = wherever the supervisor may. In a `sandbox`, its environment is cut down, and a call has a limit on CPU
-    time. `memory_bytes`: what it may address without a sandbox, which has such a limit itself; None = no limit.
+    time. `memory_bytes`: its memory without a sandbox, which has such a limit itself; None = no limit.
     """
 
     def __init__(

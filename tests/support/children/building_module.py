@@ -22,6 +22,14 @@ while time.process_time() < 0.7:
     pass
 os.kill(os.getpid(), signal.SIGXCPU)
 """
+_MEMORY_BYTES = 2 << 30
+
+
+def _take_memory(trace: str) -> None:
+    """More than there is, or much and then the end that it is for C++."""
+    taken = b"x" * (_MEMORY_BYTES if trace == "all memory" else _MEMORY_BYTES * 11 // 20)
+    if taken:
+        os.kill(os.getpid(), signal.SIGABRT)
 
 
 def _wait_for(file: Path) -> None:
@@ -46,6 +54,8 @@ def _obey(trace: str, _target: Any) -> bytes:
         _wait_for(Path(trace.removeprefix("wait for ")))
     if trace == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if "memory" in trace:
+        _take_memory(trace)
     if trace == "leave":
         raise SystemExit(3)
     if trace == "fail":

@@ -106,8 +106,8 @@ class MeasurementSession:
 
     Where faults spread to the other clients of a device, everything that touches the child goes through
     `fractune_workers.faults.guard`. The sessions of one device find each other in `lock_dir`, a folder; None = that of
-    the core locks of this user's workers. `cache`: WARM or COLD, of a GPU. `memory_bytes`: what the child of a CPU's
-    share may address; None = a share of the host's memory. CUDA addresses far more than it uses, so a GPU's has no
+    the core locks of this user's workers. `cache`: WARM or COLD, of a GPU. `memory_bytes`: the memory of the child of a
+    CPU's share; None = a share of the host's memory. CUDA addresses far more than it uses, so a GPU's has no
     limit.
     """
 

@@ -145,6 +145,7 @@ def worker(
         raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
     if cache is Cache.COLD and (share is None or Share.parse(share).device_kind == "cpu"):
         raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
+    memory_bytes = _parse_model_memory(max_model_memory) if max_model_memory else None
     of_role: Measuring | Reading | None = None
     if share is not None:
         of_role = Measuring(share, margin, cache.value)
@@ -159,7 +160,7 @@ def worker(
         cores=_parse_cores(cores) if cores else None,
         gate_dir=gate,
         name=name,
-        max_model_memory_bytes=_parse_model_memory(max_model_memory) if max_model_memory else None,
+        max_model_memory_bytes=memory_bytes,
     )
 
 
