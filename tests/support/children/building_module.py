@@ -22,6 +22,7 @@ while time.process_time() < 0.7:
     pass
 os.kill(os.getpid(), signal.SIGXCPU)
 """
+_PROGRAMS = {"program": "while True: pass", "program ended early": _ENDED_EARLY}
 _MEMORY_BYTES = 2 << 30
 
 
@@ -43,10 +44,8 @@ def _obey(trace: str, _target: Any) -> bytes:
     if trace == "spin":
         while True:
             pass
-    if trace == "program":
-        subprocess.run([sys.executable, "-c", "while True: pass"], check=True)
-    if trace == "program ended early":
-        subprocess.run([sys.executable, "-c", _ENDED_EARLY], check=True)
+    if trace in _PROGRAMS:
+        subprocess.run([sys.executable, "-c", _PROGRAMS[trace]], check=True)
     if trace.startswith("write and wait for "):
         (Path(tempfile.mkdtemp()) / "candidate.o").write_text("half")
         _wait_for(Path(trace.removeprefix("write and wait for ")))
