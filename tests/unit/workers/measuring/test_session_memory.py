@@ -17,8 +17,8 @@ from tests.support.client_samples import bundle_bytes
 
 MEMORY_BYTES = 1 << 30
 CAUSE = "it takes more than 1 GiB of memory; make it smaller, or start workers with a larger --max-model-memory"
-EIGHT_LARGE = [["TENSOR", "float32", [2**26]]] * 8
-"""2 GiB"""
+EIGHT_LARGE = [["TENSOR", "float32", [2**25]]] * 8
+"""1 GiB"""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_a_candidate_whose_arguments_take_too_much_is_failed_and_not_run_again(s
 
 def test_a_model_that_takes_too_much_is_not_timed(session: MeasurementSession, tmp_path: Path) -> None:
     path = tmp_path / "large.fractune"
-    path.write_bytes(bundle_bytes(inputs=[{"name": "x", "dtype": "float32", "shape": [2**29]}]))
+    path.write_bytes(bundle_bytes(inputs=[{"name": "x", "dtype": "float32", "shape": [2**28]}]))
     before = session.generation
     with pytest.raises(LimitMet) as met:
         session.time_model(path)
