@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.records import Status
 from fractune_workers.child import Child
-from fractune_workers.reader import default_model_memory_bytes
 
 LIMIT_CPU_S = 10
 """CPU time of a build, unless the caller says otherwise"""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.host import memory
 from fractune_workers import child as child_module
-from fractune_workers import reader
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildKilled, LimitMet, unless_killed
 from fractune_workers.reader import reader_child
 from tests.support.paths import REPOSITORY
@@ -136,5 +136,5 @@ def test_a_limit_that_is_met_is_not_met_again(start: Start, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("usable_gib", "gib"), [(1, 1), (8, 4), (100, 40)])
 def test_a_share_of_the_hosts_memory(usable_gib: int, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "usable_memory_bytes", lambda: usable_gib << 30)
-    assert reader.default_model_memory_bytes() == gib << 30
+    monkeypatch.setattr(memory, "usable_memory_bytes", lambda: usable_gib << 30)
+    assert memory.default_model_memory_bytes() == gib << 30

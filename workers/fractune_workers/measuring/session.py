@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.disturbances import Disturbance, disturbance_of, total
 from fractune_core.errors import FractuneError
+from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.roofs import Roof
@@ -32,7 +33,6 @@ from fractune_workers.confinement import confinement_for
 from fractune_workers.faults.guard import Preparation, Quarantined, guard_for
 from fractune_workers.gpu.nvml import Clocks
 from fractune_workers.locks.core_locks import default_lock_dir
-from fractune_workers.reader import default_model_memory_bytes
 
 CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout, Quarantined)
 """what a call raises when the artifact is to blame"""

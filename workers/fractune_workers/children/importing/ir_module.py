@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 import tvm
+from tvm import relax
 from tvm.ir import json_compact
 from tvm_ffi.serialization import from_json_graph_str
 
@@ -80,7 +81,16 @@ def load_json(text: str) -> tvm.IRModule:
     if not isinstance(mod, tvm.IRModule):
         raise BadModel(f"holds a {type(mod).__name__}, not an IRModule; save the whole module")
     _refuse_missing_functions(nodes, {var.name_hint for var in mod.functions})
+    _refuse_malformed(mod)
     return mod
+
+
+def _refuse_malformed(mod: tvm.IRModule) -> None:
+    """Nested calls, and values without a type: what they compute would not be counted."""
+    try:
+        relax.analysis.well_formed(mod)
+    except Exception as error:
+        raise BadModel(f"is no well-formed IRModule: {first_line(error)}; write it with tvm.ir.save_json") from error
 
 
 def _current(text: str) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from fractune_core.host.memory import default_model_memory_bytes
 from fractune_workers import builder_process
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import TRIES, Child, ChildDied
-from fractune_workers.reader import default_model_memory_bytes
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 
