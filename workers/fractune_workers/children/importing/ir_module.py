@@ -81,12 +81,14 @@ def load_json(text: str) -> tvm.IRModule:
     if not isinstance(mod, tvm.IRModule):
         raise BadModel(f"holds a {type(mod).__name__}, not an IRModule; save the whole module")
     _refuse_missing_functions(nodes, {var.name_hint for var in mod.functions})
-    _refuse_malformed(mod)
     return mod
 
 
-def _refuse_malformed(mod: tvm.IRModule) -> None:
-    """Nested calls, and values without a type: what they compute would not be counted."""
+def refuse_malformed(mod: tvm.IRModule) -> None:
+    """Raises BadModel for nested calls and for values without a type: what they compute is not counted.
+
+    TVM looks at each type as a tree: count what is in them before.
+    """
     try:
         relax.analysis.well_formed(mod)
     except Exception as error:

@@ -352,6 +352,17 @@ class Module:
         return y
 """
 HELD = "an inference holds .* bytes of inputs, weights and results at once, and 2,147,.* is the limit for a file of"
+
+
+def nested_calls() -> bytes:
+    """A value within another, whose type no variable has."""
+    x, y = relax.Var("x", relax.TensorType([4], "float32")), relax.Var("y", relax.TensorType([4], "float32"))
+    value = relax.op.exp(relax.op.broadcast_to(x, relax.ShapeExpr([10**9, 1000, 4])))
+    body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(y, value)])], y)
+    function = relax.Function([x], body, relax.TensorType([4], "float32"))
+    return str(tvm.ir.save_json(tvm.IRModule({"main": function}))).encode()
+
+
 COMPUTED, TENSOR = "is computed from constants alone", "is a tensor of shape"
 ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "nested functions": (nested_functions, f"function 'f15', .* has 32,768 nodes, and {MOST_NODES:,} is the limit"),
@@ -387,7 +398,8 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a constant of Relax": (relax_constant, rf"\(relax.exp\) {COMPUTED}"),
     "many inputs": (many_inputs, rf"up to 'lv1' \(relax.add\) in function 'main', {HELD}"),
     "many values": (many_values, HELD),
-    "buffers of loops": (lambda: loops("1000000000000"), "is no well-formed IRModule"),
+    "buffers of loops": (lambda: loops("1000000000000"), rf"buffer 'x' of function 'f' {TENSOR} \[1000000000000\]"),
+    "nested calls": (nested_calls, "is no well-formed IRModule: "),
     "what loops allocate": (lambda: loops("4", "900000000"), rf"buffer 't' of function 'f' {TENSOR} \[900000000\]"),
     "tuples of tuples of Relax": (relax_tuples, "more than 120,000 tensors in all"),
 }
