@@ -32,10 +32,10 @@ pytestmark = pytest.mark.timeout(240)
 _WITH_HOSTILE_CHILD = f"""
 import os
 os.environ["PYTHONPATH"] = {str(REPOSITORY)!r}
-from fractune_workers import reader
+from fractune_core.host import memory
 from fractune_workers.roles import compile as compile_role
 compile_role._CHILD = "tests.support.children.hostile_module"
-reader.usable_memory_bytes = lambda: 512 << 20
+memory.usable_memory_bytes = lambda: 512 << 20
 """
 
 
@@ -75,7 +75,7 @@ def test_a_model_that_takes_too_much_memory_is_refused_and_not_read_again(readin
     (failed,) = reading.events(name)
     assert (failed["event"], failed["error"]) == ("work_failed", "BadModel")
     assert failed["message"] == (
-        f"{name}.onnx could not be read: it takes more than 0.5 GiB of memory; make it smaller, or start compile "
+        f"{name}.onnx could not be read: it takes more than 0.5 GiB of memory; make it smaller, or start "
         "workers with a larger --max-model-memory"
     )
     reading.ask("small")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.records import Status
 from fractune_workers.child import Child
 
@@ -33,12 +34,16 @@ class BuiltCandidate:
 
 
 class BuilderProcess:
-    """A builder's child, and what the present one was told. Owned by one thread, as the child is."""
+    """A builder's child, and what the present one was told. Owned by one thread, as the child is.
 
-    def __init__(self) -> None:
+    `memory_bytes`: the memory of the child, and of each of its builds; None = a share of the host's memory.
+    """
+
+    def __init__(self, memory_bytes: int | None = None) -> None:
         # One thread: a fork takes only the calling one along.
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self.child = Child("fractune_workers.children.building.child", env=threads)
+        limit_bytes = memory_bytes or default_model_memory_bytes()
+        self.child = Child("fractune_workers.children.building.child", env=threads, memory_bytes=limit_bytes)
         self._generation = 0
         self._args_info: dict[str, list[Any]] = {}
 

@@ -24,7 +24,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fractune_core.errors import FractuneError, ShareNotReady, error_from_name
-from fractune_core.host.limits import is_death_by_cpu, is_death_by_memory, limit_cpu, own_peak_bytes, spent_s
+from fractune_core.host.limits import (
+    is_death_by_cpu,
+    is_death_by_memory,
+    limit_cpu,
+    limit_memory,
+    memory_limit,
+    own_peak_bytes,
+    spent_s,
+)
 from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
 from fractune_core.host.strangers_files import empty_dir
 
@@ -40,6 +48,8 @@ _CPU_PART = 0.5
 """of a call's deadline: the CPU time that a child in a sandbox may take for it, and each process that this starts"""
 _IGNORED_FOR_S = 1.0
 """of CPU time: a child that goes on for as long behind its limit ignores the kernel's signal"""
+_REFUSED_MEMORY = "bad_alloc"
+"""in the text of TVM's errors: C++ was refused memory"""
 TRIES = 3
 """how often a process is killed from outside before that counts against what it did"""
 _LENGTH = struct.Struct("!i")
@@ -86,9 +96,18 @@ class CallFailed(FractuneError):
 
 def memory_met(memory_bytes: int) -> LimitMet:
     return LimitMet(
-        f"it takes more than {memory_bytes / 2**30:.3g} GiB of memory; make it smaller, or start compile workers with "
-        "a larger --max-model-memory"
+        f"it takes more than {memory_bytes / 2**30:.3g} GiB of memory; make it smaller, or start workers with a larger "
+        "--max-model-memory"
     )
+
+
+def memory_met_by(error: Exception) -> LimitMet | None:
+    """The limit on this process's memory, where an error says that it was refused some; None for another error."""
+    refused = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    limit_bytes = memory_limit()
+    if limit_bytes is None or not (refused or _REFUSED_MEMORY in str(error)):
+        return None
+    return memory_met(limit_bytes)
 
 
 def cpu_met(cpu_s: int) -> LimitMet:
@@ -134,7 +153,8 @@ class Child:
     child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
     living child before it is killed, and says whether the kill harms no other process. `cores`: where the process may
     run; none = wherever the supervisor may. In a `sandbox`, its environment is cut down, a call has a limit on CPU
-    time, and the folders that it may write in are emptied before it starts.
+    time, and the folders that it may write in are emptied before it starts. `memory_bytes`: its memory without a
+    sandbox, which has such a limit itself; None = no limit.
     """
 
     def __init__(
@@ -146,6 +166,7 @@ class Child:
         before_kill: Callable[[int], bool] = _release_nothing,
         cores: Sequence[int] = (),
         sandbox: Sandbox | None = None,
+        memory_bytes: int | None = None,
     ) -> None:
         self._args = [module, *args]
         self._env = dict(env or {})
@@ -153,6 +174,7 @@ class Child:
         self._before_kill = before_kill
         self._cores = list(cores)
         self._sandbox = sandbox
+        self._memory_bytes = sandbox.memory_bytes if sandbox else memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Connection | None = None
         self._calls = 0
@@ -347,6 +369,9 @@ class Child:
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,
             )
+        if self._sandbox is None and self._memory_bytes is not None:
+            with contextlib.suppress(OSError):  # it has ended, and is found out below
+                limit_memory(self._process.pid, self._memory_bytes)
         self._inherited_bytes = own_peak_bytes()
         self._link = Connection(ours.detach())
         self._calls = 0
@@ -388,8 +413,8 @@ class Child:
         number = max(-code, 0)
         if self._sandbox is not None and is_death_by_cpu(number):
             return cpu_met(self._cpu_s)
-        if self._sandbox is not None and is_death_by_memory(number, peak_bytes, self._sandbox.memory_bytes):
-            return memory_met(self._sandbox.memory_bytes)
+        if self._memory_bytes is not None and is_death_by_memory(number, peak_bytes, self._memory_bytes):
+            return memory_met(self._memory_bytes)
         if number:
             kind = ChildKilled if is_kill(number) else ChildDied
             return kind(f"the child was killed by {signal.Signals(number).name}")

@@ -71,7 +71,9 @@ class WorkerOptions:
     cache: str = WARM
     """measurers of a GPU only: WARM or COLD"""
     max_model_memory_bytes: int | None = None
-    """compile workers only: what reading or compiling one model may take; None = a share of this host's"""
+    """what one process may take that reads, compiles, builds or measures for a model; None = a share of this host's.
+    Tuners, and measurers of a GPU, have no such limit.
+    """
     secret_files: tuple[Path, ...] = ()
     """where the secret and passwords come from: what reads models is kept from them"""
 
@@ -172,12 +174,13 @@ def _check_secret(connection: redis.Redis, secret: bytes) -> None:
 
 def _role(options: WorkerOptions, context: WorkerContext) -> Role:
     if options.share is not None:
-        return Measurer(context, Share.parse(options.share), options.margin or DEFAULT_MARGIN, options.cache)
+        share, margin = Share.parse(options.share), options.margin or DEFAULT_MARGIN
+        return Measurer(context, share, margin, options.cache, options.max_model_memory_bytes)
     if options.role == "compile":
         return Compiler(context, options.max_model_memory_bytes, options.secret_files)
     if options.role == "tune":
         return Tuner(context)
-    return Builder(context)
+    return Builder(context, options.max_model_memory_bytes)
 
 
 @contextlib.contextmanager

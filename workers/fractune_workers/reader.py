@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fractune_core.host.memory import usable_memory_bytes
+from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.host.sandbox import Sandbox
 from fractune_workers.child import Child
 
-_SHARE = 0.4
-"""of the host's memory: the two compile workers of the one-machine stack leave a fifth"""
-_FEWEST_BYTES = 4 << 30
-"""TVM, NumPy and ONNX address 0.7 GiB before they read a model, and with PyTorch's build for CPUs 1.1"""
 _WORKERS = str(Path(__file__).parent)
 _ENVIRONMENT = {
     # Each thread addresses memory, and a fork takes only the calling one along.
@@ -21,12 +17,6 @@ _ENVIRONMENT = {
     # ONNX Runtime, which onnxslim loads where it is installed, would write a name for this machine, and report.
     "ORT_DISABLE_TELEMETRY": "1",
 }
-
-
-def default_model_memory_bytes() -> int:
-    """How much one model may take here, by default."""
-    usable = usable_memory_bytes()
-    return max(int(_SHARE * usable), min(_FEWEST_BYTES, usable))
 
 
 def reader_child(

@@ -22,6 +22,15 @@ while time.process_time() < 0.7:
     pass
 os.kill(os.getpid(), signal.SIGXCPU)
 """
+_PROGRAMS = {"program": "while True: pass", "program ended early": _ENDED_EARLY}
+_MEMORY_BYTES = 2 << 30
+
+
+def _take_memory(trace: str) -> None:
+    """More than there is, or much and then the end that it is for C++."""
+    taken = b"x" * (_MEMORY_BYTES if trace == "all memory" else _MEMORY_BYTES * 11 // 20)
+    if taken:
+        os.kill(os.getpid(), signal.SIGABRT)
 
 
 def _wait_for(file: Path) -> None:
@@ -35,10 +44,8 @@ def _obey(trace: str, _target: Any) -> bytes:
     if trace == "spin":
         while True:
             pass
-    if trace == "program":
-        subprocess.run([sys.executable, "-c", "while True: pass"], check=True)
-    if trace == "program ended early":
-        subprocess.run([sys.executable, "-c", _ENDED_EARLY], check=True)
+    if trace in _PROGRAMS:
+        subprocess.run([sys.executable, "-c", _PROGRAMS[trace]], check=True)
     if trace.startswith("write and wait for "):
         (Path(tempfile.mkdtemp()) / "candidate.o").write_text("half")
         _wait_for(Path(trace.removeprefix("write and wait for ")))
@@ -46,6 +53,8 @@ def _obey(trace: str, _target: Any) -> bytes:
         _wait_for(Path(trace.removeprefix("wait for ")))
     if trace == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
+    if "memory" in trace:
+        _take_memory(trace)
     if trace == "leave":
         raise SystemExit(3)
     if trace == "fail":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.host import memory
 from fractune_workers import child as child_module
-from fractune_workers import reader
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildKilled, ChildTimeout, LimitMet, unless_killed
 from fractune_workers.reader import reader_child
 from tests.support.paths import REPOSITORY
@@ -211,5 +211,5 @@ def test_an_answer_that_is_none_ends_it(start: Start, said: int, sent: str) -> N
 
 @pytest.mark.parametrize(("usable_gib", "gib"), [(1, 1), (8, 4), (100, 40)])
 def test_a_share_of_the_hosts_memory(usable_gib: int, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "usable_memory_bytes", lambda: usable_gib << 30)
-    assert reader.default_model_memory_bytes() == gib << 30
+    monkeypatch.setattr(memory, "usable_memory_bytes", lambda: usable_gib << 30)
+    assert memory.default_model_memory_bytes() == gib << 30

@@ -93,9 +93,8 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Reading:
-    """What only a worker of the role `compile` needs, which reads models: `WorkerOptions` says what each means."""
+    """What only a worker of the role `compile` needs, which reads models: `WorkerOptions` says what it means."""
 
-    max_model_memory_bytes: int | None
     secret_files: tuple[Path, ...]
 
 
@@ -108,6 +107,7 @@ def run_worker(
     cores: list[int] | None,
     gate_dir: Path | None,
     name: str | None,
+    max_model_memory_bytes: int | None,
 ) -> None:
     """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
     require("worker", "rq", "tvm")
@@ -121,6 +121,7 @@ def run_worker(
             cores=cores,
             gate_dir=gate_dir,
             name=name,
+            max_model_memory_bytes=max_model_memory_bytes,
             **({} if of_role is None else vars(of_role)),
         )
     )

@@ -10,6 +10,17 @@ from fractune_core.host.cgroups import ROOT, cgroup_folders
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 """of version 2 and version 1 of cgroups"""
 
+_MODEL_SHARE = 0.4
+"""of the host's memory: the two compile workers of the one-machine stack leave a fifth"""
+_FEWEST_MODEL_BYTES = 4 << 30
+"""TVM, NumPy and ONNX address 0.7 GiB before they read a model, and with PyTorch's build for CPUs 1.1"""
+
+
+def default_model_memory_bytes() -> int:
+    """How much a process may take here, by default, that reads, compiles, builds or measures a model."""
+    usable = usable_memory_bytes()
+    return max(int(_MODEL_SHARE * usable), min(_FEWEST_MODEL_BYTES, usable))
+
 
 def usable_memory_bytes(root: Path = ROOT) -> int:
     """The host's memory, or the least that this process's cgroup and its ancestors allow."""

@@ -6,7 +6,6 @@ The module's `open_child(args)` gives the methods that the parent may call, by n
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import importlib
 import json
@@ -18,10 +17,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fractune_core.errors import FractuneError
-from fractune_core.host.limits import memory_limit
 from fractune_core.host.parent_death import die_with_parent
 from fractune_core.host.sandbox import Sandbox
-from fractune_workers.child import ChildDied, LimitMet, memory_met
+from fractune_workers.child import ChildDied, LimitMet, memory_met_by
 from fractune_workers.children.no_torch import keep_torch_out
 from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.scratch_dir import own_temporary_files
@@ -34,8 +32,6 @@ Methods = Mapping[str, Callable[..., Any]]
 
 _LAST_ANSWERS = frozenset((ChildDied.__name__, LimitMet.__name__))
 """errors after which this process is of no more use"""
-_REFUSED_MEMORY = "bad_alloc"
-"""in the text of TVM's errors: C++ was refused memory"""
 
 
 def serve(link: Connection, methods: Methods) -> None:
@@ -59,17 +55,10 @@ def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:
 
 def _error_json(error: Exception) -> dict[str, Any]:
     """An error as it is sent to the parent: ours by name and text, any other as a failed call."""
-    limit_bytes = memory_limit()
-    if limit_bytes is not None and _is_want_of_memory(error):
-        error = memory_met(limit_bytes)
+    error = memory_met_by(error) or error
     if isinstance(error, FractuneError):
         return {"error": type(error).__name__, "message": str(error)}
     return {"error": "CallFailed", "message": f"{type(error).__name__}: {first_line(error)}"}
-
-
-def _is_want_of_memory(error: Exception) -> bool:
-    refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
-    return refused or isinstance(error, MemoryError) or _REFUSED_MEMORY in str(error)
 
 
 def _enter_sandbox(link: Connection) -> list[str]:

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.disturbances import Disturbance, disturbance_of, total
 from fractune_core.errors import FractuneError
+from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.roofs import Roof
@@ -105,7 +106,9 @@ class MeasurementSession:
 
     Where faults spread to the other clients of a device, everything that touches the child goes through
     `fractune_workers.faults.guard`. The sessions of one device find each other in `lock_dir`, a folder; None = that of
-    the core locks of this user's workers. `cache`: WARM or COLD, of a GPU.
+    the core locks of this user's workers. `cache`: WARM or COLD, of a GPU. `memory_bytes`: the memory of the child of a
+    CPU's share; None = a share of the host's memory. CUDA addresses far more than it uses, so a GPU's has no
+    limit.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class MeasurementSession:
         margin: float = DEFAULT_MARGIN,
         lock_dir: Path | None = None,
         cache: str = WARM,
+        memory_bytes: int | None = None,
     ) -> None:
         self._margin = margin
         self._rungs = [with_cache(policy, cache) for policy in _RUNGS]
@@ -130,6 +134,7 @@ class MeasurementSession:
             before_kill=self._confinement.before_kill,
             # A CPU share confines its process itself; that of a GPU launches its kernels from these cores.
             cores=cores if share.device_kind == "cuda" else (),
+            memory_bytes=(memory_bytes or default_model_memory_bytes()) if share.device_kind == "cpu" else None,
         )
         try:
             self._guard = guard_for(self._child, self._confinement, lock_dir or default_lock_dir())

@@ -50,10 +50,10 @@ def _limit(secs: Collection[float], times: int, shortest_s: int) -> int:
 
 
 class Builder:
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, memory_bytes: int | None = None) -> None:
         self._context = context
         self._deadline = Deadline()
-        self._process = BuilderProcess()
+        self._process = BuilderProcess(memory_bytes)
 
     def start(self) -> None:
         pass

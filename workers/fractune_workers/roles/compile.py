@@ -13,10 +13,11 @@ from fractune_core.fleet.blobs import put_signed_blob, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkerInfo, WorkFailed
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signing import Unsigned
+from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.host.strangers_files import read_strangers_file, remove_tree
 from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, unless_killed
 from fractune_workers.context import WorkerContext
-from fractune_workers.reader import default_model_memory_bytes, reader_child
+from fractune_workers.reader import reader_child
 
 _CHILD = "fractune_workers.children.compiling.child"
 _INGEST_TIMEOUT_S = 600.0

@@ -49,11 +49,19 @@ from fractune_workers.measuring.validation import validate
 
 
 class Measurer:
-    def __init__(self, context: WorkerContext, share: Share, margin: float = DEFAULT_MARGIN, cache: str = WARM) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        share: Share,
+        margin: float = DEFAULT_MARGIN,
+        cache: str = WARM,
+        memory_bytes: int | None = None,
+    ) -> None:
         self._context = context
         self._share = share
         self._audit = audit_file(context.name)
-        self._session = MeasurementSession(share, context.cores, margin, context.core_locks.directory, cache)
+        locks = context.core_locks.directory
+        self._session = MeasurementSession(share, context.cores, margin, locks, cache, memory_bytes)
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""

@@ -22,9 +22,10 @@ from typing import Any
 import tvm
 
 from fractune_core.errors import FractuneError
+from fractune_core.host.limits import is_death_by_memory, memory_limit
 from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.records import UNTUNED, Status
-from fractune_workers.child import TRIES, is_kill
+from fractune_workers.child import TRIES, is_kill, memory_met, memory_met_by
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
 from fractune_workers.children.building.fork import Fork, ForkDied
 from fractune_workers.children.tvm_api.artifacts import build_object
@@ -128,7 +129,7 @@ def _attempt(recipe: _Recipe, limit_cpu_s: int) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001  whatever TVM raises is the candidate's fault
         if _spent_s() >= _MET * limit_cpu_s:  # a program that the compiler runs has a limit of its own
             return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), _spent_s())
-        return _answer(Status.BUILD_FAILED, f"{type(error).__name__}: {first_line(error)}")
+        return _answer(Status.BUILD_FAILED, str(memory_met_by(error) or f"{type(error).__name__}: {first_line(error)}"))
     made = {"object": base64.b64encode(code).decode(), "versions": recipe.versions}
     return _answer(Status.OK, "", _spent_s()) | made
 
@@ -146,6 +147,9 @@ def _spent_s() -> float:
 def _ended(end: ForkDied, limit_cpu_s: int) -> dict[str, Any]:
     if _timed_out(end, limit_cpu_s):
         return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), end.spent_s)
+    limit_bytes = memory_limit()
+    if limit_bytes is not None and is_death_by_memory(end.number, end.peak_bytes, limit_bytes):
+        return _answer(Status.CRASHED, f"while it was built: {memory_met(limit_bytes)}", end.spent_s)
     return _answer(Status.CRASHED, f"while it was built: {end}", end.spent_s)
 
 

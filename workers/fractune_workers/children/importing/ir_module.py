@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 import tvm
+from tvm import relax
 from tvm.ir import json_compact
 from tvm_ffi.serialization import from_json_graph_str
 
@@ -81,6 +82,17 @@ def load_json(text: str) -> tvm.IRModule:
         raise BadModel(f"holds a {type(mod).__name__}, not an IRModule; save the whole module")
     _refuse_missing_functions(nodes, {var.name_hint for var in mod.functions})
     return mod
+
+
+def refuse_malformed(mod: tvm.IRModule) -> None:
+    """Raises BadModel for nested calls and for values without a type: what they compute is not counted.
+
+    TVM looks at each type as a tree: count what is in them before.
+    """
+    try:
+        relax.analysis.well_formed(mod)
+    except Exception as error:
+        raise BadModel(f"is no well-formed IRModule: {first_line(error)}; write it with tvm.ir.save_json") from error
 
 
 def _current(text: str) -> str:

@@ -17,8 +17,10 @@ MOST_TENSOR_BYTES = 2**31
 MOST_DIMENSIONS = 32
 """Of one tensor: NumPy's own limit was this for most of its life"""
 _COMPUTED_BYTES = 2**29
-_COMPUTED_PER_FILE_BYTE = 16
-"""A file of quantized weights becomes four times as much, in a chain of several constants"""
+_INFERENCE_BYTES = 2**31
+_PER_FILE_BYTE = 16
+"""A file of quantized weights becomes four times as much, in a chain of several constants; and a model of many weights
+is a large one, whose values may be large"""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,28 @@ class Limits:
     @property
     def computed_bytes(self) -> int:
         """Of all constants that are computed from constants alone."""
-        return (_COMPUTED_BYTES + _COMPUTED_PER_FILE_BYTE * self.file_bytes) // self.variants
+        return (_COMPUTED_BYTES + _PER_FILE_BYTE * self.file_bytes) // self.variants
+
+    @property
+    def inference_bytes(self) -> int:
+        """Of all that one inference of one variant holds at once."""
+        return _INFERENCE_BYTES + _PER_FILE_BYTE * self.file_bytes
 
     def check_nodes(self, count: int, what: str) -> None:
         """Raises BadModel when `what` has more nodes than a model may have."""
         if count > self.nodes:
             shared = f" for each of {self.variants} variants" if self.variants > 1 else ""
             raise BadModel(f"{what} has {count:,} nodes, and {self.nodes:,} is the limit{shared}; tune a part of it")
+
+    def check_inference(self, size: int, what: str) -> None:
+        """Raises BadModel when an inference needs more memory than it may: whoever measures it needs as much, and the
+        arguments of one operator twice.
+        """
+        if size > self.inference_bytes:
+            raise BadModel(
+                f"{what} {size:,} bytes of inputs, weights and results at once, and {self.inference_bytes:,} is the "
+                f"limit for a file of {self.file_bytes:,} bytes; use smaller shapes"
+            )
 
 
 def check_tensor(shape: list[int], element_bytes: int, what: str) -> int:

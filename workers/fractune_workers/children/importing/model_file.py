@@ -86,9 +86,12 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _load_fixed(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
+    from fractune_workers.children.importing.ir_module import refuse_malformed
+
     mod = _load(data, shapes, limits)
     _check_fixed(mod)
     check_sizes(mod, limits)
+    refuse_malformed(mod)
     return mod
 
 

@@ -1,4 +1,4 @@
-"""How large a Relax module is, counted before a pass folds its constants or lowers it."""
+"""How large a module is, counted before a pass folds its constants or lowers it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,48 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.importing.inference_memory import InferenceMemory
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits, check_tensor
 
+_ANALYZER = tvm.sym.Analyzer()
 _MOST_FIELDS = 4 * MOST_NODES
 """Tensors in the types of all values: a tuple may hold a tuple twice, which holds another twice"""
 
 
 def check_sizes(mod: tvm.IRModule, limits: Limits) -> None:
-    """Raises BadModel for too many operators, for a tensor that is too large, and for too large constants."""
+    """Raises BadModel for too many operators, for a tensor that is too large, for too large constants, and for an
+    inference that needs too much memory.
+    """
     walk = _Walk(limits)
     for name, function in mod.functions.items():
         if isinstance(function, relax.Function):
             walk.function(function, f"function '{name.name_hint}'")
+        elif isinstance(function, tvm.tirx.PrimFunc):
+            _check_buffers(function, f"function '{name.name_hint}'", limits)
+
+
+def _check_buffers(function: Any, name: str, limits: Limits) -> None:
+    """Of loops: their types say nothing of the buffers that they take, nor of those that they allocate."""
+    buffers: dict[Any, None] = {}
+
+    def note(var: Any) -> None:
+        if isinstance(var.ty, tvm.tirx.BufferType):
+            buffers[var] = None
+
+    tvm_ffi.structural_walk(function, (tvm.ir.Var, note))
+    sizes = [_buffer_bytes(var.ty, f"buffer '{var.name}' of {name}") for var in buffers]
+    limits.check_inference(sum(sizes), f"{name} has buffers of")
+
+
+def _buffer_bytes(buffer: Any, what: str) -> int:
+    width = _width(buffer.dtype)
+    size = check_tensor(_fixed(buffer.shape), width, what)
+    outermost = [*buffer.shape[:1], *buffer.strides[:1]] if buffer.strides else []
+    return max(size, check_tensor(_fixed(outermost), width, f"{what}, as its strides place it,"))
 
 
 class _Walk:
@@ -32,32 +59,41 @@ class _Walk:
         self._fields = 0
         self._constant: set[Any] = set()
         """variables that follow from constants alone"""
+        self._weights: set[Any] = set()
+        self._needed = 0
+        """bytes of an inference in the functions so far: one may call another"""
 
     def function(self, function: Any, name: str) -> None:
         self._name = name
+        self._memory = InferenceMemory()
         for param in function.params:
-            self._bytes(param.ty, f"input '{param.name}'")
-        self._sequence(function.body)
+            self._memory.keep(self._bytes(param.ty, f"input '{param.name}'"))
+        peak, at = self._memory.peak(self._sequence(function.body))
+        self._needed += peak
+        self._limits.check_inference(self._needed, f"up to {at} in {name}, an inference holds")
 
-    def _sequence(self, body: Any) -> None:
+    def _sequence(self, body: Any) -> list[Any]:
+        """Count what is computed there; the variables of which its result is made."""
         if not isinstance(body, relax.SeqExpr):
             self._is_constant(body)
-            return
+            return list(_variables(body))
         for block in body.blocks:
             for binding in block.bindings:
                 self._binding(binding.var, binding.value)
         self._is_constant(body.body)
+        return list(_variables(body.body))
 
     def _binding(self, var: Any, value: Any) -> None:
         if isinstance(value, relax.Function):
             self._count()
             self._sequence(value.body)
             return
+        read = list(_variables(value))
         if isinstance(value, relax.If):
-            self._sequence(value.true_branch)
-            self._sequence(value.false_branch)
+            read += self._sequence(value.true_branch) + self._sequence(value.false_branch)
         what = f"'{var.name}' ({_operator(value)})"
         size = self._bytes(var.ty, what)
+        self._memory.compute(var, read, size if isinstance(value, tvm.ir.Call) else 0, what)
         if self._is_constant(value):
             self._constant.add(var)
             if isinstance(value, tvm.ir.Call):
@@ -69,6 +105,9 @@ class _Walk:
             return expr in self._constant
         if isinstance(expr, relax.If):
             return False
+        if isinstance(expr, tvm.ir.Constant) and expr not in self._weights:
+            self._weights.add(expr)
+            self._memory.keep(self._bytes(expr.ty, "a weight"))
         if isinstance(expr, relax.Tuple | relax.TupleGetItem | tvm.ir.Call):
             self._count()
         constant = [self._is_constant(operand) for operand in _operands(expr)]
@@ -102,6 +141,14 @@ def _operands(expr: Any) -> Iterable[Any]:
     return []
 
 
+def _variables(expr: Any) -> Iterator[Any]:
+    """Those that a value is computed of."""
+    if isinstance(expr, relax.Var):
+        yield expr
+    for operand in _operands(expr):
+        yield from _variables(operand)
+
+
 def _operator(value: Any) -> str:
     return str(getattr(getattr(value, "op", None), "name", type(value).__name__))
 
@@ -109,6 +156,15 @@ def _operator(value: Any) -> str:
 def _shape_and_width(tensor: Any) -> tuple[list[int], int]:
     """Dimensions, none of them when one is not fixed, and bytes of an element."""
     dims = tensor.shape if isinstance(tensor.shape, relax.ShapeExpr) else []
-    fixed = [int(dim) for dim in dims if isinstance(dim, tvm.tirx.IntImm)]
-    width = math.ceil(tvm.DataType(str(tensor.dtype)).bits / 8)
-    return (fixed, width) if len(fixed) == len(dims) else ([], width)
+    return _fixed(dims), _width(tensor.dtype)
+
+
+def _fixed(dims: Iterable[Any]) -> list[int]:
+    """Dimensions, none of them when one is not fixed. One may be a product of numbers."""
+    simplified = [_ANALYZER.simplify(dim) for dim in dims]
+    fixed = [int(dim) for dim in simplified if isinstance(dim, tvm.tirx.IntImm)]
+    return fixed if len(fixed) == len(simplified) else []
+
+
+def _width(dtype: Any) -> int:
+    return math.ceil(tvm.DataType(str(dtype)).bits / 8)

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from fractune_core.host.memory import default_model_memory_bytes
+from fractune_workers import builder_process
+from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import TRIES, Child, ChildDied
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
@@ -42,6 +45,26 @@ def test_a_failure_is_the_candidates_and_has_one_line(child: Child) -> None:
     assert (answer["status"], answer["cause"]) == ("build_failed", "ValueError: no such loop")
     assert answer["object"] == ""
     assert answer["versions"] == {}
+
+
+@pytest.mark.parametrize(
+    ("trace", "status", "before"),
+    [("all memory", "build_failed", ""), ("much memory", "crashed", "while it was built: ")],
+)
+def test_a_build_beyond_its_memory_says_so(trace: str, status: str, before: str) -> None:
+    child = Child("tests.support.children.building_module", memory_bytes=2 << 30)
+    answer = build(child, trace)
+    child.stop()
+    cause = "it takes more than 2 GiB of memory; make it smaller, or start workers with a larger --max-model-memory"
+    assert (answer["status"], answer["cause"]) == (status, before + cause)
+
+
+def test_a_builders_child_has_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int | None] = []
+    monkeypatch.setattr(builder_process, "Child", lambda *_, memory_bytes, **__: made.append(memory_bytes))
+    BuilderProcess()
+    BuilderProcess(7 << 30)
+    assert made == [default_model_memory_bytes(), 7 << 30]
 
 
 def test_a_build_beyond_its_cpu_time_is_ended(child: Child) -> None:

@@ -19,11 +19,22 @@ from tvm import relax
 from fractune_core.errors import BadModel
 from fractune_core.files.fused import write_fused
 from fractune_workers.children.importing import limits, onnx_model
+from fractune_workers.children.importing.inference_memory import InferenceMemory
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits
 from fractune_workers.children.importing.model_file import load_model, load_variants
+from fractune_workers.children.importing.relax_sizes import check_sizes
 
 SMALL_BYTES, LARGER_BYTES = 4_000, 70_000
-LARGER = {"calls in a branch", "many inputs", "many outputs", "many small constants", "a constant of Relax"}
+LARGER = {
+    "buffers of loops",
+    "what loops allocate",
+    "many buffers",
+    "calls in a branch",
+    "many inputs",
+    "many outputs",
+    "many small constants",
+    "a constant of Relax",
+}
 SECONDS, MEGABYTES = 120, 1200
 """For a child that imports TVM, some 300 MB, and half a gigabyte of constants; on a busy machine"""
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
@@ -336,6 +347,67 @@ def relax_tuples() -> bytes:
     return str(tvm.ir.save_json(builder.get())).encode()
 
 
+def large_inputs() -> bytes:
+    """Each is within the limit of a tensor."""
+    names, value = [f"x{index}" for index in range(8)], helper.make_tensor_value_info
+    chain = [node("Add", [names[0] if index == 1 else f"t{index - 1}", names[index]], [f"t{index}"])
+             for index in range(1, 8)]  # fmt: skip
+    inputs = [value(name, TensorProto.FLOAT, [2**26]) for name in names]
+    graph = helper.make_graph(chain, "g", inputs, [value("t7", TensorProto.FLOAT, [2**26])])
+    return helper.make_model(graph, opset_imports=OPSETS, ir_version=8).SerializeToString()
+
+
+def many_values() -> bytes:
+    """Of a small input, all kept until the end."""
+    values = [f"c{index}" for index in range(10)]
+    nodes = [node("Expand", ["x", "n"], ["c"]), *(node("Mul", ["c", f"w{each}"], [each]) for each in values)]
+    weights = {f"w{each}": np.array(index + 2, np.float32) for index, each in enumerate(values)}
+    large = node("Concat", [f"s{each}" for each in values], ["y"], axis=0)
+    sorted_ = [node("CumSum", [each, "zero"], [f"t{each}"]) for each in values]
+    sums = [node("ReduceSum", [f"t{each}"], [f"s{each}"]) for each in reversed(values)]
+    return model([*nodes, *sorted_, *sums, large], {"n": np.array([2**24, 4]), "zero": np.array(0), **weights})
+
+
+def loops(shape: str = "4", allocated: str = "4") -> bytes:
+    """An IRModule whose loops take and allocate other buffers than the types of its values say."""
+    text = LOOPS.replace("SHAPE", shape).replace("ALLOCATED", allocated)
+    return str(tvm.ir.save_json(tvm.script.from_source(text, check_well_formed=False))).encode()
+
+
+LOOPS = """
+@I.ir_module
+class Module:
+    @T.prim_func(s_tir=True)
+    def f(x: T.Buffer((SHAPE,), "float32"), y: T.Buffer((SHAPE,), "float32")):
+        t = T.sblock_alloc_buffer((ALLOCATED,), "float32")
+        for i in range(4):
+            with T.sblock("b"):
+                v = T.axis.spatial(4, i)
+                t[v] = x[v]
+        for i in range(4):
+            with T.sblock("c"):
+                v = T.axis.spatial(4, i)
+                y[v] = t[v]
+
+    @R.function
+    def main(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        with R.dataflow():
+            y = R.call_tir(Module.f, (x,), out_ty=R.Tensor((4,), "float32"))
+            R.output(y)
+        return y
+"""
+HELD = "an inference holds .* bytes of inputs, weights and results at once, and 2,147,.* is the limit for a file of"
+
+
+def nested_calls() -> bytes:
+    """A value within another, whose type no variable has."""
+    x, y = relax.Var("x", relax.TensorType([4], "float32")), relax.Var("y", relax.TensorType([4], "float32"))
+    value = relax.op.exp(relax.op.broadcast_to(x, relax.ShapeExpr([10**9, 1000, 4])))
+    body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(y, value)])], y)
+    function = relax.Function([x], body, relax.TensorType([4], "float32"))
+    return str(tvm.ir.save_json(tvm.IRModule({"main": function}))).encode()
+
+
 COMPUTED, TENSOR = "is computed from constants alone", "is a tensor of shape"
 UNSIZED = "computes a constant whose size is not known before"
 HIDING = "ConstantOfShape", "Expand", "Tile", "Range"
@@ -376,6 +448,11 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "two tensors of a name": (two_of_a_name, "'c' is the name of two tensors"),
     "sparse weights": (sparse_weights, "weight 'w' is sparse"),
     "a constant of Relax": (relax_constant, rf"\(relax.exp\) {COMPUTED}"),
+    "large inputs": (large_inputs, rf"up to 'lv1' \(relax.add\) in function 'main', {HELD}"),
+    "many values": (many_values, HELD),
+    "buffers of loops": (lambda: loops("1000000000000"), rf"buffer 'x' of function 'f' {TENSOR} \[1000000000000\]"),
+    "nested calls": (nested_calls, "is no well-formed IRModule: "),
+    "what loops allocate": (lambda: loops("4", "900000000"), rf"buffer 't' of function 'f' {TENSOR} \[900000000\]"),
     "tuples of tuples of Relax": (relax_tuples, "more than 120,000 tensors in all"),
 }
 
@@ -437,6 +514,52 @@ def test_variants_of_a_fused_model_share_its_limits(tmp_path: Path, monkeypatch:
     load_model(large)
     with pytest.raises(BadModel, match="101 nodes, and 100 is the limit for each of 300 variants"):
         Limits(1, 300).check_nodes(101, "it")
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [([tvm.tirx.Mul(tvm.tirx.IntImm("int64", 10**6), tvm.tirx.IntImm("int64", 10**6))], []), ([4], [10**12])],
+    ids=["a product", "strides"],
+)
+def test_a_buffer_is_as_large_as_it_will_be(shape: list[object], strides: list[int]) -> None:
+    buffer = tvm.tirx.decl_buffer(shape, "float32", "x", strides=strides)
+    mod = tvm.IRModule({"f": tvm.tirx.PrimFunc([buffer], tvm.tirx.Evaluate(0))})
+    with pytest.raises(BadModel, match=r"buffer 'x' of function 'f'.* is a tensor of shape"):
+        check_sizes(mod, Limits(1000))
+
+
+def test_the_buffers_of_one_function_are_added_up() -> None:
+    buffers = [tvm.tirx.decl_buffer([3 * 10**8], "float32", name) for name in "xy"]
+    mod = tvm.IRModule({"f": tvm.tirx.PrimFunc(buffers, tvm.tirx.Evaluate(0))})
+    with pytest.raises(BadModel, match="function 'f' has buffers of 2,400,000,000 bytes"):
+        check_sizes(mod, Limits(1000))
+
+
+def test_a_value_counts_until_it_is_last_read() -> None:
+    memory = InferenceMemory()
+    memory.keep(100)
+    for name, read, size in (("a", [], 10), ("b", ["a"], 20), ("c", ["b"], 30), ("d", ["c"], 5)):
+        memory.compute(name, read, size, name)
+    assert memory.peak(["d"]) == (100 + 20 + 30, "c")
+    assert memory.peak(["a", "d"]) == (100 + 10 + 20 + 30, "c")
+
+
+def test_a_tuple_keeps_what_it_is_made_of() -> None:
+    memory = InferenceMemory()
+    memory.compute("a", [], 10, "a")
+    memory.compute("pair", ["a"], 0, "pair")
+    memory.compute("b", [], 20, "b")
+    memory.compute("first", ["pair"], 0, "first")
+    memory.compute("c", ["b"], 30, "c")
+    assert memory.peak(["first", "c"]) == (60, "c")
+    assert memory.peak(["c"]) == (50, "c")
+
+
+def test_a_model_may_hold_more_if_its_file_is_larger() -> None:
+    Limits(0).check_inference(2**31, "it holds")
+    Limits(2**26).check_inference(2**31 + 2**30, "it holds")
+    with pytest.raises(BadModel, match="it holds 2,147,483,649 bytes of inputs"):
+        Limits(0).check_inference(2**31 + 1, "it holds")
 
 
 def test_weights_make_room_for_constants_computed_from_them() -> None:

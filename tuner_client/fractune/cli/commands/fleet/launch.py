@@ -123,7 +123,7 @@ def worker(
             "--max-model-memory",
             metavar="SIZE",
             envvar="FRACTUNE_MAX_MODEL_MEMORY",
-            help="Compile workers: of one model at most, such as 8GiB (default: 40 % of this host's).",
+            help="Of what works on a model at most, such as 8GiB (default: 40 % of this host's).",
         ),
     ] = None,
     redis_password_file: PasswordFile = None,
@@ -145,12 +145,13 @@ def worker(
         raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
     if cache is Cache.COLD and (share is None or Share.parse(share).device_kind == "cpu"):
         raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
+    memory_bytes = _parse_model_memory(max_model_memory) if max_model_memory else None
     of_role: Measuring | Reading | None = None
     if share is not None:
         of_role = Measuring(share, margin, cache.value)
     elif role is RoleName.COMPILE:
         secret_files = tuple(path for path in (secret_file, redis_password_file) if path is not None)
-        of_role = Reading(_parse_model_memory(max_model_memory) if max_model_memory else None, secret_files)
+        of_role = Reading(secret_files)
     run_worker(
         role.value,
         redis_address(redis, redis_password_file),
@@ -159,6 +160,7 @@ def worker(
         cores=_parse_cores(cores) if cores else None,
         gate_dir=gate,
         name=name,
+        max_model_memory_bytes=memory_bytes,
     )
 
 
