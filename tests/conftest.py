@@ -47,8 +47,8 @@ settings.register_profile("quick", deadline=None, max_examples=40)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("quick")
 
-# What a script starts in the background ignores Ctrl-C, and what `nohup` starts ignores a closed terminal. So would every
-# command that a test stops by one of them.
+# What a script starts in the background ignores Ctrl-C, and what `nohup` starts ignores a closed terminal. So would
+# every command that a test stops by one of them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
