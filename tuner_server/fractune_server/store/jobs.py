@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, delete, func, insert, select, update
 
 from fractune_core.access.tokens import Quotas
 from fractune_core.errors import NotFound
@@ -97,10 +97,11 @@ class JobStore:
 
         `granted` is by share, as text, and so is the result: as `StoredJob.timings`.
         """
-        query = select(jobs).where(jobs.c.bundle == bundle, jobs.c.state == JobState.DONE.value)
-        with self._database.read() as connection:
-            found = map(_from_row, connection.execute(query.order_by(jobs.c.seq.desc())).mappings().all())
-        same = (job for job in found if job.device.key == device.key and _keys(job.granted) == _keys(granted))
+        same = (
+            job
+            for job in self._done(jobs.c.bundle == bundle)
+            if job.device.key == device.key and _keys(job.granted) == _keys(granted)
+        )
         newest = next(same, None)
         if newest is None:
             return {}
@@ -109,9 +110,12 @@ class JobStore:
 
     def done_of_model(self, model: str) -> list[StoredJob]:
         """The jobs for the model of this SHA-256 that are done, newest first."""
-        query = select(jobs).where(jobs.c.model == model, jobs.c.state == JobState.DONE.value)
+        return self._done(jobs.c.model == model)
+
+    def _done(self, condition: ColumnElement[bool]) -> list[StoredJob]:
+        query = select(jobs).where(condition, jobs.c.state == JobState.DONE.value).order_by(jobs.c.seq.desc())
         with self._database.read() as connection:
-            return list(map(_from_row, connection.execute(query.order_by(jobs.c.seq.desc())).mappings().all()))
+            return list(map(_from_row, connection.execute(query).mappings().all()))
 
     def save(self, job: StoredJob, operators: Mapping[int, StoredOperator] = MappingProxyType({})) -> bool:
         """Write the job, one revision on, and those of its operators that are given, by their place in the model.
