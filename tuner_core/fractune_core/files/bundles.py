@@ -204,19 +204,15 @@ class Bundle:
         except BadArchive as error:
             raise BadBundle(f"{self.name}: {error}; {_AGAIN}") from error
 
-    def copy_to(self, file: IO[bytes], signature: bytes | None) -> None:
-        """Write the same bundle to another file with this signature, every entry checked. Raises BadBundle, OSError."""
-        signatures = [] if signature is None else [(SIGNATURE, len(signature), [signature])]
-        entries = ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"])
-        _write(file, self.manifest_bytes, (*entries, *signatures))
-
-    def copy_with(self, file: IO[bytes], **fields: Any) -> None:
-        """Write the same bundle to another file with these fields of the manifest, every entry checked, unsigned.
+    def copy_to(self, file: IO[bytes], signature: bytes | None = None, **fields: Any) -> None:
+        """Write the bundle to another file, every entry checked, with this signature and these fields of the manifest.
 
         Raises BadBundle, OSError.
         """
-        manifest = _manifest_bytes({**self.manifest, **fields})
-        _write(file, manifest, ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"]))
+        manifest = _manifest_bytes({**self.manifest, **fields}) if fields else self.manifest_bytes
+        signatures = [] if signature is None else [(SIGNATURE, len(signature), [signature])]
+        entries = ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"])
+        _write(file, manifest, (*entries, *signatures))
 
     def verify(self) -> None:
         """Check every byte of the file: a copy of the bundle must be the same. Raises BadBundle."""

@@ -324,7 +324,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_the_whole_models_times_are_added_and_all_else_stays() -> None:
     before, file = Bundle(a_bundle()), io.BytesIO()
-    before.copy_with(file, timed={"cpu:1": 8.7e-3, "cpu:4": 3e-3})
+    before.copy_to(file, timed={"cpu:1": 8.7e-3, "cpu:4": 3e-3})
     after = Bundle(file.getvalue())
     after.verify()
     assert after.timed("cpu") == {1: 8.7e-3, 4: 3e-3}

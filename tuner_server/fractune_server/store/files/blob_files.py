@@ -49,7 +49,7 @@ class BlobStore:
             known = held.manifest.get("timed", {})
             if {**known, **timed} != known:
                 with _Draft(self._bundles) as draft:
-                    draft.fill(lambda file: held.copy_with(file, timed={**known, **timed}))
+                    draft.fill(lambda file: held.copy_to(file, timed={**known, **timed}))
                     draft.publish(self._bundle(bundle))
         finally:
             held.close()
