@@ -50,9 +50,7 @@ def limit_memory(pid: int, memory_bytes: int) -> None:
     Not addresses, as in `limit_process`: of those each thread takes 64 MiB or more that it hardly uses, and a process
     that measures has a thread for each core.
     """
-    _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-    least = memory_bytes if hard == resource.RLIM_INFINITY else min(hard, memory_bytes)
-    resource.prlimit(pid, resource.RLIMIT_DATA, (least, least))
+    _lower(resource.RLIMIT_DATA, memory_bytes, pid)
 
 
 def memory_limit() -> int | None:
@@ -73,9 +71,11 @@ def addressed_bytes() -> int:
 
 
 def own_peak_bytes() -> int:
-    """The most that this process has had in memory, by itself: `ru_maxrss` may be that of the one that started it."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:"))
+    """The most that this process has had in memory, by itself: `ru_maxrss` may be that of the one that started it. 0
+    where the kernel does not say.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def is_death_by_cpu(number: int) -> bool:
@@ -93,10 +93,11 @@ def is_death_by_memory(number: int, peak_bytes: int, memory_bytes: int) -> bool:
     return by_itself and peak_bytes >= _MET * memory_bytes
 
 
-def _lower(limit: int, wanted: int) -> None:
-    _, hard = resource.getrlimit(limit)
+def _lower(limit: int, wanted: int, pid: int = 0) -> None:
+    """Of the process `pid`; 0 = this one."""
+    _, hard = resource.prlimit(pid, limit)
     least = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    resource.setrlimit(limit, (least, least))
+    resource.prlimit(pid, limit, (least, least))
 
 
 def spent_s(pid: int) -> float:
