@@ -41,6 +41,7 @@ again
 SAY_EVERY_S = 5.0
 """how often whoever follows a job is told that its server is away"""
 RECONNECT_EVERY_S = 0.1
+_NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_RECONNECT_MS = 5000
 
@@ -166,8 +167,9 @@ class RpcClient:
         while True:
             try:
                 for seen in self._stream(self._jobs.WatchJob, request, timeout_s=None):
+                    lost_at = None
                     if seen.revision != revision:
-                        revision, lost_at = seen.revision, None
+                        revision = seen.revision
                         yield seen
                     if not state_from_proto(seen.state).open:
                         return
@@ -181,22 +183,27 @@ class RpcClient:
                 self._await_connection(lost_at, tell)
 
     def _await_connection(self, lost_at: float, tell: Callable[[Absence], None]) -> None:
-        """Raises ServerUnreachable when there is none `reconnect_s` after `lost_at`."""
-        ready, deadline = grpc.channel_ready_future(self._channel), lost_at + self._reconnect_s
-        try:
-            while (now := time.monotonic()) < deadline:
-                try:
-                    ready.result(min(deadline - now, SAY_EVERY_S - (now - lost_at) % SAY_EVERY_S))
-                    return
-                except grpc.FutureTimeoutError:
-                    away_s = time.monotonic() - lost_at
-                    if away_s < self._reconnect_s:
-                        tell(Absence(self.address, away_s, self._reconnect_s))
-        except ValueError:  # the channel was closed
-            pass
-        finally:
-            ready.cancel()
+        """Raises ServerUnreachable when there is none `reconnect_s` after `lost_at`, or this client is closed."""
+        deadline = lost_at + self._reconnect_s
+        while not self._closed and (now := time.monotonic()) < deadline:
+            end = min(deadline, now + SAY_EVERY_S - (now - lost_at) % SAY_EVERY_S)
+            if self._answers_within(end - now):
+                return
+            if end <= time.monotonic() < deadline:
+                tell(Absence(self.address, time.monotonic() - lost_at, self._reconnect_s))
+            time.sleep(RECONNECT_EVERY_S)
         raise self._unreachable()
+
+    def _answers_within(self, timeout_s: float) -> bool:
+        """Whether a server answers, whatever it says. Closing this client ends the wait."""
+        try:
+            self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
+        except grpc.RpcError as error:
+            call: Any = error  # what a call raises is the call
+            return call.code() not in _NO_ANSWER
+        except ValueError:  # the channel is closed
+            return False
+        return True
 
     # ---- the tuning log ------------------------------------------------------------------------------------
 

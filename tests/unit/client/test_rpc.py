@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import grpc
@@ -160,6 +161,28 @@ def test_a_server_that_stays_away_is_told_of_and_given_up(tmp_path: Path, monkey
         list(client.watch_job("j1", absences.append))
     assert [round(each.away_s, 1) for each in absences][:4] == [0.2, 0.4, 0.6, 0.8]
     assert {(each.server, each.reconnect_s) for each in absences} == {(address, 0.9)}
+
+
+def test_each_absence_is_waited_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that has not changed between two of them is shown once more, and the server was there."""
+    now, script, server = [0.0], job_script(), ScriptedServer()
+    monkeypatch.setattr("fractune.rpc.time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+
+    def watch(_: grpc.ServicerContext) -> Iterator[pb.Job]:
+        now[0] += 30.0
+        yield from script[: 1 if now[0] <= 120.0 else None]
+
+    server.watch = watch
+    address = f"unix:{tmp_path / 's'}"
+    with serving(server, address), RpcClient(address, reconnect_s=45.0) as client:
+        assert [job.revision for job in client.watch_job("j1")] == [1, 2, 3, 4]
+
+
+def test_closing_the_client_ends_the_waiting_for_a_server(tmp_path: Path) -> None:
+    with RpcClient(f"unix:{tmp_path / 's'}", reconnect_s=3600.0) as client:
+        threading.Timer(0.2, client.close).start()
+        with pytest.raises(ServerUnreachable):
+            list(client.watch_job("j1"))
 
 
 def test_the_servers_own_word_ends_watching(client: RpcClient, server: ScriptedServer) -> None:
