@@ -43,6 +43,12 @@ def connect_to_path(path: str) -> None:
         other.connect(path)
 
 
+def send_to_path(path: str) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        ours.sendto(b"x", path)
+
+
 def attempt(what: str, path: str, pid: int) -> None:
     """Of `_ATTEMPTS`: on the file `path`, which is another's, or the process `pid`, which it has not started."""
     _ATTEMPTS[what](path, pid)
@@ -138,5 +144,6 @@ def ingest(path: str, **_other: Any) -> dict[str, Any]:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    offered = (attempt, read, write, environment, parents_environment, connect, connect_to_path, leave_group)
-    return {each.__name__: each for each in (*offered, stall, allocate, fill_and_end, burn, ingest)}
+    offered = (attempt, read, write, environment, parents_environment, leave_group)
+    reaching = (connect, connect_to_path, send_to_path)
+    return {each.__name__: each for each in (*offered, *reaching, stall, allocate, fill_and_end, burn, ingest)}

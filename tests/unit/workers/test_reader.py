@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,9 @@ def start() -> Iterator[Start]:
     """Starts children, which end with the test."""
     started: list[Child] = []
 
-    def start(**options: object) -> Child:
-        given = {"env": {"PYTHONPATH": str(REPOSITORY)}, "memory_bytes": MEMORY_BYTES, **options}
-        started.append(reader_child(MODULE, **given))  # type: ignore[arg-type]
+    def start(**options: Any) -> Child:
+        given: dict[str, Any] = {"env": {"PYTHONPATH": str(REPOSITORY)}, "memory_bytes": MEMORY_BYTES, **options}
+        started.append(reader_child(MODULE, **given))
         return started[-1]
 
     yield start
@@ -54,7 +55,14 @@ def test_what_is_not_hidden_is_named(start: Start) -> None:
     """Here because the secret lies where Python looks for modules."""
     child = start(hidden=[Path(__file__)])
     child.ensure()
-    assert f"it can read {__file__} (it lies in {REPOSITORY}, which Python needs; move it)" in child.lacking
+    assert f"it can read {__file__} (it lies in {REPOSITORY}, which it must read; move it)" in child.lacking
+
+
+def test_a_secret_in_a_folder_of_models_is_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a secret")
+    child = start(model=tmp_path, hidden=[tmp_path / "secret"])
+    child.ensure()
+    assert f"it can read {tmp_path / 'secret'} (it lies in {tmp_path}, which it must read; move it)" in child.lacking
 
 
 def test_its_environment_has_no_secrets(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +144,10 @@ def test_it_reaches_nobody(start: Start, tmp_path: Path) -> None:
             child.call("connect", 20, port=server.getsockname()[1])
         with pytest.raises(CallFailed, match="PermissionError"):
             child.call("connect_to_path", 20, path=str(tmp_path / "socket"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mailbox:
+        mailbox.bind(str(tmp_path / "mailbox"))
+        with pytest.raises(CallFailed, match="PermissionError"):
+            child.call("send_to_path", 20, path=str(tmp_path / "mailbox"))
     with pytest.raises(CallFailed, match="PermissionError"):
         child.call("leave_group", 20)
 

@@ -75,7 +75,7 @@ class Sandbox:
     def _lacking(self) -> Iterator[str]:
         for path in self.hidden:
             if _opens(path):
-                yield f"it can read {path} ({_landlock_hint(path)})"
+                yield f"it can read {path} ({_landlock_hint(path, self.readable)})"
         if _opens(f"/proc/{os.getppid()}/environ"):
             yield "it can read the memory of the process that started it (this kernel grants no Landlock)"
         if _signals(os.getppid()):
@@ -144,9 +144,9 @@ def _makes_sockets() -> bool:
     return True
 
 
-def _landlock_hint(path: str) -> str:
-    within = next((folder for folder in _needed(()) if Path(path).is_relative_to(folder)), None)
-    return f"it lies in {within}, which Python needs; move it" if within else "this kernel grants no Landlock"
+def _landlock_hint(path: str, readable: tuple[str, ...]) -> str:
+    within = next((folder for folder in _needed(readable) if Path(path).is_relative_to(folder)), None)
+    return f"it lies in {within}, which it must read; move it" if within else "this kernel grants no Landlock"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ _Numbers = tuple[int | None, int | None]
 
 # Each with why a process that reads models must not have it.
 _REFUSED: dict[str, dict[str, _Numbers]] = {
-    "it would reach others: a pair of sockets that is connected already (socketpair) reaches nobody": {
+    "it would reach others": {
         "socket": (41, 198),
         "io_uring_setup": (425, 425),  # opens sockets without a system call
         "shmget": (29, 194),
@@ -50,6 +50,9 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "add_key": (248, 217),
         "request_key": (249, 218),
         "keyctl": (250, 219),
+    },
+    "it would open files by number and not by path": {
+        "open_by_handle_at": (304, 265),
     },
     "it would look into other processes, or change them": {
         "ptrace": (101, 117),
@@ -89,7 +92,6 @@ _REFUSED: dict[str, dict[str, _Numbers]] = {
         "fremovexattr": (199, 16),
         "setxattrat": (463, 463),
         "removexattrat": (466, 466),
-        "open_by_handle_at": (304, 265),
     },
     "it would empty the log that it inherits": {
         "truncate": (76, 45),
@@ -147,6 +149,9 @@ def _is_not(at: int, value: int) -> _Condition:
 _OTHER_PROCESS = ((_is_not(_low(0), _OWN),),)
 _REFUSED_WHEN: dict[str, tuple[_Numbers, tuple[tuple[_Condition, ...], ...]]] = {
     # Any one of the groups of conditions, all of which hold.
+    # A pair of streams is connected already and reaches nobody. One of datagrams sends to others by their path: these
+    # are the bits of SOCK_DGRAM, SOCK_RAW, SOCK_RDM and SOCK_SEQPACKET.
+    "socketpair": ((53, 199), (((_low(1), _IF_ANY_BIT, 0b1110, True),),)),
     "clone": ((56, 220), (((_low(0), _IF_ANY_BIT, _NEW_NAMESPACES, True),),)),
     "prlimit64": (
         (302, 261),
