@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fractune.api.goal import goal_spec, tune_until_beaten
 from fractune.api.server.client import Client
@@ -242,8 +242,15 @@ def match(
     Share.parse(share)
     shapes(inputs or {})
     with model_file(model, run_script=run_script) as path, session(folder(state), server, compile=True) as client:
-        how: dict[str, Any] = {"policy": policy, "target": target, "scope": scope}
-        return client.match(path, share, allow_unmeasured=allow_unmeasured, inputs=inputs, **how)
+        return client.match(
+            path,
+            share,
+            policy=policy,
+            allow_unmeasured=allow_unmeasured,
+            inputs=inputs,
+            target=target,
+            scope=scope,
+        )
 
 
 @contextlib.contextmanager

@@ -102,10 +102,8 @@ def main(args: Sequence[str] | None = None) -> int:
             code = command(args=args, prog_name="fractune", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except Stopped as stopped:
-        if stopped.terminal_gone:
+        if stopped.terminal_gone or stopped.reader_gone:
             _silence(sys.stdout, sys.stderr)
-        elif stopped.reader_gone:
-            _silence(sys.stdout)
         return stopped.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -129,5 +127,8 @@ def _silence(*streams: TextIO) -> None:
 def _fail(message: str, code: int) -> int:
     if wants_tracebacks():
         traceback.print_exc()
-    print("fractune:", " ".join(message.split()), file=sys.stderr)
+    try:
+        print("fractune:", " ".join(message.split()), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _silence(sys.stderr)
     return code

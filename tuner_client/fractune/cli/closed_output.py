@@ -6,9 +6,11 @@ Typer and rich each end a command by code 1 when they meet a BrokenPipeError.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from fractune.cli.stopped import Stopped
@@ -34,14 +36,19 @@ class _Output:
 
 @contextlib.contextmanager
 def output_that_may_close() -> Iterator[None]:
-    """Within the block, standard output raises Stopped once its reader has gone, and is flushed at the end."""
-    stream = sys.stdout
-    sys.stdout = cast(TextIO, _Output(stream))
-    try:
-        yield
-        sys.stdout.flush()
-    finally:
-        sys.stdout = stream
+    """Within the block, standard output and standard error raise Stopped once their reader has gone. Standard output
+    is flushed at the end.
+    """
+    streams = sys.stdout, sys.stderr
+    with contextlib.ExitStack() as stack:
+        # A command that was started with a stream closed has none.
+        there = [each or stack.enter_context(Path(os.devnull).open("w", encoding="utf-8")) for each in streams]
+        sys.stdout, sys.stderr = (cast(TextIO, _Output(each)) for each in there)
+        try:
+            yield
+            sys.stdout.flush()
+        finally:
+            sys.stdout, sys.stderr = streams
 
 
 @contextlib.contextmanager

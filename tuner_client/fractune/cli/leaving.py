@@ -60,7 +60,7 @@ class LeavableView(View):
             print(f"\ncancelling {job}", file=sys.stderr)
             return False
         except Stopped as stopped:
-            return stopped.terminal_gone
+            return self.leaves(job, stopped)
         return True
 
 

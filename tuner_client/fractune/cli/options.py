@@ -12,6 +12,7 @@ from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadModel, BadRequest
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
+_DAY_S = 86_400.0
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
 
 State = Annotated[
@@ -44,7 +45,7 @@ Server = Annotated[
 ]
 ReconnectS = Annotated[
     float,
-    typer.Option("--reconnect-s", min=0, help="Wait this many seconds for a server that goes away meanwhile."),
+    typer.Option("--reconnect-s", min=0, max=_DAY_S, help="Wait this many seconds for a server that goes away."),
 ]
 OnDone = Annotated[
     str | None,

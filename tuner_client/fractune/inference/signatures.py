@@ -6,6 +6,7 @@ openssl pkey -in private.pem -pubout -out public.pem
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,8 @@ def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> N
         raise StateUnusable(f"{path}: cannot be written ({error.strerror}); check the folder") from error
     finally:
         bundle.close()
-        partial_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial_file.unlink(missing_ok=True)
 
 
 def check_private_key(pem: str | bytes) -> None:
@@ -60,11 +62,8 @@ def verify_bundle(path: str | os.PathLike[str], *, public_key: str | bytes | Non
     With `public_key` (PEM text) its signature is checked as well. Raises as `open_bundle`; BadBundle names the part of
     the file that was changed.
     """
-    bundle = open_bundle(path, public_key)
-    try:
+    with contextlib.closing(open_bundle(path, public_key)) as bundle:
         bundle.verify()
-    finally:
-        bundle.close()
 
 
 def _check_signature(key: Any, name: str, manifest: bytes, signature: bytes | None) -> None:

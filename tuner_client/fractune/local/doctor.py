@@ -143,7 +143,9 @@ def reader_sandbox() -> Finding:
         said = done.stderr.strip().splitlines()
         return Finding(what, "", f"it could not be tried out: {said[-1] if said else done.returncode}", optional=True)
     lacking = json.loads(done.stdout)
-    return Finding(what, "" if lacking else "whole", "not whole: " + "; ".join(lacking), optional=True)
+    if lacking:
+        return Finding(what, "", f"not whole: {'; '.join(lacking)}", optional=True)
+    return Finding(what, "whole", "", optional=True)
 
 
 def _compiler(here: Any) -> Finding:

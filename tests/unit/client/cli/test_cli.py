@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fractune.cli import main
-from fractune_core.errors import error_kinds
+from fractune_core.errors import ServerUnreachable, error_kinds
 from tests.support.processes.cli_process import only_line
 from tests.support.processes.scripted_server import ScriptedServer
 
@@ -46,3 +46,19 @@ def test_a_reader_that_went_away_is_code_141_whatever_was_writing(server: Script
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_so_it_is_where_errors_go_to_the_same_reader() -> None:
+    """`fractune ... 2>&1 | head`: the line about an error finds no reader either, and its code stays."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fractune.cli", "jobs", "--server", "127.0.0.1:1"]
+    ended = subprocess.run(command, stdout=writer, stderr=writer, check=False)
+    os.close(writer)
+    assert ended.returncode == ServerUnreachable.exit_code
+
+
+def test_a_command_whose_output_is_closed_from_the_start_works() -> None:
+    command = f"exec {sys.executable} -m fractune.cli --version >&-"
+    ended = subprocess.run(command, shell=True, stderr=subprocess.PIPE, check=False)  # noqa: S602  our own line
+    assert (ended.returncode, ended.stderr) == (0, b"")

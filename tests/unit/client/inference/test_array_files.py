@@ -18,7 +18,10 @@ def test_arrays_are_read_by_name_and_objects_never(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
     np.save(tmp_path / "single.npy", np.arange(3))
     (tmp_path / "text.npz").write_text("no arrays")
-    for name in ("objects.npz", "single.npy", "text.npz", "missing.npz"):
+    whole = (tmp_path / "good.npz").read_bytes()
+    (tmp_path / "torn.npz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "damaged.npz").write_bytes(whole[:-200] + b"x" + whole[-199:])
+    for name in ("objects.npz", "single.npy", "text.npz", "torn.npz", "damaged.npz", "missing.npz"):
         with pytest.raises(BadRequest, match=name):
             read_inputs(tmp_path / name)
 

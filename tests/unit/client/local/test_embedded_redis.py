@@ -57,5 +57,5 @@ def test_without_any_it_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pyte
         ("* Ready to accept connections unix", False),
     ],
 )
-def test_redis_says_that_its_disk_was_full(said: str, full: bool) -> None:  # noqa: FBT001
+def test_redis_says_that_its_disk_was_full(said: str, *, full: bool) -> None:
     assert disk_was_full(said) is full

@@ -15,7 +15,7 @@ from fractune.inference.gpu.driver import GpuHere, NoDriver
 from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
 from fractune.inference.tvm_runtime import runtime, tensors
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune.inference.tvm_runtime.variants import load_variant, misfit
+from fractune.inference.tvm_runtime.variants import first_line, load_variant, misfit
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle, FractuneError
 from fractune_core.files.bundles import Bundle
@@ -66,7 +66,7 @@ class OnGpu:
             outputs = tensors.flat(main(*there))
             runtime.synchronise(self.device)
         except RuntimeError as error:
-            raise FractuneError(f"the model failed on the GPU ({_first_line(error)}); {_LOST}") from error
+            raise FractuneError(f"the model failed on the GPU ({first_line(error)}); {_LOST}") from error
         except (ValueError, TypeError) as error:
             raise misfit(self._bundle, error) from error
         return outputs
@@ -107,7 +107,3 @@ def _gpu_for(bundle: Bundle) -> GpuHere:
     except NoDriver as error:
         isa = bundle.manifest["device"]["isa"]
         raise BadBundle(f"{bundle.name} is for a GPU ({isa}): {error}, or tune the model for this CPU") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

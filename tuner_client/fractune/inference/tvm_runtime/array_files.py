@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -17,16 +18,16 @@ _LONGEST_NAME = 200
 
 
 def read_inputs(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz file by name. Raises BadRequest when it is none, or holds Python objects."""
+    """The arrays of an .npz file by name. Raises BadRequest for another file, and for one that holds Python objects."""
     import numpy as np
 
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
-        with loaded:
+        with path.open("rb") as file:  # NumPy does not close one that it cannot read
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
             return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise BadRequest(f"--inputs {path}: cannot be read as .npz ({error})") from error
 
 

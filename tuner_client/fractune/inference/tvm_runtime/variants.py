@@ -11,7 +11,7 @@ from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
 
 MISFITS = (RuntimeError, ValueError, TypeError, AttributeError)
-"""What TVM raises for code that is none, and for tensors that the code does not take"""
+"""What TVM raises for a file that is not code, and for tensors that the code does not take"""
 
 
 def load_variant(
@@ -28,7 +28,7 @@ def load_variant(
         main, takes = load_main(objects, devices)
     except MISFITS as error:
         raise BadBundle(
-            f"{bundle.name}: the code of the variant '{variant}' cannot be loaded ({_first_line(error)}); "
+            f"{bundle.name}: the code of the variant '{variant}' cannot be loaded ({first_line(error)}); "
             "make the bundle again"
         ) from error
     if takes != inputs + len(own):
@@ -43,9 +43,10 @@ def misfit(bundle: Bundle, error: Exception) -> BadBundle:
     """What is wrong with a bundle whose code raised one of MISFITS for inputs that its manifest asks for."""
     return BadBundle(
         f"{bundle.name}: its code does not take these inputs, or the weights that its manifest names "
-        f"({_first_line(error)}); give other inputs, or make the bundle again"
+        f"({first_line(error)}); give other inputs, or make the bundle again"
     )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Of what TVM says."""
     return str(error).strip().partition("\n")[0]

@@ -63,7 +63,7 @@ def bundle(
     With --verify: check a bundle file, such as fractune bundle --verify model.fractune --public-key public.pem.
     """
     if verify or public_key is not None:
-        others = (shares, sign, inputs, target, exact, scope, out)
+        others = (shares, policy != _POLICIES[0], rerank != 1, sign, inputs, run_script, target, exact, scope, out)
         _verify(Path(of), public_key, alone=verify and not any(others), as_json=as_json)
         return
     if policy not in _POLICIES:
