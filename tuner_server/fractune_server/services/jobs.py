@@ -32,7 +32,7 @@ MAX_WATCHERS = 1000
 """each holds a thread, which does nothing while its job does not change; others stay free for calls that end at once"""
 _LOOK_UP_EVERY_S = 1.0
 _MOST_SPEC_BYTES = 2**14
-"""Of a job: a page of jobs must fit into one message, of which clients take 4 MiB"""
+"""Of a job: the default page of jobs must fit into one message, of which gRPC's clients take 4 MiB"""
 
 
 class JobService(rpc.JobServiceServicer):

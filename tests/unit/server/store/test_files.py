@@ -151,3 +151,12 @@ def test_times_of_what_is_no_bundle_are_refused_and_the_file_stays(tmp_path: Pat
     with pytest.raises(BadBundle):
         files.add_times("b1", {"cpu:1": 2e-3})
     assert b"".join(files.bundle("b1")) == b"no bundle"
+
+
+def test_a_bundle_that_is_torn_counts_as_none(tmp_path: Path) -> None:
+    files = BlobStore(tmp_path)
+    assert not files.has_bundle("b1")
+    files.add_bundle("b1", bundle_bytes()[:-1])
+    assert not files.has_bundle("b1")
+    files.add_bundle("b1", bundle_bytes())
+    assert files.has_bundle("b1")

@@ -101,7 +101,8 @@ def test_streams_are_trimmed_in_three_round_trips_however_many(
 ) -> None:
     names = [f"t{number}" for number in range(50)]
     connection.sadd(redis_names.STREAMS, *map(redis_names.tuner_stream, names))
-    recorder: Any = Recorder(connection, SimpleNamespace(add=lambda _: None), SECRET, list)  # type: ignore[arg-type]
+    log: Any = SimpleNamespace(add=lambda _: None)
+    recorder = Recorder(connection, log, SECRET, list)
     recorder.poll(0)
     for name in names:
         connection.xadd(redis_names.tuner_stream(name), {"": ""})

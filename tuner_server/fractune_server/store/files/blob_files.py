@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from fractune_core.errors import NotFound, StateUnusable
+from fractune_core.errors import BadBundle, NotFound, StateUnusable
 from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.fleet.blobs import CHUNK_BYTES
 from fractune_server.store.files.upload_parts import PartWriter, UploadParts
@@ -44,18 +45,21 @@ class BlobStore:
 
     def add_times(self, bundle: str, timed: Mapping[str, float]) -> None:
         """Write into a bundle how fast the whole model is, in seconds by share. Raises BadBundle."""
-        held = Bundle(self._bundle(bundle))
-        try:
+        with closing(Bundle(self._bundle(bundle))) as held:
             known = held.manifest.get("timed", {})
-            if {**known, **timed} != known:
+            merged = {**known, **timed}
+            if merged != known:
                 with _Draft(self._bundles) as draft:
-                    draft.fill(lambda file: held.copy_to(file, timed={**known, **timed}))
+                    draft.fill(lambda file: held.copy_to(file, timed=merged))
                     draft.publish(self._bundle(bundle))
-        finally:
-            held.close()
 
     def has_bundle(self, bundle: str) -> bool:
-        return self._bundle(bundle).exists()
+        """Whether it is there; one that is torn, or that this version does not take, is made again."""
+        try:
+            Bundle(self._bundle(bundle)).close()
+        except BadBundle:
+            return False
+        return True
 
     def bundle(self, bundle: str) -> Iterator[bytes]:
         """The file in chunks. Raises NotFound."""
