@@ -45,6 +45,8 @@ _MODELS = (
     *("squeezenet", "resnet50", "densenet121", "shufflenet", "inception_v2"),
     *("magika", "ocr_detection", "ocr_recognition"),
 )
+_FEWEST_REPEATS = 6
+"""for an interval of 95 %"""
 _QUICK_OPERATORS = "conv2d1_"
 """of squeezenet: what a smoke run tunes where no other model is named"""
 
@@ -77,7 +79,9 @@ def _parse() -> argparse.Namespace:
     args.models = args.models or (["squeezenet"] if args.quick else list(_MODELS))
     args.minutes_a_model = args.minutes_a_model or (3.0 if args.quick else 15.0)
     args.trials = args.trials if args.trials is not None else (8 if args.quick else None)
-    args.repeats = args.repeats or (6 if args.quick else 9)
+    args.repeats = args.repeats or (_FEWEST_REPEATS if args.quick else 9)
+    if args.repeats < _FEWEST_REPEATS:
+        parser.error(f"--repeats {args.repeats}: an interval takes {_FEWEST_REPEATS} or more")
     return args
 
 
@@ -86,9 +90,10 @@ def _names(text: str) -> list[str]:
 
 
 def _print_tables(path: Path) -> None:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    print(short_table(found["models"], found["shares"]), full_table(found["models"]), sep="\n\n")
-    print(f"\n{verdict(found['models'])}")
+    rows = json.loads(path.read_text(encoding="utf-8"))["models"]
+    if any("paced" not in timed for row in rows for timed in row.get("final", {}).values()):
+        raise SystemExit(f"{path} is from before paced requests were timed; run the benchmark again")
+    print(short_table(rows), full_table(rows), verdict(rows), sep="\n\n")
 
 
 def _row(name: str, args: argparse.Namespace) -> dict[str, Any]:

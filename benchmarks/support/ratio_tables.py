@@ -21,10 +21,14 @@ NAMES = {
 Rows = Sequence[Mapping[str, Any]]
 
 
-def short_table(rows: Rows, shares: Sequence[str]) -> str:
-    """A line for each model: ratios in a loop and paced, by share. For README.md."""
-    headings = ["model", *(f"`{share}` {kind}" for share in shares for kind in ("in a loop", "paced"))]
-    return _markdown(headings, [[_name(row), *_ratios(row, shares)] for row in _timed(rows)])
+def short_table(rows: Rows) -> str:
+    """A line for each model and share: both times and their ratio, in a loop and paced. For README.md."""
+    lines = [
+        [_name(row), f"`{share}`", _short(timed), _short(timed["paced"])]
+        for row in _timed(rows)
+        for share, timed in row["final"].items()
+    ]
+    return _markdown(("model", "share", "in a loop", "paced"), lines)
 
 
 def full_table(rows: Rows) -> str:
@@ -46,10 +50,6 @@ def _timed(rows: Rows) -> Rows:
     return [row for row in rows if "final" in row]
 
 
-def _ratios(row: Mapping[str, Any], shares: Sequence[str]) -> list[str]:
-    return [_ratio(timed) for share in shares for timed in (row["final"][share], row["final"][share]["paced"])]
-
-
 def _cells(row: Mapping[str, Any], share: str) -> list[str]:
     timed, first = row["final"][share], row["goal"]["steps"][0]
     return [
@@ -65,9 +65,12 @@ def _times(timed: Mapping[str, Any]) -> list[str]:
     return [time_text(timed["our_s"]), time_text(timed["peer_s"]), _ratio(timed)]
 
 
+def _short(timed: Mapping[str, Any]) -> str:
+    return f"{time_text(timed['our_s'])}, {time_text(timed['peer_s'])}: {_ratio(timed)}"
+
+
 def _ratio(timed: Mapping[str, Any]) -> str:
-    low, high = timed["ratio_low"], timed["ratio_high"]
-    return f"{timed['ratio']:.2f}" if low is None else f"{timed['ratio']:.2f} ({low:.2f} .. {high:.2f})"
+    return f"{timed['ratio']:.2f} ({timed['ratio_low']:.2f} .. {timed['ratio_high']:.2f})"
 
 
 def _markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
