@@ -31,9 +31,7 @@ def changes_layout(operator: str) -> bool:
 
 def is_label(name: object) -> bool:
     """Whether it names a model or a variant: text that can be shown as it is, not empty and not too long."""
-    return (
-        isinstance(name, str) and name.isprintable() and 0 < len(name) <= MOST_NAME_BYTES >= len(name.encode("utf-8"))
-    )
+    return isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= MOST_NAME_BYTES
 
 
 def check_file_name(name: str, what: str) -> None:

@@ -63,8 +63,7 @@ def _obey(trace: str, _target: Any) -> bytes:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    building.read_trace = lambda text, _workload: SimpleNamespace(mod=text)  # type: ignore[attr-defined, assignment]
-    building.build_object = _obey  # type: ignore[attr-defined, assignment]
-    child = building.BuilderChild()
-    child._workloads["w"] = {DIRECT: SimpleNamespace()}  # type: ignore[dict-item]
+    vars(building).update(read_trace=lambda text, _workload: SimpleNamespace(mod=text), build_object=_obey)
+    child: Any = building.BuilderChild()
+    child._workloads["w"] = {DIRECT: SimpleNamespace()}
     return {"build": child.build, "pid": os.getpid, "learn_workload": lambda **_workload: []}

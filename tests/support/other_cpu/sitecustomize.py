@@ -43,13 +43,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _replace_default(module: ModuleType) -> None:
+def _replace_default(module: Any) -> None:
     def default_target(cores: int) -> Any:
         config = {"kind": "llvm", "mcpu": _CPU, "num-cores": cores}
         lacking = module.missing_features(module.tvm.target.Target(config))
         return module.tvm.target.Target({**config, "mattr": [f"-{name}" for name in lacking]} if lacking else config)
 
-    module.default_target = default_target  # type: ignore[attr-defined]
+    module.default_target = default_target
 
 
 if _CPU and not any(type(finder).__name__ == _Finder.__name__ for finder in sys.meta_path):

@@ -57,17 +57,18 @@ def write_bundle(file: IO[bytes], manifest: Mapping[str, Any], entries: Mapping[
     Raises BadRequest for a manifest that no reader would take.
     """
     digests = {name: hashlib.sha256(payload).hexdigest() for name, payload in entries.items()}
-    whole = _manifest_bytes({"format": FORMAT, **manifest, "sha256": digests})
+    write_archive(file, _manifest_bytes({"format": FORMAT, **manifest, "sha256": digests}), entries)
+
+
+def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    """Raises BadRequest for a manifest that no reader would take."""
+    whole = json.dumps(manifest, indent=1).encode()
     if len(whole) > MOST_MANIFEST_BYTES:
         raise BadRequest(
             f"the bundle's manifest would have {len(whole)} bytes, and {MOST_MANIFEST_BYTES} is the limit; "
             "ask for fewer shares at once"
         )
-    write_archive(file, whole, entries)
-
-
-def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
-    return json.dumps(manifest, indent=1).encode()
+    return whole
 
 
 def write_archive(file: IO[bytes], manifest: bytes, entries: Mapping[str, bytes]) -> None:
@@ -207,7 +208,7 @@ class Bundle:
     def copy_to(self, file: IO[bytes], signature: bytes | None = None, **fields: Any) -> None:
         """Write the bundle to another file, every entry checked, with this signature and these fields of the manifest.
 
-        Raises BadBundle, OSError.
+        Raises BadBundle, OSError, and BadRequest for fields that make the manifest too large.
         """
         manifest = _manifest_bytes({**self.manifest, **fields}) if fields else self.manifest_bytes
         signatures = [] if signature is None else [(SIGNATURE, len(signature), [signature])]

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.files.archives import Archive, BadArchive
+from fractune_core.json_shapes import read_json
 from fractune_core.names import is_label
 
 SUFFIX = ".fused"
@@ -87,10 +88,10 @@ def read_fused(data: bytes) -> FusedModel | None:
         if _HEADER not in archive.names:
             return None
         try:
-            header = json.loads(archive.read(_HEADER))
+            header = read_json(archive.read(_HEADER))
             _check_header(header)
             payloads = [archive.read(_entry(number)) for number in range(len(header["variants"]))]
-        except (BadArchive, ValueError, RecursionError) as error:
+        except (BadArchive, ValueError) as error:
             raise BadModel(_TORN) from error
     return FusedModel(tuple(header["variants"]), tuple(payloads), header["slots"])
 

@@ -67,16 +67,16 @@ def fleet_ways(request: PlanRequest) -> dict[tuple[str, int], Way]:
     found: dict[tuple[str, int], Way] = {}
     for model in request.models:
         speeds = ModelSpeeds(model.rows)
-
-        def slowdown_on(part: Part, model: ModelDemand = model) -> float:
-            return request.slowdown(model.name, [] if part is request.device.whole else names)
-
+        slowdowns = {
+            part.units: request.slowdown(model.name, [] if part is request.device.whole else names)
+            for part in request.device.parts
+        }
         for part in request.device.parts:
-            way = best_way(request, model, speeds, part, slowdown_on(part))
+            way = best_way(request, model, speeds, part, slowdowns[part.units])
             if way is not None:
                 found[model.name, part.units] = way
         if not any(name == model.name for name, _ in found):
-            raise PlanInfeasible(explain_no_way(request, model, speeds, slowdown_on))
+            raise PlanInfeasible(explain_no_way(request, model, speeds, slowdowns))
     return found
 
 

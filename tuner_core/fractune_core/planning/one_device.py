@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fractune_core.errors import PlanInfeasible
-from fractune_core.planning.devices import DeviceType, Layouts, Part
+from fractune_core.planning.devices import DeviceType, Layouts
 from fractune_core.planning.mig import BY_NAME, PLAIN, PROFILES, Profile, least_wasteful, placements
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
-from fractune_core.planning.requests import ModelDemand, PlanRequest
+from fractune_core.planning.requests import PlanRequest
 from fractune_core.planning.speeds import ModelSpeeds
 from fractune_core.planning.ways import Way, best_way, explain_no_way
 
@@ -68,16 +68,14 @@ def _ways(request: PlanRequest) -> dict[tuple[int, int], Way]:
     found = {}
     for job, model in enumerate(request.models):
         speeds = ModelSpeeds(model.rows)
-
-        def slowdown_on(_: Part, job: int = job, model: ModelDemand = model) -> float:
-            return request.slowdown(model.name, [*names[:job], *names[job + 1 :]])
-
+        slowdown = request.slowdown(model.name, [*names[:job], *names[job + 1 :]])
         for part in request.device.parts:
-            way = best_way(request, model, speeds, part, slowdown_on(part))
+            way = best_way(request, model, speeds, part, slowdown)
             if way is not None:
                 found[job, part.units] = way
         if not any(of == job for of, _ in found):
-            raise PlanInfeasible(explain_no_way(request, model, speeds, slowdown_on))
+            slowdowns = {part.units: slowdown for part in request.device.parts}
+            raise PlanInfeasible(explain_no_way(request, model, speeds, slowdowns))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fractune_core.planning.devices import Part
@@ -57,12 +57,12 @@ def best_way(request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, part
 
 
 def explain_no_way(
-    request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, slowdown_on: Callable[[Part], float]
+    request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, slowdowns: Mapping[int, float]
 ) -> str:
-    """One line on why no part of the device will do for a model, and what would; `slowdown_on` as for `best_way`."""
+    """One line on why no part of the device will do for a model, and what would. `slowdowns` by units of a part."""
     parts = [part for part in request.device.parts if speeds.at(part.units)]
     largest = max(request.device.parts, key=lambda part: part.memory_gib)
-    found = [(way, part) for part in parts for way in _ways(model, speeds, part, slowdown_on(part))]
+    found = [(way, part) for part in parts for way in _ways(model, speeds, part, slowdowns[part.units])]
     if not found:
         return (
             f"model '{model.name}' cannot run on any part of {request.device.name}: it needs {model.memory_gib:g} GiB, "

@@ -93,7 +93,7 @@ def _buffers(function: Any) -> list[Any]:
     import tvm_ffi
     from tvm import ir, tirx
 
-    found: dict[Any, None] = {param: None for param in function.params if tirx.is_buffer_var(param)}
+    found: dict[Any, None] = dict.fromkeys(filter(tirx.is_buffer_var, function.params))
 
     def note(var: Any) -> None:
         if tirx.is_buffer_var(var):

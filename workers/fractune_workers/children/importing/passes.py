@@ -17,7 +17,6 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, shortened
 from fractune_core.implementations import DIRECT
-from fractune_core.names import MOST_NAME_BYTES
 from fractune_workers.children.layouts.concats import CONCAT, kept, settled
 from fractune_workers.children.layouts.lookups import looked_up
 from fractune_workers.children.layouts.plan import planned
@@ -27,6 +26,7 @@ from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _FLOAT32_BYTES = 4
+_MOST_NAME_CHARACTERS = 200
 _LEGALIZATIONS_FOR_CPUS = {**LEGALIZATIONS, CONCAT: kept}
 
 
@@ -112,7 +112,7 @@ def workload_hash(mod: tvm.IRModule) -> str:
 def _operator(name: str, weight: int, mod: tvm.IRModule) -> Operator:
     arguments = _arguments(mod)
     return Operator(
-        name=shortened(name, MOST_NAME_BYTES),  # an IRModule may call it anything
+        name=shortened(name, _MOST_NAME_CHARACTERS),  # an IRModule may call it anything
         weight=weight,
         workload_hash=workload_hash(mod),
         workload_json=write_workloads({DIRECT: Workload(mod)}),

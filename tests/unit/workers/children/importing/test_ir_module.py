@@ -11,9 +11,9 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.script import ir as I  # noqa: N812  TVM's own names in scripts
-from tvm.script import relax as R  # noqa: N812
-from tvm.script import tirx as T  # noqa: N812
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
 
 from fractune_core.errors import BadModel
 from fractune_core.files.scripts import REFUSAL
@@ -29,7 +29,7 @@ def sample() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @R.function
-        def main(x: R.Tensor((2, 8), "float32"), w: R.Tensor((8, 4), "float32")) -> R.Tensor((2, 4), "float32"):  # noqa: N805
+        def main(x: R.Tensor((2, 8), "float32"), w: R.Tensor((8, 4), "float32")) -> R.Tensor((2, 4), "float32"):
             with R.dataflow():
                 y = R.nn.relu(R.matmul(x, w))
                 z = R.add(y, R.const([[1.0, 2, 3, 4], [5, 6, 7, 8]], "float32"))
@@ -58,7 +58,7 @@ def sorting() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @R.function
-        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 3), "float32"):  # noqa: N805
+        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 3), "float32"):
             with R.dataflow():
                 y = R.nn.softmax(R.maximum(x, R.const(float("-inf"), "float32")))
                 z = R.topk(y, 3, ret_type="values")
@@ -104,7 +104,7 @@ def calling_out() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @T.prim_func(s_tir=True)
-        def kernel(a: T.Buffer((8,), "float32")) -> None:  # noqa: N805
+        def kernel(a: T.Buffer((8,), "float32")) -> None:
             for i in T.serial(8):
                 with T.sblock("block"):
                     v = T.axis.spatial(8, i)
@@ -117,7 +117,7 @@ def foreign_code() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @T.prim_func(s_tir=True)
-        def kernel(a: T.Buffer((8,), "float32")) -> None:  # noqa: N805
+        def kernel(a: T.Buffer((8,), "float32")) -> None:
             for i in T.serial(8, annotations={"pragma_import_c": "int system(const char*);"}):
                 with T.sblock("block"):
                     v = T.axis.spatial(8, i)
@@ -130,7 +130,7 @@ def packed_call() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @R.function(pure=False)
-        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 8), "float32"):  # noqa: N805
+        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 8), "float32"):
             y = R.call_packed("runtime.something", x, ty_args=R.Tensor((2, 8), "float32"))
             return y  # noqa: RET504  TVMScript binds before it returns
 
@@ -141,7 +141,7 @@ def intrinsic_by_name() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @T.prim_func(s_tir=True)
-        def kernel(a: T.Buffer((8,), "float32")) -> None:  # noqa: N805
+        def kernel(a: T.Buffer((8,), "float32")) -> None:
             for i in T.serial(8):
                 with T.sblock("block"):
                     v = T.axis.spatial(8, i)
@@ -154,7 +154,7 @@ def packed_in_tir() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @T.prim_func(s_tir=True)
-        def kernel(a: T.Buffer((8,), "float32")) -> None:  # noqa: N805
+        def kernel(_a: T.Buffer((8,), "float32")) -> None:
             T.evaluate(T.tvm_call_packed("runtime.SystemLib"))
 
     return Module
@@ -164,7 +164,7 @@ def closure() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @R.function(pure=False)
-        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 8), "float32"):  # noqa: N805
+        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 8), "float32"):
             _ = R.print(x, format="{}")
             return x
 
@@ -181,7 +181,7 @@ def calling_nothing() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @T.prim_func(s_tir=True)
-        def kernel(a: T.Buffer((8,), "float32")) -> None:  # noqa: N805
+        def kernel(a: T.Buffer((8,), "float32")) -> None:
             for i in T.serial(8):
                 with T.sblock("block"):
                     v = T.axis.spatial(8, i)
@@ -204,7 +204,7 @@ def call_of_a_value() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @R.function(pure=False)
-        def main(x: R.Tensor((2, 8), "float32"), f: R.Callable) -> R.Tensor((2, 8), "float32"):  # noqa: N805
+        def main(x: R.Tensor((2, 8), "float32"), f: R.Callable) -> R.Tensor((2, 8), "float32"):
             y: R.Tensor((2, 8), "float32") = f(x)
             return y
 

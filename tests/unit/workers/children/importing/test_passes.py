@@ -12,9 +12,9 @@ import pytest
 import tvm
 from tvm import relax, topi
 from tvm.s_tir import meta_schedule as ms
-from tvm.script import ir as I  # noqa: N812  TVM's own names in scripts
-from tvm.script import relax as R  # noqa: N812
-from tvm.script import tirx as T  # noqa: N812
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import extract, is_scheduled, prepare, workload_hash
@@ -122,7 +122,7 @@ def test_a_shape_that_depends_on_data_leaves_the_traffic_unknown() -> None:
     @I.ir_module
     class Module:
         @R.function
-        def main(x: R.Tensor(("n", 8), "float32")) -> R.Tensor(("n", 8), "float32"):  # noqa: N805
+        def main(x: R.Tensor(("n", 8), "float32")) -> R.Tensor(("n", 8), "float32"):
             with R.dataflow():
                 out = R.nn.relu(x)
                 R.output(out)
@@ -137,7 +137,7 @@ def test_sorting_and_prefix_sums_become_functions_and_tvm_s_own_kernels_are_not_
     @I.ir_module
     class Module:
         @R.function
-        def main(x: R.Tensor((4, 64), "float32")) -> R.Tensor((4, 64), "float32"):  # noqa: N805
+        def main(x: R.Tensor((4, 64), "float32")) -> R.Tensor((4, 64), "float32"):
             with R.dataflow():
                 sums = R.cumsum(x, axis=1)
                 ordered = R.sort(sums, axis=1)
@@ -159,7 +159,7 @@ def test_a_model_without_operators_has_nothing_to_tune() -> None:
     @I.ir_module
     class Module:
         @R.function
-        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 8), "float32"):  # noqa: N805
+        def main(x: R.Tensor((2, 8), "float32")) -> R.Tensor((2, 8), "float32"):
             return x
 
     with pytest.raises(BadModel, match="nothing to tune"):

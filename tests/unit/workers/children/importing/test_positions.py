@@ -7,7 +7,7 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.relax import op
-from tvm.script import tirx as T  # noqa: N812  TVM's own name in scripts
+from tvm.script import tirx as T
 
 from fractune_core.implementations import DIRECT
 from fractune_core.tir.positions import named_by_position, names_of
