@@ -154,7 +154,7 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Geometric means of the ratios, ours over the peer's, over all cases (model x share) and by share, in a loop and
     `paced`; of how many the interval is below 1. `untuned`: of the first step, which searches nothing, in a loop.
-    `paced_over_loop`: how much longer a paced request takes, by side and share. None where there is no case.
+    `paced_over_loop`: paced seconds over seconds in a loop, by side and share. A mean over no cases is None.
     """
     cases = [(share, timed) for row in rows for share, timed in row.get("final", {}).items()]
     first = [timed["ratio"] for row in rows if "goal" in row for timed in row["goal"]["steps"][0]["shares"].values()]
