@@ -35,6 +35,7 @@ from fractune_core.host.limits import (
 )
 from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
 from fractune_core.host.strangers_files import empty_dir
+from fractune_core.json_shapes import read_json
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
@@ -214,11 +215,14 @@ class Child:
             self._limit_cpu(timeout_s)
             self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
             message = self._message(self._link, timeout_s)
-            if message is None:
-                raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
-            answer = _parsed(message, "value")
+            answer = None if message is None else _parsed(message, "value")
         except (EOFError, OSError) as error:
             raise self._death() from error
+        except BaseException:  # the answer that the child still owes must not be taken for that of the next call
+            self.kill()
+            raise
+        if answer is None:
+            raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
         if "error" in answer:
             failure = _error_of(answer)
             if isinstance(failure, ChildDied):
@@ -379,13 +383,13 @@ class Child:
         self.generation += 1
         try:
             # It may be stopped only once it dies with us: stopped before that, it would stay for ever when we die.
-            if self._link.poll(_START_TIMEOUT_S):
-                self._link.recv_bytes()
+            if not self._link.poll(_START_TIMEOUT_S):
+                raise self._not_ready()
+            self._link.recv_bytes()
             self._link.send_bytes(json.dumps(self._sandbox and self._sandbox.to_json()).encode())
             message = self._message(self._link, _START_TIMEOUT_S)
             if message is None:
-                released = self.kill()
-                raise ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=released)
+                raise self._not_ready()
             ready = _parsed(message, "lacking")
         except (EOFError, OSError) as error:
             raise self._death() from error
@@ -393,6 +397,9 @@ class Child:
             self.kill()
             raise _error_of(ready)
         self.lacking = ready["lacking"]
+
+    def _not_ready(self) -> ChildTimeout:
+        return ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=self.kill())
 
     def _death(self) -> ChildDied:
         """How the process ended."""
@@ -446,8 +453,8 @@ def _whole(received: bytearray) -> bytes | None:
 def _parsed(message: bytes, wanted: str) -> dict[str, Any]:
     """`wanted`, or an `error` and its `message`. Raises OSError for what a child of ours does not say."""
     try:
-        answer = json.loads(message)
-    except (ValueError, RecursionError):
+        answer = read_json(message)
+    except ValueError:
         answer = None
     if not isinstance(answer, dict) or not (wanted in answer or {"error", "message"} <= answer.keys()):
         raise OSError(errno.EBADMSG, "the child's message is none")

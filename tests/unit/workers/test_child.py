@@ -241,6 +241,15 @@ def test_a_call_that_nobody_wants_any_more_is_ended(child: Child) -> None:
     assert child.call("echo", 20, value=1) == 1
 
 
+def test_what_an_abandoned_call_still_owes_is_not_taken_for_the_next_answer(child: Child) -> None:
+    def is_wanted() -> bool:
+        raise LookupError("the fleet does not answer")
+
+    with child.while_wanted(is_wanted), pytest.raises(LookupError):
+        child.call("tick", 60, note=os.devnull, ticks=10_000)
+    assert child.call("echo", 20, value=1) == 1
+
+
 def test_a_crash_is_not_done_again(child: Child) -> None:
     calls = 0
 

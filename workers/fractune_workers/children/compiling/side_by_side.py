@@ -31,7 +31,7 @@ def side_by_side(work: Sequence[Callable[[], Any]]) -> list[Any]:
     that took all the memory or CPU time that it may.
     """
     most = min(len(os.sched_getaffinity(0)), len(work))
-    limit_bytes = memory_limit()
+    limit_bytes = piece_bytes = memory_limit()
     if limit_bytes is not None and work:
         have_bytes = addressed_bytes()
         most = max(1, min(most, (limit_bytes - have_bytes) // _PIECE_BYTES))
@@ -44,7 +44,7 @@ def side_by_side(work: Sequence[Callable[[], Any]]) -> list[Any]:
         try:
             results.append(running.pop(0).result())
         except ForkDied as error:
-            errors.append(_cause(error, limit_bytes))
+            errors.append(_cause(error, limit_bytes, piece_bytes))
         except Exception as error:  # noqa: BLE001  the other forks must be waited for
             errors.append(error)
     if errors:
@@ -57,9 +57,10 @@ def _within(memory_bytes: int, work: Callable[[], Any]) -> Any:
     return work()
 
 
-def _cause(death: ForkDied, limit_bytes: int | None) -> FractuneError:
+def _cause(death: ForkDied, limit_bytes: int | None, piece_bytes: int | None) -> FractuneError:
+    """`piece_bytes`: the part of the limit that the piece had."""
     if is_death_by_cpu(death.number):
         return cpu_met(cpu_limit_s())
-    if limit_bytes is not None and is_death_by_memory(death.number, death.peak_bytes, limit_bytes):
+    if limit_bytes and piece_bytes and is_death_by_memory(death.number, death.peak_bytes, piece_bytes):
         return memory_met(limit_bytes)
     return death

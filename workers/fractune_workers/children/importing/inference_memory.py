@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -34,21 +33,19 @@ class InferenceMemory:
     def peak(self, results: Sequence[Hashable]) -> tuple[int, str]:
         """The most bytes that are there at once, and what is computed then. `results` are never dropped."""
         ends = self._ends(results)
-        dropped = [0] * len(self._values)
+        dropped = [0] * (len(self._values) + 1)
         held, peak, at = self._kept, self._kept, "its inputs and weights"
         for place, value in enumerate(self._values):
             held += value.size
             if held > peak:
                 peak, at = held, value.what
-            end = ends.get(value.var, place)
-            if end < len(self._values):
-                dropped[int(end)] += value.size
+            dropped[ends.get(value.var, place)] += value.size
             held -= dropped[place]
         return peak, at
 
-    def _ends(self, results: Sequence[Hashable]) -> dict[Hashable, float]:
-        """By value, at which place it is last read."""
-        ends: dict[Hashable, float] = dict.fromkeys(results, math.inf)
+    def _ends(self, results: Sequence[Hashable]) -> dict[Hashable, int]:
+        """By value, at which place it is last read; a result behind all places."""
+        ends: dict[Hashable, int] = dict.fromkeys(results, len(self._values))
         for place, value in reversed(list(enumerate(self._values))):
             until = place if value.size else ends.get(value.var, place)
             for var in value.read:

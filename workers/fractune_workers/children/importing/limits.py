@@ -6,6 +6,7 @@ A file of a kilobyte can describe a billion nodes (functions that call each othe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fractune_core.errors import BadModel
@@ -57,18 +58,18 @@ class Limits:
         """
         if size > self.inference_bytes:
             raise BadModel(
-                f"{what} {size:,} bytes of inputs, weights and results at once, and {self.inference_bytes:,} is the "
-                f"limit for a file of {self.file_bytes:,} bytes; use smaller shapes"
+                f"{what} {size:,} bytes at once, and {self.inference_bytes:,} is the limit for a file of "
+                f"{self.file_bytes:,} bytes; use smaller shapes"
             )
 
 
 def check_tensor(shape: list[int], element_bytes: int, what: str) -> int:
     """Bytes of a tensor of that shape. Raises BadModel when it is too large."""
-    size = element_bytes
-    for dim in shape:
-        size *= dim
     if len(shape) > MOST_DIMENSIONS:
         raise BadModel(f"{what} is a tensor of {len(shape)} dimensions, and {MOST_DIMENSIONS} is the limit")
+    if min(shape, default=0) < 0:
+        raise BadModel(f"{what} is a tensor of shape {shape}, with a negative dimension; export the model again")
+    size = element_bytes * math.prod(shape)
     if size > MOST_TENSOR_BYTES:
         raise BadModel(
             f"{what} is a tensor of shape {shape}, {size:,} bytes, and {MOST_TENSOR_BYTES:,} is the limit; "
@@ -79,7 +80,7 @@ def check_tensor(shape: list[int], element_bytes: int, what: str) -> int:
 
 @dataclass
 class ComputedConstants:
-    """How many bytes of constants a model computes: half a gigabyte at most, and more for a larger file."""
+    """How many bytes of constants a model computes; `Limits.computed_bytes` is the most."""
 
     limits: Limits
     taken_bytes: int = 0

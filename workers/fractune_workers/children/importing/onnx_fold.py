@@ -37,12 +37,12 @@ _PAIR = 2
 """Operands that need no memory but the result's; of more, the products of two are kept"""
 _PRODUCT_BYTES = 8
 _SHAPE_ARITHMETIC = """
-    Abs And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress Concat
-    Constant ConstantOfShape Cos CumSum Div Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND
-    Gemm Greater GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log MatMul Max Mean Min Mod Mul Neg NonZero Not
-    OneHot Or Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
-    ReduceProd ReduceSum ReduceSumSquare Relu Reshape Round Scatter ScatterElements ScatterND Sigmoid Sign Sin Size
-    Slice Softmax Split Sqrt Squeeze Sub Sum Tan Tanh Tile TopK Transpose Trilu Unique Unsqueeze Where Xor
+    Abs Add And ArgMax ArgMin BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Clip Compress
+    Concat Constant ConstantOfShape Cos CumSum Div Equal Erf Exp Expand EyeLike Flatten Floor Gather GatherElements
+    GatherND Gemm Greater GreaterOrEqual Identity IsInf IsNaN Less LessOrEqual Log MatMul Max Mean Min Mod Mul Neg
+    NonZero Not OneHot Or Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
+    ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Round Scatter ScatterElements ScatterND Sigmoid Sign
+    Sin Size Slice Softmax Split Sqrt Squeeze Sub Sum Tan Tanh Tile TopK Transpose Trilu Unique Unsqueeze Where Xor
 """
 _FOLDED = frozenset(_SHAPE_ARITHMETIC.split())
 """Operators whose reference implementation needs no more memory than their inputs and outputs"""
@@ -146,7 +146,8 @@ class Folding:
         branch = self._taken_branch(node)
         if branch is not None:
             self._take_weights(branch)
-            self._model.graph.initializer.extend(branch.initializer)
+            if len(self._known.maps) == 1:  # what is within a subgraph stays as it is
+                self._model.graph.initializer.extend(branch.initializer)
             yield from self._walk(branch.node)
             for inner, outer in zip(branch.output, node.output, strict=True):
                 yield from self._visit(helper.make_node("Identity", [inner.name], [outer]))
@@ -183,8 +184,9 @@ class Folding:
     def _types(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> dict[str, onnx.TypeProto]:
         """The types of its outputs, as far as ONNX can infer them."""
         inner = [self._inner_types(graph) for graph in subgraphs(node)]
-        if inner:
-            return dict(zip(node.output, inner[0], strict=False))
+        if inner:  # what either branch may give
+            found = zip(node.output, *inner, strict=False)
+            return {name: kinds[0] for name, *kinds in found if all(kind == kinds[0] for kind in kinds)}
         if any(value.type is None for value in inputs.values()):
             return {}
         tensors = {name: value.tensor for name, value in inputs.items() if value.tensor}

@@ -70,7 +70,8 @@ class _Walk:
             self._memory.keep(self._bytes(param.ty, f"input '{param.name}'"))
         peak, at = self._memory.peak(self._sequence(function.body))
         self._needed += peak
-        self._limits.check_inference(self._needed, f"up to {at} in {name}, an inference holds")
+        what = f"up to {at} in {name}, an inference holds inputs, weights and results of"
+        self._limits.check_inference(self._needed, what)
 
     def _sequence(self, body: Any) -> list[Any]:
         """Count what is computed there; the variables of which its result is made."""
@@ -88,13 +89,14 @@ class _Walk:
             self._count()
             self._sequence(value.body)
             return
+        what = f"'{var.name}' ({_operator(value)})"
+        size = self._bytes(var.ty, what)
+        is_constant = self._is_constant(value)  # counts what is in it, before it is looked at as a tree
         read = list(_variables(value))
         if isinstance(value, relax.If):
             read += self._sequence(value.true_branch) + self._sequence(value.false_branch)
-        what = f"'{var.name}' ({_operator(value)})"
-        size = self._bytes(var.ty, what)
         self._memory.compute(var, read, size if isinstance(value, tvm.ir.Call) else 0, what)
-        if self._is_constant(value):
+        if is_constant:
             self._constant.add(var)
             if isinstance(value, tvm.ir.Call):
                 self._computed.take(size, what)

@@ -22,6 +22,7 @@ import tvm
 
 from fractune_core.errors import BadModel
 from fractune_core.files.archives import Archive
+from fractune_core.json_shapes import read_json
 from fractune_workers.children.no_torch import let_torch_in
 from fractune_workers.children.tvm_api.error_line import first_line
 
@@ -73,8 +74,8 @@ def screen(data: bytes) -> bytes:
 
 def _json(data: bytes) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return read_json(data)
+    except ValueError as error:
         raise BadModel(f"holds a graph that is no JSON; {_EXPORT}") from error
 
 
