@@ -32,6 +32,7 @@ from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.client_samples import bundle_bytes
 from tests.support.processes.redis_process import running_redis
 from tests.support.samples import DEVICE, granted
 from tests.support.secret import SECRET
@@ -151,7 +152,7 @@ def test_a_bundle_that_two_jobs_had_made_is_taken_though_its_blob_went_with_the_
     jobs.update()
     second = jobs.all()[0]
     second.stored = replace(second.stored, state=JobState.COMPILING)
-    context.files.add_bundle("c" * 32, b"made for the first")
+    context.files.add_bundle("c" * 32, bundle_bytes())
     PublishPhase(context, WorkQueues(context.redis, SECRET), new_rounds(context)).take_compiled(
         second, {"event": "compiled", "job": "second", "bundle": "c" * 32}
     )
