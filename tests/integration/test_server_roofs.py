@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fractune_core.analysis.roofline import DOUBTFUL, NEAR, reached
+from fractune_core.analysis.roofline import DOUBTFUL, NEAR, Arithmetic, Roof, reached
 from fractune_core.convert import arithmetic_from_proto, record_from_proto, roof_from_proto
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.roofs import Arithmetic, Roof
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import Client, ServerProcess, running_server

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from fractune_core.analysis.roofline import Roof
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
 from fractune_core.fleet.marks import CANCELLED, mark
 from fractune_core.fleet.redis_names import (
@@ -26,7 +27,6 @@ from fractune_core.fleet.redis_names import (
 )
 from fractune_core.fleet.worker_counts import SUM, WORK_DURATION, counts_from_json
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, TuningRecord, candidate_id
-from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import events_of, running_redis, wait_until

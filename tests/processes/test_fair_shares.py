@@ -19,8 +19,8 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.fleet.redis_names import measure_queue
+from fractune_core.jobs import Priority
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.priorities import Priority
 from fractune_core.records import Kind
 from fractune_server.admin import create_token, list_tokens
 from fractune_server.scheduler.allocation import FIRST_ROUND

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from fractune_core.access.connections import transfer_s
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.transfers import transfer_s
 from fractune_server.admin import create_token, list_tokens
 from tests.processes.test_access import Place, client_credentials, running_place
 from tests.support.processes.redis_process import running_redis

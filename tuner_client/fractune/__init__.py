@@ -72,6 +72,8 @@ if _typing.TYPE_CHECKING:
     from fractune.reports.rendering import Table as Table
     from fractune_core.analysis.match import Policy as Policy
     from fractune_core.analysis.noise import NoiseAdvice as NoiseAdvice
+    from fractune_core.analysis.roofline import Arithmetic as Arithmetic
+    from fractune_core.analysis.roofline import Roof as Roof
     from fractune_core.analysis.sharing import RoundTimes as RoundTimes
     from fractune_core.analysis.sharing import SharingFigures as SharingFigures
     from fractune_core.analysis.sharing import SideFigures as SideFigures
@@ -80,8 +82,6 @@ if _typing.TYPE_CHECKING:
     from fractune_core.analysis.slowdown_ci import Slowdown as Slowdown
     from fractune_core.jobs import JobState as JobState
     from fractune_core.records import TuningRecord as TuningRecord
-    from fractune_core.roofs import Arithmetic as Arithmetic
-    from fractune_core.roofs import Roof as Roof
     from fractune_core.shares import Device as Device
     from fractune_core.shares import GrantedShare as GrantedShare
     from fractune_core.spending import Spending as Spending
@@ -119,7 +119,7 @@ _HOMES = {
     "fractune_core.analysis.slowdown_ci": ("Estimate", "Slowdown"),
     "fractune_core.jobs": ("JobState",),
     "fractune_core.records": ("TuningRecord",),
-    "fractune_core.roofs": ("Arithmetic", "Roof"),
+    "fractune_core.analysis.roofline": ("Arithmetic", "Roof"),
     "fractune_core.shares": ("Device", "GrantedShare"),
     "fractune_core.spending": ("Spending",),
 }

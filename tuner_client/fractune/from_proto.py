@@ -18,9 +18,8 @@ from fractune_core.convert import (
     spending_from_proto,
     state_from_proto,
 )
-from fractune_core.jobs import JobState
+from fractune_core.jobs import JobState, Priority
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.priorities import Priority
 
 
 def job_status(job: pb.Job) -> JobStatus:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.jobs import JobState
 from fractune_core.records import TuningRecord
-from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare
 
 

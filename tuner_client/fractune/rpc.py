@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fractune.credentials import PLAIN, Credentials
 from fractune.uploads import send_model
 from fractune_core.access.addresses import UNIX
-from fractune_core.access.keepalive import CLIENT_KEEPALIVE
+from fractune_core.access.connections import CLIENT_KEEPALIVE
 from fractune_core.convert import state_from_proto, timestamp
 from fractune_core.errors import FractuneError, ServerUnreachable, StateUnusable, error_from_name
 from fractune_core.pb import fractune_pb2 as pb

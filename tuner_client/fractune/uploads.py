@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fractune_core.access.connections import transfer_s
 from fractune_core.errors import BadModel, NotFound, ServerUnreachable
 from fractune_core.names import check_file_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.transfers import transfer_s
 
 CHUNK_BYTES = 1 << 20
 PATIENCE_S = 60.0

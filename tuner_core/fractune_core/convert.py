@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.disturbances import Disturbance
 from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import WARM, Kind, Status, TimingPolicy, TuningRecord, policy_name
-from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.spending import Spending
 

@@ -35,6 +35,40 @@ class JobState(StrEnum):
         return self not in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
+class Priority(StrEnum):
+    """Words for the numbers in which the public contract has priorities: below 0, 0, above 0."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+    @property
+    def number(self) -> int:
+        return list(Priority).index(self) - 1
+
+    @property
+    def weight(self) -> int:
+        """Measurements that a job gets for each one that a job of low priority gets."""
+        return _WEIGHTS[self]
+
+    @classmethod
+    def of(cls, number: int) -> Priority:
+        if number == 0:
+            return cls.NORMAL
+        return cls.HIGH if number > 0 else cls.LOW
+
+    @classmethod
+    def parse(cls, text: str) -> Priority:
+        """Raises BadRequest."""
+        try:
+            return cls(text)
+        except ValueError:
+            raise BadRequest(f"priority is '{text}'; write {', '.join(Priority)}") from None
+
+
+_WEIGHTS = {Priority.LOW: 1, Priority.NORMAL: 4, Priority.HIGH: 16}
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """A request: a model, a target, a set of shares, a budget, a priority."""
@@ -60,7 +94,7 @@ class JobSpec:
     """tune just the operators whose name contains this, or one of several texts separated by commas; empty = all"""
     seed: int = 0
     priority: int = 0
-    """below 0 low, 0 normal, above 0 high: `fractune_core.priorities`"""
+    """below 0 low, 0 normal, above 0 high: `Priority`"""
     rerank: int = 0
     """above 0: search nothing; of every share that the log knows, the published winner and so many of the fastest
     trials are measured at this job's shares"""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
-from fractune_core.priorities import Priority
+from fractune_core.jobs import Priority
 from fractune_server.store.database.database import Database
 from fractune_server.store.store import sqlite_url
 from fractune_server.store.tokens import TokenStore

@@ -23,8 +23,9 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from fractune_core import tracing
-from fractune_core.access.keepalive import SERVER_KEEPALIVE
+from fractune_core.access.connections import SERVER_KEEPALIVE
 from fractune_core.access.tls_files import TlsFiles
+from fractune_core.access.webhooks import WebhookRules
 from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.fleet.clocks import check_clock, redis_time_s
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
@@ -33,7 +34,6 @@ from fractune_core.fleet.signed_messages import seal_greeting
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.webhooks import WebhookRules
 from fractune_server.access.gate import Gate
 from fractune_server.access.interceptor import AccessInterceptor
 from fractune_server.access.listening import bind, bind_local, metrics_tls, server_credentials

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from fractune_core.access.webhooks import DELIVERY, SIGNATURE, signature
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.log_fields import log_fields
 from fractune_core.names import Collection
-from fractune_core.webhooks import DELIVERY, SIGNATURE, signature
 from fractune_server.services.job_view import job_to_proto
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.store.webhooks import Webhook

@@ -61,7 +61,7 @@ ROOMS = {
     # ---- core: the words of the domain below, what is made of them above
     "fractune_core": room("google.protobuf"),
     "fractune_core.access": room("fractune_core"),
-    "fractune_core.convert": room("fractune_core", "google.protobuf"),
+    "fractune_core.convert": room("fractune_core", "fractune_core.analysis", "google.protobuf"),
     "fractune_core.cuda": room(),
     "fractune_core.files": room("fractune_core"),
     "fractune_core.fleet": room("fractune_core", "fractune_core.access"),

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fractune.cli.environment import fleet_secret, redis_address
+from fractune_core.access.addresses import without_password
 from fractune_core.access.tls_files import read_authority, read_pair
 from fractune_core.access.tokens import TokenText, read_token_file
-from fractune_core.access.url_passwords import without_password
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.redis_url import no_redis
 from fractune_core.shares import parse_shares

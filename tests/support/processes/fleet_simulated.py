@@ -27,6 +27,7 @@ from rq.serializers import JSONSerializer
 from rq.timeouts import TimerDeathPenalty
 from rq.worker import WorkerStatus
 
+from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
@@ -36,7 +37,6 @@ from fractune_core.fleet.signed_messages import open_dated_work, seal_event, sea
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
 from fractune_core.implementations import DIRECT, text_of
 from fractune_core.records import Status, candidate_id
-from fractune_core.roofs import Roof
 from fractune_core.shares import GrantedShare
 from fractune_workers.work_counts import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkJob, WorkLoop

@@ -13,7 +13,7 @@ from typing import Any, cast
 import redis
 
 from fractune.local.embedded_redis import redis_binary
-from fractune_core.access.url_passwords import with_password
+from fractune_core.access.addresses import with_password
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.redis_users import USERS, acl_file
 from fractune_core.fleet.signed_messages import open_event

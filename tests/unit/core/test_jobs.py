@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fractune_core.errors import BadRequest
-from fractune_core.jobs import JobSpec
+from fractune_core.jobs import JobSpec, Priority
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,13 @@ def test_a_job_is_for_shares_of_one_processor() -> None:
     with pytest.raises(BadRequest, match=r"'cpu:1' is of a CPU, 'full' of a GPU, .* make a job for each"):
         mixed.check()
     JobSpec(model="a" * 64, model_name="m.onnx", shares=("mps:25", "green:32", "full")).check()
+
+
+def test_words_stand_for_numbers_and_any_number_for_a_word() -> None:
+    assert [Priority.parse(word).number for word in ("low", "normal", "high")] == [-1, 0, 1]
+    assert [Priority.of(number).value for number in (-7, -1, 0, 1, 5)] == ["low", "low", "normal", "high", "high"]
+
+
+def test_another_word_is_refused_in_one_line() -> None:
+    with pytest.raises(BadRequest, match="priority is 'urgent'; write low, normal, high"):
+        Priority.parse("urgent")

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from examples.webhook_receiver import is_genuine
+from fractune_core.access.webhooks import WebhookRules
 from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.webhooks import WebhookRules
 from fractune_server import webhooks as module
 from fractune_server.counts.instruments import Instruments
 from fractune_server.store.store import Store, sqlite_url

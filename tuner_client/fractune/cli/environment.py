@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fractune_core.access.url_passwords import with_password
+from fractune_core.access.addresses import with_password
 from fractune_core.errors import BadRequest
 
 SECRET = "FRACTUNE_SECRET"  # noqa: S105  - the variable's name

@@ -7,7 +7,7 @@ from typing import Any
 
 from fractune.launchers import require, require_driver
 from fractune_core.access.tokens import Quotas, Scope, TokenText
-from fractune_core.priorities import Priority
+from fractune_core.jobs import Priority
 
 
 def create_token(

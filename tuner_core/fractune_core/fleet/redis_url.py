@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractune_core.access.url_passwords import without_password
+from fractune_core.access.addresses import without_password
 from fractune_core.errors import BadRequest, FractuneError, RedisGone
 
 

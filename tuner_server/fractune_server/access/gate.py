@@ -12,7 +12,7 @@ from functools import partial
 from fractune_core.access.addresses import UNIX
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, FractuneError, ScopeMissing, TooManyAttempts
-from fractune_core.priorities import Priority
+from fractune_core.jobs import Priority
 from fractune_server.access.attempts import Attempts
 from fractune_server.store.tokens import StoredToken, TokenStore
 

@@ -12,8 +12,7 @@ from typing import Literal, NamedTuple
 from fractune_core.analysis.roofline import attainable_s
 from fractune_core.fleet.messages import RoundWork, TargetOperator
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
-from fractune_core.jobs import JobState
-from fractune_core.priorities import Priority
+from fractune_core.jobs import JobState, Priority
 from fractune_core.records import Kind, TuningRecord, candidate_id
 from fractune_server.engine.trial_counts import TrialCounts
 from fractune_server.scheduler.allocation import Budget, OperatorPlan

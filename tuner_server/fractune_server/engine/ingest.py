@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.errors import BadModel
 from fractune_core.fleet.messages import Ingested, OperatorItem
 from fractune_core.jobs import JobState, OperatorTask
-from fractune_core.roofs import Arithmetic
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.store.models import IngestedModel, IngestKey

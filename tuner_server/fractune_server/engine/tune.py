@@ -10,7 +10,7 @@ from functools import partial
 from itertools import zip_longest
 from math import isfinite
 
-from fractune_core.analysis.roofline import raised
+from fractune_core.analysis.roofline import Roof, raised
 from fractune_core.fleet.messages import (
     BuildWork,
     PastTrial,
@@ -27,7 +27,6 @@ from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_strea
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind, TuningRecord
-from fractune_core.roofs import Roof
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from fractune_core.roofs import Arithmetic
+from fractune_core.analysis.roofline import Arithmetic
 
 
 def tuned_part(weights: Mapping[str, int], arithmetic: Mapping[str, Arithmetic], tuned: Collection[str]) -> float:

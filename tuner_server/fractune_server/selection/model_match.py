@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fractune_core.analysis.match import Match, Policy, find_match
+from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound, ServerUnreachable, ShareUnavailable
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.planning.devices import DeviceType
 from fractune_core.records import TuningRecord
-from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
 from fractune_server.selection.model_times import timed_secs

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from fractune_core.access.connections import transfer_s
 from fractune_core.errors import QuotaExceeded
-from fractune_core.transfers import transfer_s
 from fractune_server.access.interceptor import ended_after
 
 Request = TypeVar("Request")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.convert import (
     arithmetic_to_proto,
     granted_to_proto,
@@ -19,7 +20,6 @@ from fractune_core.convert import (
 from fractune_core.jobs import JobState
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, Collection
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import GrantedShare
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 

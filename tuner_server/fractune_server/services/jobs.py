@@ -14,11 +14,10 @@ import grpc
 from fractune_core.access.tokens import Scope
 from fractune_core.convert import seconds, spec_from_proto, spending_to_proto
 from fractune_core.errors import BadRequest, QuotaExceeded, ScopeMissing, ServerUnreachable
-from fractune_core.jobs import JobSpec, JobState
+from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.priorities import Priority
 from fractune_server.access.gate import Caller, caller
 from fractune_server.services.job_feeds import JobFeeds
 from fractune_server.services.job_view import job_to_proto

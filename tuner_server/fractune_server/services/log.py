@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from fractune_core.analysis.match import How, Policy
+from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.convert import (
     arithmetic_to_proto,
     record_from_proto,
@@ -21,7 +22,6 @@ from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
-from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import parse_shares
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.arriving import arriving

@@ -10,7 +10,7 @@ from sqlalchemy import RowMapping, insert, select, update
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import NotFound
-from fractune_core.priorities import Priority
+from fractune_core.jobs import Priority
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.tables import tokens
 from fractune_server.store.quotas import Usage, usage_of

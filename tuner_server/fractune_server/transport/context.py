@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
-from fractune_core.webhooks import WebhookRules
+from fractune_core.access.webhooks import WebhookRules
 from fractune_server.counts.instruments import Instruments
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.store import Store

@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from fractune_core import tracing
+from fractune_core.analysis.roofline import Roof
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import EVENT_BY_KIND, Event, WorkFailed
 from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, REPLAYED_FIELD, SERVER_STREAM, STREAMS, TUNER
@@ -23,7 +24,6 @@ from fractune_core.fleet.signed_messages import open_event, open_replayed
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.json_shapes import check_shape
 from fractune_core.records import TuningRecord
-from fractune_core.roofs import Roof
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import Piece
 from fractune_server.store.records.log import TuningLog

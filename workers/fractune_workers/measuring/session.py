@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
+from fractune_core.analysis.roofline import Roof
 from fractune_core.disturbances import Disturbance, disturbance_of, total
 from fractune_core.errors import FractuneError
 from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
-from fractune_core.roofs import Roof
 from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout, unless_killed
 from fractune_workers.confinement import confinement_for

@@ -15,6 +15,7 @@ from functools import partial
 
 from fractune_core import tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
+from fractune_core.analysis.roofline import Roof
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import (
     ArtifactItem,
@@ -32,7 +33,6 @@ from fractune_core.fleet.worker_counts import FAULT_EPOCHS, REMEASURED
 from fractune_core.gpu_sharing import ALONE, claim_of
 from fractune_core.implementations import DIRECT, implementation_of
 from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, candidate_id
-from fractune_core.roofs import Roof
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock

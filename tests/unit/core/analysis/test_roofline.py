@@ -8,8 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.analysis.roofline import DOUBTFUL, NEAR, attainable_s, gflops, is_near, raised, reached, roof_part
-from fractune_core.roofs import Arithmetic, Roof
+from fractune_core.analysis.roofline import (
+    DOUBTFUL,
+    NEAR,
+    Arithmetic,
+    Roof,
+    attainable_s,
+    gflops,
+    is_near,
+    raised,
+    reached,
+    roof_part,
+)
 
 ROOF = Roof(gflops=100.0, gb_per_s=10.0, cache_bytes=32 << 20)
 CONVOLUTION = Arithmetic(flops=2e9, io_bytes=4 << 20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from fractune_core.access.url_passwords import with_password, without_password
+from fractune_core.access.addresses import with_password, without_password
 from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.fleet.redis_url import no_redis
 

@@ -10,7 +10,7 @@ import pytest
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, ScopeMissing, TooManyAttempts
-from fractune_core.priorities import Priority
+from fractune_core.jobs import Priority
 from fractune_server.access.attempts import BURST, Attempts
 from fractune_server.access.gate import Caller, Gate
 from fractune_server.store.store import Store, sqlite_url

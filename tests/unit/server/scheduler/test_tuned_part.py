@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractune_core.roofs import Arithmetic
+from fractune_core.analysis.roofline import Arithmetic
 from fractune_server.scheduler.tuned_part import tuned_part
 
 WEIGHTS = {"conv": 3, "copy": 1}

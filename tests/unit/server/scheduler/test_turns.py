@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.priorities import Priority
+from fractune_core.jobs import Priority
 from fractune_server.scheduler.turns import Claimant, Turns
 
 MOST = 128

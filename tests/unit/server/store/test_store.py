@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
+from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.errors import NotFound, StateUnusable
 from fractune_core.jobs import OperatorTask
-from fractune_core.roofs import Arithmetic, Roof
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
 from fractune_server.store.records import spaces
 from fractune_server.store.store import Store, sqlite_url

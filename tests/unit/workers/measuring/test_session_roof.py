@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.roofs import Roof
+from fractune_core.analysis.roofline import Roof
 from fractune_core.shares import Share
 from fractune_workers.child import CallFailed, ChildDied, ChildTimeout
 from fractune_workers.measuring import session as session_module

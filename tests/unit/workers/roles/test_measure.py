@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from fractune_core.analysis.audit import Audit, Statement
-from fractune_core.roofs import Roof
+from fractune_core.analysis.roofline import Roof
 from fractune_core.shares import Share
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks

@@ -16,12 +16,12 @@ from fractune.output_files import check_free
 from fractune.reports.rendering import Table
 from fractune.reports.tables.log import records_table
 from fractune.rpc import RpcClient, job_name
+from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.convert import arithmetic_from_proto, record_from_proto, roof_from_proto
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, TuningRecord
-from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import Share
 
 LogFormat: TypeAlias = Literal["csv", "jsonl", "jsondatabase"]

@@ -10,8 +10,7 @@ from typing import Any
 
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import SUFFIX
-from fractune_core.jobs import JobSpec
-from fractune_core.priorities import Priority
+from fractune_core.jobs import JobSpec, Priority
 from fractune_core.records import Kind
 from fractune_core.shares import Share, parse_shares
 

@@ -19,7 +19,7 @@ from fractune.reports.tables.log import match_table
 from fractune.reports.tables.result import latency_table
 from fractune.reports.tables.times import time_table
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.roofs import Roof
+from fractune_core.analysis.roofline import Roof
 
 if TYPE_CHECKING:
     from fractune.inference.model import Model

@@ -10,9 +10,8 @@ from fractune.reports.rendering import Column, Table
 from fractune.reports.tables.above_roof import above_roof_notes
 from fractune.reports.text import gflops_text, percent_text, time_text
 from fractune_core.analysis.match import How
-from fractune_core.analysis.roofline import gflops, reached
+from fractune_core.analysis.roofline import Arithmetic, Roof, gflops, reached
 from fractune_core.records import Status, TuningRecord
-from fractune_core.roofs import Arithmetic, Roof
 from fractune_core.shares import units_text
 
 

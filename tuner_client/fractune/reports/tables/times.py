@@ -10,8 +10,7 @@ from fractune.jobs import JobStatus, OperatorStatus, ShareResult
 from fractune.reports.rendering import Column, Table
 from fractune.reports.tables.above_roof import above_roof_notes
 from fractune.reports.text import gflops_text, time_text
-from fractune_core.analysis.roofline import gflops, reached
-from fractune_core.roofs import Roof
+from fractune_core.analysis.roofline import Roof, gflops, reached
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from fractune_core.access.url_passwords import without_password
+from fractune_core.access.addresses import without_password
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.host.file_systems import network_file_system
 

@@ -21,11 +21,11 @@ from sqlalchemy import (
     update,
 )
 
+from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_core.roofs import Arithmetic
 from fractune_core.spending import Piece
 from fractune_server.store.database.database import Database, parts
 from fractune_server.store.database.tables import records, workloads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import bindparam, case, select
 
-from fractune_core.roofs import Roof
+from fractune_core.analysis.roofline import Roof
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.tables import roofs
 

@@ -25,7 +25,7 @@ import numpy as np
 import tvm
 from tvm.script import tirx
 
-from fractune_core.roofs import Roof
+from fractune_core.analysis.roofline import Roof
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.target import last_cache_bytes

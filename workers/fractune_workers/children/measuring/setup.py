@@ -12,9 +12,9 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
+from fractune_core.analysis.roofline import Roof
 from fractune_core.cuda.toolkit import runtime_version
 from fractune_core.errors import ShareUnavailable
-from fractune_core.roofs import Roof
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.anchor import Anchor, matmul_anchor
 from fractune_workers.children.measuring.counters import Counters, KernelCounters

@@ -9,10 +9,10 @@ import pytest
 from fractune.jobs import JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune.reports.tables.log import match_table, records_table
 from fractune.reports.tables.times import time_table
+from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.disturbances import Disturbance
 from fractune_core.jobs import JobState
 from fractune_core.records import Status
-from fractune_core.roofs import Arithmetic, Roof
 from tests.support.client_samples import granted, record
 
 ROOF = Roof(gflops=100.0, gb_per_s=10.0, cache_bytes=1 << 20)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, text_of
 from fractune_core.records import Kind, TuningRecord
-from fractune_core.roofs import Arithmetic
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import Donor, Page
 from fractune_server.store.store import Store

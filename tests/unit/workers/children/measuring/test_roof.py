@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
-from fractune_core.roofs import Roof
+from fractune_core.analysis.roofline import Roof
 from fractune_workers.children.measuring import roof as roof_module
 from fractune_workers.children.measuring.anchor import ANCHOR_FLOPS, matmul_anchor
 from fractune_workers.children.measuring.roof import CpuRoof

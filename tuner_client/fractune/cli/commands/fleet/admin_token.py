@@ -19,7 +19,7 @@ from fractune.reports.rendering import Column, Table
 from fractune.reports.text import table_console
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
-from fractune_core.priorities import Priority
+from fractune_core.jobs import Priority
 
 app = typer.Typer(help="Tokens: create, list, revoke.", rich_markup_mode=None)
 

@@ -30,7 +30,7 @@ from fractune.rpc import RECONNECT_S
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import SUFFIX, Bundle
-from fractune_core.priorities import Priority
+from fractune_core.jobs import Priority
 
 GOAL_MISSED = 10
 """exit code: everything went well, and --until-beats was not reached"""

@@ -1,7 +1,7 @@
-"""How client and server find out that the other one is gone, though its connection was never closed.
+"""Limits of connections: pings that find a peer that is gone, and how long a transfer may take.
 
-A network that drops packets says nothing, and a watch may be silent for hours. So both ask: a ping that is not answered
-ends the connection, and with it its calls.
+A network that drops packets reports nothing, and a watch may be silent for hours. So client and server both send pings.
+A ping without an answer ends the connection and its calls.
 """
 
 from __future__ import annotations
@@ -23,3 +23,11 @@ SERVER_KEEPALIVE = (
 )
 """options of a server: a client that is gone gives its place among the watchers back within 28 s, and clients may ask
 as often as those above do"""
+
+_BASE_TRANSFER_S = 60.0
+_LEAST_BYTES_PER_S = 256 << 10
+
+
+def transfer_s(size_bytes: int) -> float:
+    """Seconds that a client waits, and a server holds a thread, for a transfer of this size."""
+    return _BASE_TRANSFER_S + size_bytes / _LEAST_BYTES_PER_S

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from examples.webhook_receiver import TOLERANCE_S, is_genuine
+from fractune_core.access.webhooks import WebhookRules, signature
 from fractune_core.errors import BadRequest
-from fractune_core.webhooks import WebhookRules, signature
 
 RULES = WebhookRules.parse("ci.example.com, Build.example.com:8443,10.0.0.5:8080")
 SECRET, BODY, AT = b"0123456789abcdef", b'{"job": "jobs/1"}', 1_000_000
