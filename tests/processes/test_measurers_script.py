@@ -30,7 +30,7 @@ class Measurers:
         self._redis = redis.Redis.from_url(url)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.process = subprocess.Popen(
-            [REPOSITORY / "deploy" / "measurers", shares, "--redis", url, "--gate", gate],
+            [REPOSITORY / "deploy" / "measurers", shares, "--redis", url, "--lock-dir", gate],
             env={**os.environ, "PATH": path, "FRACTUNE_SECRET": SECRET.decode()},
             stderr=subprocess.PIPE,
             text=True,

@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -28,9 +27,8 @@ from fractune_core.fleet.redis_url import no_redis
 from fractune_core.fleet.signed_messages import check_greeting, seal_worker
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
+from fractune_core.fleet.worker_options import WorkerOptions
 from fractune_core.host.sandbox import hide_memory
-from fractune_core.records import WARM
-from fractune_core.shares import Share
 from fractune_workers import entry
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
@@ -42,40 +40,11 @@ from fractune_workers.roles.tune import Tuner
 from fractune_workers.scratch_dir import open_scratch_dir
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
 
-ROLES = ("compile", "tune", "build", "measure")
 _RENEW_S = 1.0
 _RENEW_TIMEOUT_S = 2.0
 _REDIS_RETRIES = 6
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """How to run a worker."""
-
-    role: str
-    redis_url: str
-    secret: bytes
-    """shared by the fleet: artifacts are signed with it"""
-    share: str | None = None
-    """measurers only, and they need it"""
-    cores: list[int] | None = None
-    """cores to compute on, of a GPU's measurer those that launch its kernels; None = all that this process may use, for
-    a CPU's measurer as many of them as its share says, which no other such measurer of this host has claimed"""
-    gate_dir: Path | None = None
-    """lock files of the host's cores; None = one folder for all of this user's workers on this host"""
-    name: str | None = None
-    margin: float | None = None
-    """measurers only: a trial at most this many times slower than the fastest is timed for longer; None = default"""
-    cache: str = WARM
-    """measurers of a GPU only: WARM or COLD"""
-    max_model_memory_bytes: int | None = None
-    """what one process may take that reads, compiles, builds or measures for a model; None = a share of this host's.
-    Tuners, and measurers of a GPU, have no such limit.
-    """
-    secret_files: tuple[Path, ...] = ()
-    """where the secret and passwords come from: what reads models is kept from them"""
 
 
 def run_worker(options: WorkerOptions) -> None:
@@ -85,7 +54,6 @@ def run_worker(options: WorkerOptions) -> None:
     share cannot be entered or verified.
     """
     hide_memory()
-    _check(options)
     _stay_on(options)
     with tracing.traces("fractune-worker"), open_scratch_dir() as scratch_dir:
         context = _worker_context(options, scratch_dir)
@@ -102,26 +70,15 @@ def run_worker(options: WorkerOptions) -> None:
             role.stop()
 
 
-def _check(options: WorkerOptions) -> None:
-    if options.role not in ROLES:
-        raise BadRequest(f"role '{options.role}' is unknown; choose one of {', '.join(ROLES)}")
-    if (options.role == "measure") != (options.share is not None):
-        raise BadRequest(f"role '{options.role}': --share goes with the role measure, and the role measure needs it")
-
-
 def _stay_on(options: WorkerOptions) -> None:
     """Keep search and builds on their cores. Of a measurer, only the child is kept on them, when it starts."""
-    if not options.cores or _measures_on_cpu(options):  # whose confinement has its own word on cores
+    if not options.cores or options.measures_on_cpu:  # whose confinement has its own word on cores
         return
     allowed = os.sched_getaffinity(0)
     if allowed.isdisjoint(options.cores):
         raise BadRequest(f"cores {options.cores}: this process may use {sorted(allowed)} only")
     if options.role != "measure":
         os.sched_setaffinity(0, options.cores)
-
-
-def _measures_on_cpu(options: WorkerOptions) -> bool:
-    return options.share is not None and Share.parse(options.share).device_kind == "cpu"
 
 
 def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
@@ -134,12 +91,11 @@ def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
         raise no_redis(options.redis_url, error) from error
     _check_fleet(fleet_facts(connection))
     _check_secret(connection, options.secret)
-    core_locks = CoreLocks(options.gate_dir or default_lock_dir())
+    core_locks = CoreLocks(options.lock_dir or default_lock_dir())
     cores = options.cores or sorted(os.sched_getaffinity(0))
-    if options.share is not None and not options.cores:
-        share = Share.parse(options.share)
-        if share.mechanism == "cpu":
-            cores = core_locks.claim(cores, share.cores)
+    share = options.parsed_share
+    if share is not None and share.mechanism == "cpu" and not options.cores:
+        cores = core_locks.claim(cores, share.cores)
     return WorkerContext(
         name=options.name or f"{options.role}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}",
         redis=connection,
@@ -173,8 +129,9 @@ def _check_secret(connection: redis.Redis, secret: bytes) -> None:
 
 
 def _role(options: WorkerOptions, context: WorkerContext) -> Role:
-    if options.share is not None:
-        share, margin = Share.parse(options.share), options.margin or DEFAULT_MARGIN
+    share = options.parsed_share
+    if share is not None:
+        margin = options.margin or DEFAULT_MARGIN
         return Measurer(context, share, margin, options.cache, options.max_model_memory_bytes)
     if options.role == "compile":
         return Compiler(context, options.max_model_memory_bytes, options.secret_files)

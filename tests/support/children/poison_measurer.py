@@ -9,9 +9,10 @@ import signal
 import sys
 from pathlib import Path
 
+from fractune_core.fleet.worker_options import WorkerOptions
 from fractune_workers.context import ResultTransaction
 from fractune_workers.faults import guard
-from fractune_workers.main import WorkerOptions, run_worker
+from fractune_workers.main import run_worker
 from fractune_workers.measuring import session
 from tests.support.children.poison import PoisonConfinement
 from tests.support.secret import SECRET

@@ -25,7 +25,7 @@ def fleet_of_processes(
     commands: list[tuple[str, ...]] = [
         ("server", "--listen", "127.0.0.1:0", "--state", str(folder / "state"), "--ready-file", str(ready))
     ]
-    commands += [("worker", *options, "--gate", str(folder / "gate")) for options in workers]
+    commands += [("worker", *options, "--lock-dir", str(folder / "gate")) for options in workers]
     users = ["server", *(options[1] for options in workers)]
     urls = [redis_url if isinstance(redis_url, str) else redis_url(user) for user in users]
     with contextlib.ExitStack() as running:

@@ -116,7 +116,7 @@ def test_every_measurer_has_shares_that_can_be_read_and_the_locks_of_the_host() 
         kinds = {Share.parse(share).device_kind for share in shares.split(",")}
         assert kinds == {"cpu" if name == "measure" else "cuda"}
         assert service["volumes"] == ["gate:/gate"]
-        assert "--gate /gate" in service["command"]
+        assert "--lock-dir /gate" in service["command"]
 
 
 @pytest.mark.parametrize("name", ["measure-mps", "measure-mig"])

@@ -12,6 +12,7 @@ import pytest
 
 from fractune.cli import main
 from fractune_core.fleet.redis_users import ROLES
+from fractune_core.fleet.worker_options import WorkerOptions
 from tests.support.compose_files import POSTGRES, TLS, dotenv, read_together, started
 
 PROFILES = ("cpu", "gpu-mps", "gpu-mig")
@@ -54,8 +55,8 @@ class Started:
             self.files.add(str(path))
             return "word"
 
-        def run_worker(role: str, redis: str, *_: Any, **__: Any) -> None:
-            self.worked.append((role, redis))
+        def run_worker(options: WorkerOptions) -> None:
+            self.worked.append((options.role, options.redis_url))
 
         def run_server(listening: Any, redis: str, *_: Any, database_url: str | None, **__: Any) -> None:
             self.served.append((listening, redis, database_url))

@@ -15,6 +15,7 @@ from typing import Any
 
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import FractuneError
+from fractune_core.fleet.worker_options import WorkerOptions
 from fractune_core.shares import Share
 
 PROOF_FAILED = "proof failed"
@@ -82,49 +83,12 @@ def restore_state(file: Path, state: Path) -> Any:
     return restore(file, state)
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """What only a worker of the role `measure` needs: `fractune_workers.main.WorkerOptions` says what each means."""
-
-    share: str
-    margin: float | None
-    cache: str
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What only a worker of the role `compile` needs, which reads models: `WorkerOptions` says what it means."""
-
-    secret_files: tuple[Path, ...]
-
-
-def run_worker(
-    role: str,
-    redis_url: str,
-    secret: bytes,
-    *,
-    of_role: Measuring | Reading | None,
-    cores: list[int] | None,
-    gate_dir: Path | None,
-    name: str | None,
-    max_model_memory_bytes: int | None,
-) -> None:
+def run_worker(options: WorkerOptions) -> None:
     """Work until stopped. Raises ShareUnavailable for a share that cannot be verified, RedisGone."""
     require("worker", "rq", "tvm")
-    from fractune_workers.main import WorkerOptions, run_worker
+    from fractune_workers.main import run_worker
 
-    run_worker(
-        WorkerOptions(
-            role=role,
-            redis_url=redis_url,
-            secret=secret,
-            cores=cores,
-            gate_dir=gate_dir,
-            name=name,
-            max_model_memory_bytes=max_model_memory_bytes,
-            **({} if of_role is None else vars(of_role)),
-        )
-    )
+    run_worker(options)
 
 
 def measure_noise(

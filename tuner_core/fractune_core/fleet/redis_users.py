@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
+from fractune_core.fleet.worker_options import RoleName
+
 SERVER = "server"
-ROLES = ("compile", "tune", "build", "measure")
+ROLES = tuple(RoleName)
 USERS = (SERVER, *ROLES)
 
 _CONNECT = "+ping +info +time +select +multi +exec +discard +unwatch"

@@ -81,7 +81,7 @@ class FaultStateFile:
         except OSError as error:
             raise StateUnusable(
                 f"the folder {self._directory}, which the measurers of one device share, cannot be used ({error}); "
-                "repair it, or name another one by --gate"
+                "repair it, or name another one by --lock-dir"
             ) from error
 
 

@@ -356,7 +356,7 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gate").write_text("a file")
-    with pytest.raises(StateUnusable, match="name another one by --gate"):
+    with pytest.raises(StateUnusable, match="name another one by --lock-dir"):
         FaultStateFile(tmp_path / "gate", "GPU-1")
 
 

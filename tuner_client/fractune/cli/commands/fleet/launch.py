@@ -12,11 +12,11 @@ from fractune.cli import logs, options
 from fractune.cli.environment import database_address, fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.cli.quantities import parse_bytes
-from fractune.launchers import Listening, Measuring, Reading, run_server, run_worker
+from fractune.launchers import Listening, run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest
+from fractune_core.fleet.worker_options import RoleName, WorkerOptions
 from fractune_core.records import COLD, WARM
-from fractune_core.shares import Share
 
 _LEAST_MODEL_MEMORY = 1 << 30
 
@@ -32,13 +32,6 @@ PasswordFile = Annotated[
 SecretFile = Annotated[
     Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
 ]
-
-
-class RoleName(StrEnum):
-    COMPILE = "compile"
-    TUNE = "tune"
-    BUILD = "build"
-    MEASURE = "measure"
 
 
 class Cache(StrEnum):
@@ -106,9 +99,10 @@ def worker(
     redis: Redis,
     share: Annotated[str | None, typer.Option("--share", help="Measurers: the share to measure under.")] = None,
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Which cores to use.")] = None,
-    gate: Annotated[
-        Path | None, typer.Option("--gate", help="Folder of the locks that keep measurements undisturbed.")
+    lock_dir: Annotated[
+        Path | None, typer.Option("--lock-dir", help="Folder of the locks that keep measurements undisturbed.")
     ] = None,
+    gate: Annotated[Path | None, typer.Option("--gate", hidden=True)] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name in the fleet (default: made up).")] = None,
     margin: Annotated[
         float | None,
@@ -133,34 +127,20 @@ def worker(
 ) -> None:
     """Run one worker alone."""
     set_up_logs(log_level, log_format)
-    if role is RoleName.MEASURE and share is None:
-        raise BadRequest("a measure worker needs a share; pass --share, such as --share cpu:1")
-    if role is not RoleName.MEASURE and share is not None:
-        raise BadRequest(f"--share {share}: only a measure worker has a share")
-    if share is not None:
-        Share.parse(share)
-    if margin is not None and role is not RoleName.MEASURE:
-        raise BadRequest(f"--margin {margin}: only a measure worker races candidates")
-    if margin is not None and not margin >= 1:
-        raise BadRequest(f"--margin {margin}: it is a factor on the fastest time; pass 1 or more, such as 1.25")
-    if cache is Cache.COLD and (share is None or Share.parse(share).device_kind == "cpu"):
-        raise BadRequest(f"--cache {cache.value}: only a measure worker with a share of a GPU can empty a cache")
-    memory_bytes = _parse_model_memory(max_model_memory) if max_model_memory else None
-    of_role: Measuring | Reading | None = None
-    if share is not None:
-        of_role = Measuring(share, margin, cache.value)
-    elif role is RoleName.COMPILE:
-        secret_files = tuple(path for path in (secret_file, redis_password_file) if path is not None)
-        of_role = Reading(secret_files)
     run_worker(
-        role.value,
-        redis_address(redis, redis_password_file),
-        fleet_secret(secret_file),
-        of_role=of_role,
-        cores=_parse_cores(cores) if cores else None,
-        gate_dir=gate,
-        name=name,
-        max_model_memory_bytes=memory_bytes,
+        WorkerOptions(
+            role.value,
+            redis_address(redis, redis_password_file),
+            fleet_secret(secret_file),
+            share=share,
+            cores=_parse_cores(cores) if cores else None,
+            lock_dir=lock_dir or gate,
+            name=name,
+            margin=margin,
+            cache=cache.value,
+            max_model_memory_bytes=_parse_model_memory(max_model_memory) if max_model_memory else None,
+            secret_files=tuple(path for path in (secret_file, redis_password_file) if path is not None),
+        )
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fractune.cli import main
+from fractune_core.fleet.worker_options import WorkerOptions
 
 
 @pytest.mark.parametrize(
@@ -29,19 +32,30 @@ def test_options_that_do_not_fit_the_role(
     options: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setenv("FRACTUNE_SECRET", "s")
     monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", lambda *_, **__: pytest.fail("started"))
     assert main(["worker", "--redis", "unix:///nowhere", *options]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_the_environment_may_name_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerOptions]:
+    """The options of every worker that the command would have become."""
+    options: list[WorkerOptions] = []
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(
-        "fractune.cli.commands.fleet.launch.run_worker", lambda _, redis, *__, **___: asked.append(redis)
-    )
+    monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", options.append)
     monkeypatch.setenv("FRACTUNE_SECRET", "s")
+    return options
+
+
+def test_the_environment_may_name_redis(monkeypatch: pytest.MonkeyPatch, started: list[WorkerOptions]) -> None:
     monkeypatch.setenv("FRACTUNE_REDIS", "unix:///from/the/environment")
     assert main(["worker", "--role", "build"]) == 0
     assert main(["worker", "--role", "build", "--redis", "unix:///typed"]) == 0
-    assert asked == ["unix:///from/the/environment", "unix:///typed"]
+    assert [options.redis_url for options in started] == ["unix:///from/the/environment", "unix:///typed"]
+
+
+def test_the_lock_folder_goes_by_its_old_name_too(tmp_path: Path, started: list[WorkerOptions]) -> None:
+    for flag in ("--lock-dir", "--gate"):
+        assert main(["worker", "--role", "build", "--redis", "unix:///typed", flag, str(tmp_path)]) == 0
+    assert [options.lock_dir for options in started] == [tmp_path, tmp_path]

@@ -1,0 +1,70 @@
+"""The options of one worker process: the command line builds them, the worker runs by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from fractune_core.errors import BadRequest
+from fractune_core.records import COLD, WARM
+from fractune_core.shares import Share
+
+
+class RoleName(StrEnum):
+    COMPILE = "compile"
+    TUNE = "tune"
+    BUILD = "build"
+    MEASURE = "measure"
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """How to run a worker. Raises BadRequest for options that do not fit the role."""
+
+    role: str
+    redis_url: str
+    secret: bytes
+    """The fleet's secret: it signs artifacts and work."""
+    share: str | None = None
+    """Required for measurers, and for them alone."""
+    cores: list[int] | None = None
+    """Cores to compute on; for a GPU's measurer, the cores that launch its kernels. None = all that this process may
+    use; for a CPU's measurer, as many as its share says that no other measurer of this host has claimed."""
+    lock_dir: Path | None = None
+    """Folder of the lock files of this host's cores; None = one folder for all of this user's workers on this host."""
+    name: str | None = None
+    margin: float | None = None
+    """Measurers: a trial at most this many times slower than the fastest is timed for longer; None = default."""
+    cache: str = WARM
+    """Measurers of a GPU: WARM or COLD."""
+    max_model_memory_bytes: int | None = None
+    """Memory limit of one process that reads, compiles, builds or measures for a model; None = a share of this host's.
+    Tuners and measurers of a GPU have no such limit."""
+    secret_files: tuple[Path, ...] = ()
+    """Files with the secret and passwords: the process that reads models must not be able to read them."""
+
+    def __post_init__(self) -> None:
+        if self.role not in list(RoleName):
+            raise BadRequest(f"role '{self.role}' is unknown; choose one of {', '.join(RoleName)}")
+        measures = self.role == RoleName.MEASURE
+        if measures and self.share is None:
+            raise BadRequest("a measure worker needs a share; pass --share, such as --share cpu:1")
+        if not measures and self.share is not None:
+            raise BadRequest(f"--share {self.share}: only a measure worker has a share")
+        if not measures and self.margin is not None:
+            raise BadRequest(f"--margin {self.margin}: only a measure worker races candidates")
+        if self.margin is not None and not self.margin >= 1:
+            raise BadRequest(f"--margin {self.margin}: it is a factor on the fastest time; pass 1 or more, as 1.25")
+        if self.cache == COLD and (self.parsed_share is None or self.measures_on_cpu):
+            raise BadRequest(f"--cache {self.cache}: only a measure worker with a share of a GPU can empty a cache")
+
+    @property
+    def parsed_share(self) -> Share | None:
+        """Raises BadRequest for text that names no share."""
+        return None if self.share is None else Share.parse(self.share)
+
+    @property
+    def measures_on_cpu(self) -> bool:
+        share = self.parsed_share
+        return share is not None and share.device_kind == "cpu"
