@@ -6,7 +6,6 @@ CUDA source, the fault is written at the beginning of the kernel. Building needs
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,15 +64,15 @@ class Spoiling:
         return self.compiler.compile(self.spoil(source), arch, fast_math=fast_math)
 
 
-def build(kind: str, number: int, target: str) -> str:
-    """The archive (base64) of candidate `number` for `target` (`cuda:sm_90`): `GOOD`, or with a fault."""
+def build(kind: str, number: int, target: str) -> dict[str, bytes]:
+    """The archive, as `object`, of candidate `number` for `target` (`cuda:sm_90`): `GOOD`, or with a fault."""
     from fractune_workers.children.building.cuda import build_archive
     from fractune_workers.children.tvm_api.cuda_target import compiler_for
     from fractune_workers.children.tvm_api.target import parse_target
 
     parsed = parse_target(target, 1)
     compiler = Spoiling(compiler_for(parsed), lambda source: spoilt(source, kind, number))
-    return base64.b64encode(build_archive(_scheduled(number), parsed, compiler)).decode()
+    return {"object": build_archive(_scheduled(number), parsed, compiler)}
 
 
 def _scheduled(number: int) -> Any:

@@ -9,7 +9,6 @@ process of its own: python -m benchmarks.gpu.storm --out FILE [--candidates 120]
 from __future__ import annotations
 
 import argparse
-import base64
 import contextlib
 import os
 import queue
@@ -124,8 +123,8 @@ def build_all(kinds: Mapping[str, str], target: str) -> dict[str, bytes]:
         try:
             while (item := _next(waiting)) is not None:
                 name, kind = item
-                code = child.call("build", _BUILD_TIMEOUT_S, kind=kind, number=int(name), target=target)
-                codes[name] = base64.b64decode(code)
+                answer = child.call("build", _BUILD_TIMEOUT_S, kind=kind, number=int(name), target=target)
+                codes[name] = answer["object"]
             return codes
         finally:
             child.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +68,7 @@ class BuilderProcess:
         return BuiltCandidate(
             Status(answer["status"]),
             answer["cause"],
-            base64.b64decode(answer["object"]),
+            answer["object"],
             answer["build_secs"],
             answer["versions"],
         )

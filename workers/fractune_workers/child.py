@@ -1,6 +1,7 @@
 """The supervised process: TVM runs in it; its deadlines are kept out here, and its process group is killed whole.
 
-The child serves one call at a time over a socket; a message is one JSON object. It is started when first needed,
+The child serves one call at a time over a socket; a message is one JSON object, with bytes beside it
+(`child_messages.py`). It is started when first needed,
 again after it has died, and afresh after `recycle_calls` calls (TVM's compiler leaks memory). The first message names
 the sandbox that it enters, if it is to have one.
 """
@@ -9,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -35,7 +34,7 @@ from fractune_core.host.limits import (
 )
 from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
 from fractune_core.host.strangers_files import empty_dir
-from fractune_core.json_shapes import read_json
+from fractune_workers.child_messages import decode, encode, whole_message
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
@@ -53,9 +52,6 @@ _REFUSED_MEMORY = "bad_alloc"
 """in the text of TVM's errors: C++ was refused memory"""
 TRIES = 3
 """how often a process is killed from outside before that counts against what it did"""
-_LENGTH = struct.Struct("!i")
-"""how a message of `multiprocessing.connection.Connection` begins"""
-_LONGEST_MESSAGE_BYTES = 1 << 28
 _PIECE_BYTES = 1 << 20
 _KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -213,7 +209,7 @@ class Child:
         self._calls += 1
         try:
             self._limit_cpu(timeout_s)
-            self._link.send_bytes(json.dumps({"method": method, "payload": payload}).encode())
+            self._link.send_bytes(encode({"method": method, "value": payload}))
             message = self._message(self._link, timeout_s)
             answer = None if message is None else _parsed(message, "value")
         except (EOFError, OSError) as error:
@@ -266,7 +262,7 @@ class Child:
         while (left_s := deadline - now) > 0:
             if link.poll(min(every_s, left_s)):
                 received += _piece(link)
-                if (message := _whole(received)) is not None:
+                if (message := whole_message(received)) is not None:
                     return message
             if hold is not None and hold.is_wanted():
                 deadline += self._preempted_s(hold)
@@ -386,7 +382,7 @@ class Child:
             if not self._link.poll(_START_TIMEOUT_S):
                 raise self._not_ready()
             self._link.recv_bytes()
-            self._link.send_bytes(json.dumps(self._sandbox and self._sandbox.to_json()).encode())
+            self._link.send_bytes(encode({"value": self._sandbox and self._sandbox.to_json()}))
             message = self._message(self._link, _START_TIMEOUT_S)
             if message is None:
                 raise self._not_ready()
@@ -440,24 +436,14 @@ def _piece(link: Connection) -> bytes:
     return piece
 
 
-def _whole(received: bytearray) -> bytes | None:
-    """The message of `Connection.send_bytes`, None as long as some is missing. Raises OSError for one too long."""
-    if len(received) < _LENGTH.size:
-        return None
-    (count,) = _LENGTH.unpack_from(received)
-    if not 0 <= count <= _LONGEST_MESSAGE_BYTES:
-        raise OSError(errno.EMSGSIZE, "the child's message is too long")
-    return bytes(received[_LENGTH.size :]) if len(received) >= _LENGTH.size + count else None
-
-
 def _parsed(message: bytes, wanted: str) -> dict[str, Any]:
     """`wanted`, or an `error` and its `message`. Raises OSError for what a child of ours does not say."""
     try:
-        answer = read_json(message)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict) or not (wanted in answer or {"error", "message"} <= answer.keys()):
-        raise OSError(errno.EBADMSG, "the child's message is none")
+        answer = decode(message)
+    except ValueError as error:
+        raise OSError(errno.EBADMSG, f"the child's message is malformed: {error}") from error
+    if not (wanted in answer or {"error", "message"} <= answer.keys()):
+        raise OSError(errno.EBADMSG, "the child's message is malformed")
     return answer
 
 

@@ -142,7 +142,8 @@ ROOMS = {
         "redis",
         "rq",
     ),
-    "fractune_workers.child": room(*CORE),
+    "fractune_workers.child": room(*CORE, "fractune_workers.child_messages"),
+    "fractune_workers.child_messages": room("fractune_core"),
     "fractune_workers.scratch_dir": room("fractune_core.host", "fractune_workers.locks"),
     "fractune_workers.reader": room(*CORE, "fractune_workers.child"),
     "fractune_workers.work_counts": room(*CORE),
@@ -199,7 +200,10 @@ ROOMS = {
     "fractune_workers.locks": room(*CORE),
     # ---- children: run as processes of their own, which may crash; the one place for TVM and all that it needs
     "fractune_workers.children": child_room(
-        "fractune_workers.children.no_torch", "fractune_workers.children.tvm_api", "fractune_workers.scratch_dir"
+        "fractune_workers.child_messages",
+        "fractune_workers.children.no_torch",
+        "fractune_workers.children.tvm_api",
+        "fractune_workers.scratch_dir",
     ),
     "fractune_workers.children.no_torch": room(),
     "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import ctypes
 import json
 import os
@@ -45,14 +44,16 @@ class PoisonedChild:
         self._kernels.clear()
         self._reference = None
 
-    def load(self, name: str, code: str, implementation: str = "") -> None:
+    def load(self, name: str, code: bytes, implementation: str = "") -> None:
         del implementation
-        self._kernels[name] = json.loads(base64.b64decode(code))
+        self._kernels[name] = json.loads(code)
 
-    def race(self, code: str, policies: list[dict[str, Any]], bar_s: float, implementation: str = "") -> dict[str, Any]:
+    def race(
+        self, code: bytes, policies: list[dict[str, Any]], bar_s: float, implementation: str = ""
+    ) -> dict[str, Any]:
         del implementation
         del bar_s
-        self._run(json.loads(base64.b64decode(code)))
+        self._run(json.loads(code))
         return {"policy": policies[0], "run_secs": [1e-3] * 3}
 
     def check(self, name: str) -> float:

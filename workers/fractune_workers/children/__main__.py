@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.host.parent_death import die_with_parent
 from fractune_core.host.sandbox import Sandbox
 from fractune_workers.child import ChildDied, LimitMet, memory_met_by
+from fractune_workers.child_messages import decode, encode
 from fractune_workers.children.no_torch import keep_torch_out
 from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.scratch_dir import own_temporary_files
@@ -39,16 +39,16 @@ def serve(link: Connection, methods: Methods) -> None:
     answer: dict[str, Any] = {}
     while answer.get("error") not in _LAST_ANSWERS:
         try:
-            request = json.loads(link.recv_bytes())
+            request = decode(link.recv_bytes())
         except EOFError:
             return
         answer = _answer(methods, request)
-        link.send_bytes(json.dumps(answer).encode())
+        link.send_bytes(encode(answer))
 
 
 def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"value": methods[request["method"]](**request["payload"])}
+        return {"value": methods[request["method"]](**request["value"])}
     except Exception as error:  # noqa: BLE001  TVM raises any type; the call failed, the child lives on
         return _error_json(error)
 
@@ -63,8 +63,8 @@ def _error_json(error: Exception) -> dict[str, Any]:
 
 def _enter_sandbox(link: Connection) -> list[str]:
     """What of it does not hold here."""
-    said = json.loads(link.recv_bytes())
-    return [] if said is None else Sandbox.from_json(said).enter()
+    sandbox = decode(link.recv_bytes())["value"]
+    return [] if sandbox is None else Sandbox.from_json(sandbox).enter()
 
 
 def _open_and_serve(link: Connection) -> None:
@@ -74,11 +74,11 @@ def _open_and_serve(link: Connection) -> None:
     try:
         methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])
     except Exception as error:  # noqa: BLE001  whatever it is, the parent must be told
-        link.send_bytes(json.dumps(_error_json(error)).encode())
+        link.send_bytes(encode(_error_json(error)))
         return
     gc.freeze()  # nor will it be
     gc.enable()
-    link.send_bytes(json.dumps({"lacking": lacking}).encode())
+    link.send_bytes(encode({"lacking": lacking}))
     serve(link, methods)
 
 

@@ -10,7 +10,6 @@ disturbed them.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import math
 import statistics
@@ -251,9 +250,12 @@ class MeasurementSession:
 
     def _race(self, batch: ArtifactBatch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
         code = batch.codes[name]
-        text, policies = base64.b64encode(code).decode(), [policy.to_json() for policy in rungs]
-        how = {"policies": policies, "bar_s": bar_s, "implementation": batch.implementation(name)}
-        raced = partial(self.call, "race", _TRIAL_TIMEOUT_S, code=text, **how)
+        how = {
+            "policies": [policy.to_json() for policy in rungs],
+            "bar_s": bar_s,
+            "implementation": batch.implementation(name),
+        }
+        raced = partial(self.call, "race", _TRIAL_TIMEOUT_S, code=code, **how)
         try:
             answer = self.run([code], batch, raced)
         except CHILD_ERRORS as error:

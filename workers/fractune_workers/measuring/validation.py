@@ -5,7 +5,6 @@ All must be in one child. Whenever that is another one, those that were right ar
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -140,8 +139,7 @@ class _Validation:
 
     def _load(self, name: str) -> None:
         """Load a kernel into the present child."""
-        code = base64.b64encode(self._batch.codes[name]).decode()
-        implementation = self._batch.implementation(name)
+        code, implementation = self._batch.codes[name], self._batch.implementation(name)
         self._session.call("load", LOAD_TIMEOUT_S, name=name, code=code, implementation=implementation)
 
     def _interleaved(self, names: Sequence[str]) -> dict[str, Any]:

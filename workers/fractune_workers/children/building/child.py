@@ -7,7 +7,6 @@ stopped for a measurement, or shares its core, is not blamed for that. No build 
 
 from __future__ import annotations
 
-import base64
 import json
 import resource
 import signal
@@ -56,7 +55,7 @@ class BuilderChild:
         return args_of(self._workloads[workload_hash][DIRECT])
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
-        """Build one candidate: `status`, its one-line `cause`, `object` (base64; for a GPU an archive of two object
+        """Build one candidate: `status`, its one-line `cause`, `object` (bytes; for a GPU an archive of two object
         files), `build_secs` (CPU seconds), and `versions` of what made the code, beside TVM.
 
         Raises BadRequest or FractuneError when this machine builds nothing for the target, or the operator has no such
@@ -130,12 +129,12 @@ def _attempt(recipe: _Recipe, limit_cpu_s: int) -> dict[str, Any]:
         if _spent_s() >= _MET * limit_cpu_s:  # a program that the compiler runs has a limit of its own
             return _answer(Status.BUILD_TIMEOUT, _too_long(limit_cpu_s), _spent_s())
         return _answer(Status.BUILD_FAILED, str(memory_met_by(error) or f"{type(error).__name__}: {first_line(error)}"))
-    made = {"object": base64.b64encode(code).decode(), "versions": recipe.versions}
+    made = {"object": code, "versions": recipe.versions}
     return _answer(Status.OK, "", _spent_s()) | made
 
 
 def _answer(status: Status, cause: str, build_secs: float = 0.0) -> dict[str, Any]:
-    return {"status": status.value, "cause": cause, "object": "", "build_secs": build_secs, "versions": {}}
+    return {"status": status.value, "cause": cause, "object": b"", "build_secs": build_secs, "versions": {}}
 
 
 def _spent_s() -> float:

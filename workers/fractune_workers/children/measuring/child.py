@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,14 +83,14 @@ class MeasurerChild:
         self._args = random_args(args_info, seed, self._processor)
         self._pristine = [self._processor.read(arg) for arg in self._args]
 
-    def load(self, name: str, code: str, implementation: str = DIRECT) -> None:
-        """Load an object file (base64), of that implementation of the operator, as kernel `name`."""
+    def load(self, name: str, code: bytes, implementation: str = DIRECT) -> None:
+        """Load an object file, of that implementation of the operator, as kernel `name`."""
         self._kernels[name] = self._loaded(code, implementation)
 
     def race(
-        self, code: str, policies: list[dict[str, Any]], bar_s: float, implementation: str = DIRECT
+        self, code: bytes, policies: list[dict[str, Any]], bar_s: float, implementation: str = DIRECT
     ) -> dict[str, Any]:
-        """Time the object file (base64) under one policy after the other, as long as its median is within `bar_s`.
+        """Time the object file under one policy after the other, as long as its median is within `bar_s`.
 
         Returns the last `policy` that it got to, its `run_secs`, and the `disturbance` meanwhile. The kernel is not
         kept.
@@ -146,10 +145,10 @@ class MeasurerChild:
         result = timed()
         return result, counters().since(before).to_json()
 
-    def _loaded(self, code: str, implementation: str) -> _Kernel:
+    def _loaded(self, code: bytes, implementation: str) -> _Kernel:
         from fractune_workers.children.tvm_api.artifacts import load_objects
 
-        return _Kernel(load_objects([base64.b64decode(code)]), self._args_of(implementation))
+        return _Kernel(load_objects([code]), self._args_of(implementation))
 
     def _args_of(self, implementation: str) -> list[Any]:
         """The arguments as an implementation takes them: the same tensors, but for weights in a layout of its own."""

@@ -79,10 +79,10 @@ def builder(convolution: dict[str, Any]) -> BuilderChild:
     return child
 
 
-def code(builder: BuilderChild, ingested: dict[str, Any], convolution: dict[str, Any], text: str) -> str:
+def code(builder: BuilderChild, ingested: dict[str, Any], convolution: dict[str, Any], text: str) -> bytes:
     built = builder.build(convolution["workload_hash"], ingested["target"], text, 30)
     assert built["status"] == "ok", built["cause"]
-    return str(built["object"])
+    return bytes(built["object"])
 
 
 def test_an_artifact_is_checked_against_the_direct_one_and_timed_with_its_own_weights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,12 +70,12 @@ def child(confinement: GreenConfinement, setup: MeasuringSetup) -> dict[str, Cal
     return MeasurerChild(confinement, setup).methods()
 
 
-def add(constant: float) -> str:
-    """An object file (base64) whose kernel adds a constant to its first argument."""
+def add(constant: float) -> bytes:
+    """An object file whose kernel adds a constant to its first argument."""
     left = te.placeholder((256,), name="left")
     right = te.compute((256,), lambda i: left[i] + constant, name="right")
     sch = Schedule(tvm.IRModule({"main": te.create_prim_func([left, right])}))
-    return base64.b64encode(build_object(sch.mod, default_target(1))).decode()
+    return build_object(sch.mod, default_target(1))
 
 
 def test_hello_tells_the_gpu_the_proved_share_and_what_decides_the_times(
@@ -150,7 +149,7 @@ def test_after_a_fault_of_cuda_the_child_has_died_whatever_ran(
     child["begin"](args_info=VECTORS, seed=1)
     cuda.cuda.staged = Staged(errors={"cuCtxSynchronize": 700, "cuEventSynchronize": 700})
     payloads: dict[str, dict[str, Any]] = {
-        "race": {"code": base64.b64encode(b"no code").decode(), "policies": [FIRST_POLICY.to_json()], "bar_s": 1.0},
+        "race": {"code": b"no code", "policies": [FIRST_POLICY.to_json()], "bar_s": 1.0},
         "check": {"name": "never loaded"},
         "time_interleaved": {"names": ["never loaded"], "policy": VALIDATION_POLICY.to_json()},
         "anchor": {},
