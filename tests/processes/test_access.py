@@ -399,7 +399,7 @@ def test_the_owner_of_a_token_is_let_in_and_told_what_it_may_not(place: Place, t
             client.log.prune()
     with (
         connect(place.server.address, ca=place.authority.cert) as client,
-        pytest.raises(AccessRefused, match="asks for a token; pass --token-file"),
+        pytest.raises(AccessRefused, match="needs a token; ask its operator for one, and pass --token-file"),
     ):
         client.jobs()
 

@@ -48,7 +48,7 @@ def test_bytes_that_are_no_message_are_a_bad_request(server: ServerProcess, path
             list(call(iter([b"\xff\xff\xff"]), timeout=20))
     error = as_call(refused.value)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the request is no message of this method" in (error.details() or "")
+    assert "the request is not a message of this method" in (error.details() or "")
     assert "Traceback" not in server.said()
 
 

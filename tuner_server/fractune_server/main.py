@@ -34,7 +34,6 @@ from fractune_core.fleet.signed_messages import seal_greeting
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.access.gate import Gate
 from fractune_server.access.interceptor import AccessInterceptor
 from fractune_server.access.listening import bind, bind_local, metrics_tls, server_credentials
 from fractune_server.engine.engine import Engine
@@ -43,11 +42,8 @@ from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import Health
 from fractune_server.selection.model_match import Matcher
 from fractune_server.services.bundles import BundleService
-from fractune_server.services.call_counts import CallCounter
-from fractune_server.services.call_turns import CallTurns
-from fractune_server.services.errors import ErrorInterceptor
 from fractune_server.services.fleet import FleetService
-from fractune_server.services.handler_cache import HandlerCache
+from fractune_server.services.interceptors import CallCounter, ConcurrencyLimit, ErrorInterceptor, HandlerCache
 from fractune_server.services.jobs import MAX_WATCHERS, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
@@ -144,17 +140,20 @@ def run_server(options: ServerOptions) -> None:
 
 
 def make_server(
-    context: ServerContext, stopping: threading.Event, health: health_pb2_grpc.HealthServicer, gate: Gate | None
+    context: ServerContext,
+    stopping: threading.Event,
+    health: health_pb2_grpc.HealthServicer,
+    authenticator: Authenticator | None,
 ) -> grpc.Server:
-    """All services on a server that listens nowhere yet; `gate` as for AccessInterceptor."""
+    """All services on a server that listens nowhere yet; `authenticator` as for AccessInterceptor."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS + MAX_WATCHERS, thread_name_prefix="grpc"),
         interceptors=[
             HandlerCache(),
             CallCounter(context.instruments),
             ErrorInterceptor(),
-            AccessInterceptor(gate),
-            CallTurns(),
+            AccessInterceptor(authenticator),
+            ConcurrencyLimit(),
         ],
         # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20), *SERVER_KEEPALIVE],
@@ -192,12 +191,12 @@ def _serve(
     engine = Engine(context, ended=lambda: ends.put("its engine's end"))
     health = Health(context, engine.silent_s)
     health.servicer.expect(_services())
-    gate = _gate(options, context)
-    server = make_server(context, stopping, health.servicer, gate)
+    authenticator = _authenticator(options, context)
+    server = make_server(context, stopping, health.servicer, authenticator)
     address = bind(server, options.listen, credentials)
     if options.local_socket is not None:
         bind_local(server, options.local_socket)
-    with _seen_from_outside(options, context, health, gate):
+    with _seen_from_outside(options, context, health, authenticator):
         gc.collect()
         gc.freeze()  # what is imported stays: no later collection, in which every call waits, looks at it again
         engine.start()
@@ -220,10 +219,10 @@ def _serve(
         raise engine.failure
 
 
-def _gate(options: ServerOptions, context: ServerContext) -> Gate | None:
+def _authenticator(options: ServerOptions, context: ServerContext) -> Authenticator | None:
     if options.tls is None:
         return None
-    return Gate(context.store.tokens, token_needed=options.tls.client_ca is None)
+    return Authenticator(context.store.tokens, token_needed=options.tls.client_ca is None)
 
 
 def _webhook_secret(options: ServerOptions) -> bytes:
@@ -251,7 +250,7 @@ def _webhooks(context: ServerContext, secret: bytes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _seen_from_outside(
-    options: ServerOptions, context: ServerContext, health: Health, gate: Gate | None
+    options: ServerOptions, context: ServerContext, health: Health, authenticator: Authenticator | None
 ) -> Iterator[None]:
     """Serve metrics and health over HTTP, if that was asked for, until the block ends. Raises BadRequest."""
     if options.metrics is None:
@@ -261,7 +260,7 @@ def _seen_from_outside(
     registry.register(ServerCollector(context, health))
     ProcessCollector(registry=registry)
     tls = metrics_tls(options.metrics, options.tls, insecure=options.insecure)
-    endpoint = Endpoint(options.metrics, registry, health, tls, gate if tls is not None else None)
+    endpoint = Endpoint(options.metrics, registry, health, tls, authenticator if tls is not None else None)
     try:
         endpoint.start()
         _log.info("metrics at %s/metrics", endpoint.url)

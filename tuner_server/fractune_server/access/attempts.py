@@ -1,4 +1,4 @@
-"""Wrong tokens are slowed by refusing, which costs no thread: who made too many is not heard for a while."""
+"""Refuses addresses that sent too many wrong tokens, for a while. A refusal, unlike a delay, holds no thread."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from collections.abc import Callable
 from urllib.parse import unquote
 
 BURST = 10
-"""wrong tokens that one address has at once"""
+"""wrong tokens that an address may send at once"""
 FORGIVEN_AFTER_S = 1.0
-"""one of them is forgotten after this long"""
+"""after this time one wrong token is forgotten"""
 _MAX_PEERS = 4096
 
 
 class Attempts:
-    """Wrong tokens by the caller's address. Any thread may call; memory is bounded, the oldest address goes first."""
+    """Counts wrong tokens by the caller's address. Any thread may call. Memory is bounded: the oldest address goes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._clean_at: OrderedDict[str, float] = OrderedDict()
-        """by address, the time at which all its wrong tokens are forgotten"""
+        """by address: when all of its wrong tokens are forgotten"""
 
     def wait_s(self, peer: str) -> float:
-        """Seconds until `peer`, as gRPC names it, is heard again; 0 = now."""
+        """Seconds until calls of `peer`, as gRPC names it, are accepted again; 0 = now."""
         with self._lock:
             clean_at = self._clean_at.get(address_of(peer), 0.0)
         return max(clean_at - self._clock() - (BURST - 1) * FORGIVEN_AFTER_S, 0.0)
@@ -41,7 +41,7 @@ class Attempts:
 
 
 def address_of(peer: str) -> str:
-    """Of `ipv4:192.0.2.1:5000` the address, of `ipv6:[2001:db8::1]:5000` its /64, which one host may have whole."""
+    """The address in `ipv4:192.0.2.1:5000`; the /64 in `ipv6:[2001:db8::1]:5000`, because one host may own it."""
     kind, _, rest = peer.partition(":")
     host = unquote(rest).rpartition(":")[0].strip("[]").partition("%")[0]
     if kind != "ipv6":

@@ -1,6 +1,4 @@
-"""Around every handler: who may not call gets nothing, before any of the request is read, and a call that goes on ends
-when its token does.
-"""
+"""Checks the caller of every call before any of its request is read, and ends a long call when its token ends."""
 
 from __future__ import annotations
 
@@ -14,22 +12,22 @@ from google.protobuf.message import DecodeError
 
 from fractune_core.access.tokens import Scope
 from fractune_core.errors import BadRequest
-from fractune_server.access.gate import ANYBODY, Gate, caller, set_caller
+from fractune_server.access.authenticator import ANYBODY, Authenticator, caller, set_caller
 from fractune_server.access.scopes import needed_scope
 
 _OPEN_CALL_S = 10.0
-"""a call that asks for no token has its answer by then, or is cut off"""
+"""time after which a silent call that needs no token is cancelled"""
 
 
 class AccessInterceptor(grpc.ServerInterceptor):
-    """Asks `gate`. Without a gate every caller may do everything.
+    """Checks tokens by `authenticator`; without one every caller may do everything.
 
-    A method of one request is served as one of a stream of requests, which is the same on the wire: gRPC would hold a
-    thread until the request has come, also for a stranger who never sends it.
+    A method with a single request is served as a method with a stream of requests, which looks the same on the wire.
+    Otherwise gRPC would hold a thread until the request is there, also for a stranger who never sends it.
     """
 
-    def __init__(self, gate: Gate | None) -> None:
-        self._gate = gate
+    def __init__(self, authenticator: Authenticator | None) -> None:
+        self._authenticator = authenticator
 
     def intercept_service(
         self,
@@ -69,15 +67,15 @@ class AccessInterceptor(grpc.ServerInterceptor):
         )
 
     def _admit(self, path: str, needed: Scope | None, context: grpc.ServicerContext) -> None:
-        if self._gate is None or needed is None:
+        if self._authenticator is None or needed is None:
             set_caller(ANYBODY)
             return
         metadata = {str(key): value for key, value in context.invocation_metadata()}
-        set_caller(self._gate.admit(path, needed, context.peer(), metadata))
+        set_caller(self._authenticator.admit(path, needed, context.peer(), metadata))
 
 
 def _read(requests: Iterator[bytes], parse: Callable[[bytes], Any], check: Callable[[], None]) -> Iterator[Any]:
-    """The requests of a call. Here, since gRPC calls it an error of the server's own when bytes are no message.
+    """The requests of a call. gRPC would report bytes that are not a message as an internal error of the server.
 
     Raises BadRequest, and what `check` raises.
     """
@@ -86,11 +84,11 @@ def _read(requests: Iterator[bytes], parse: Callable[[bytes], Any], check: Calla
         try:
             yield parse(request)
         except DecodeError as error:
-            raise BadRequest(f"the request is no message of this method ({error})") from error
+            raise BadRequest(f"the request is not a message of this method ({error})") from error
 
 
 def _only(requests: Iterator[Any], context: grpc.ServicerContext, *, waits: bool) -> Any:
-    """The request of a call that has one. Raises BadRequest for none."""
+    """The request of a call that has a single one. Raises BadRequest if it is missing."""
     if waits:
         request = next(requests, None)
     else:
@@ -103,7 +101,7 @@ def _only(requests: Iterator[Any], context: grpc.ServicerContext, *, waits: bool
 
 @contextmanager
 def ended_after(secs: float, context: grpc.ServicerContext) -> Iterator[None]:
-    """The call is cancelled when the block takes longer, even where it waits for a silent sender."""
+    """Cancel the call if the block takes longer than `secs`, even while it waits for a silent sender."""
     timer = threading.Timer(secs, context.cancel)
     timer.daemon = True
     timer.start()

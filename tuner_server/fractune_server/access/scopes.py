@@ -1,4 +1,4 @@
-"""What each method asks of its caller: all of them, in one table."""
+"""The scope that each method needs: one table of all methods."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
         "CreateJob": Scope.SUBMIT,
         "GetJob": Scope.READ,
         "ListJobs": Scope.READ,
-        "CancelJob": Scope.SUBMIT,  # of a token's own jobs; the service asks those of others for OPERATE
+        "CancelJob": Scope.SUBMIT,  # for the token's own jobs; the service requires OPERATE for the others
         "WatchJob": Scope.READ,
-        "ListCosts": Scope.READ,  # whose the jobs are, the service tells ADMIN alone
+        "ListCosts": Scope.READ,  # the service shows the tokens of jobs to ADMIN only
     },
     "fractune.v1.LogService": {
         "ListRecords": Scope.READ,
         "ExportRecords": Scope.READ,
-        "ImportRecords": Scope.ADMIN,  # brings workloads that builders compile as they are
+        "ImportRecords": Scope.ADMIN,  # builders compile imported workloads as they are
         "PruneRecords": Scope.OPERATE,
-        "MatchModel": Scope.SUBMIT,  # a worker ingests the model, as for the next one
+        "MatchModel": Scope.SUBMIT,  # a worker may ingest the model, as for TabulateModel
         "TabulateModel": Scope.SUBMIT,
         "ListUnreadable": Scope.READ,
         "ReplayUnreadable": Scope.OPERATE,
@@ -31,7 +31,7 @@ _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
     "fractune.v1.PlanService": {"MakePlan": Scope.SUBMIT},
     "fractune.v1.BundleService": {"DownloadBundle": Scope.READ},
     "fractune.v1.FleetService": {"ListWorkers": Scope.READ, "ListShares": Scope.READ},
-    # Watch holds a thread, which nobody may have for nothing.
+    # Watch holds a thread, so it needs a token.
     "grpc.health.v1.Health": {"Check": None, "List": Scope.READ, "Watch": Scope.READ},
     "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": Scope.READ},
 }
@@ -39,9 +39,9 @@ _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
 SCOPES: dict[str, Scope | None] = {
     f"/{service}/{method}": scope for service, methods in _BY_SERVICE.items() for method, scope in methods.items()
 }
-"""by the path of a call; None = open to everybody"""
+"""by path of the call; None = open to everybody"""
 
 
 def needed_scope(path: str) -> Scope | None:
-    """What is not in the table is for `admin`."""
+    """A method that is not in the table needs the scope `admin`."""
     return SCOPES.get(path, Scope.ADMIN)

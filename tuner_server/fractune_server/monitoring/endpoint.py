@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from fractune_core.access.tokens import Scope
 from fractune_core.errors import AccessRefused, BadRequest, FractuneError, ScopeMissing, TooManyAttempts
 from fractune_core.names import HealthPart
-from fractune_server.access.gate import Gate
+from fractune_server.access.authenticator import Authenticator
 from fractune_server.monitoring.health import Health
 
 _SILENT_CLIENT_S = 10.0
@@ -35,17 +35,17 @@ class Endpoint:
         registry: CollectorRegistry,
         health: Health,
         tls: ssl.SSLContext | None = None,
-        gate: Gate | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
         """`address` is HOST:PORT, port 0 = any free one. Raises BadRequest when it cannot be bound.
 
-        With `tls` it is HTTPS. With `gate` metrics are for those who may read; whether it is well, all are told.
+        With `tls` it is HTTPS. With `authenticator` metrics need a token with the scope `read`. Health needs none.
         """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         server: type[_Server] = _Server6 if ":" in host else _Server
         try:
-            self._server = make_server(host, int(port), _app(registry, health, gate), server, _Handler)
+            self._server = make_server(host, int(port), _app(registry, health, authenticator), server, _Handler)
         except (OSError, ValueError, OverflowError) as error:
             raise BadRequest(
                 f"--metrics {address}: cannot listen there ({error}); write HOST:PORT with a free port of this machine"
@@ -88,7 +88,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def _app(
-    registry: CollectorRegistry, health: Health, gate: Gate | None
+    registry: CollectorRegistry, health: Health, authenticator: Authenticator | None
 ) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     metrics: Callable[[dict[str, Any], Any], Iterable[bytes]] = make_wsgi_app(registry)
 
@@ -96,7 +96,7 @@ def _app(
         failing = health.failing()
         match environ["PATH_INFO"]:
             case "/metrics":
-                refusal = None if gate is None else _refusal(gate, environ)
+                refusal = None if authenticator is None else _refusal(authenticator, environ)
                 return metrics(environ, start_response) if refusal is None else _plain(start_response, *refusal)
             case "/healthz":
                 return _answer(start_response, [part for part in failing if part is HealthPart.ENGINE])
@@ -107,13 +107,13 @@ def _app(
     return app
 
 
-def _refusal(gate: Gate, environ: dict[str, Any]) -> tuple[str, str] | None:
+def _refusal(authenticator: Authenticator, environ: dict[str, Any]) -> tuple[str, str] | None:
     """Status and text of the answer to a caller who may not read; None for one who may."""
     shown = {"authorization": environ.get("HTTP_AUTHORIZATION", "")}
     host = environ["REMOTE_ADDR"]
     peer = f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0"  # as gRPC names it: one count of wrong tokens
     try:
-        gate.admit("/metrics", Scope.READ, peer, shown)
+        authenticator.admit("/metrics", Scope.READ, peer, shown)
     except AccessRefused as error:
         return _STATUS.get(type(error), "401 Unauthorized"), f"{error}\n"
     return None

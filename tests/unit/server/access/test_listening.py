@@ -27,7 +27,7 @@ def test_this_machine_needs_nothing(listen: str) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "tuner:1", "192.0.2.1:1"])
 def test_another_address_needs_tls_or_a_word(listen: str, tls: TlsFiles) -> None:
-    with pytest.raises(BadRequest, match=r"pass --tls-cert and --tls-key .* or say --insecure"):
+    with pytest.raises(BadRequest, match=r"pass --tls-cert and --tls-key .* or pass --insecure"):
         server_credentials(listen, None, insecure=False)
     assert server_credentials(listen, None, insecure=True) is None
     assert server_credentials(listen, tls, insecure=False) is not None
@@ -48,7 +48,7 @@ def test_metrics_that_others_can_reach_have_the_servers_tls(tls: TlsFiles) -> No
 
 
 def test_what_contradicts_itself_is_refused(tls: TlsFiles) -> None:
-    with pytest.raises(BadRequest, match="--insecure means neither TLS nor tokens"):
+    with pytest.raises(BadRequest, match="--insecure excludes TLS and tokens"):
         server_credentials("0.0.0.0:0", tls, insecure=True)
     with pytest.raises(BadRequest, match=r"TLS is for HOST:PORT, and unix:/s never leaves"):
         server_credentials("unix:/s", tls, insecure=False)

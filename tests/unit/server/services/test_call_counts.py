@@ -12,8 +12,7 @@ import pytest
 
 from fractune_core.errors import NotFound
 from fractune_server.counts.instruments import Instruments
-from fractune_server.services.call_counts import CallCounter, code_text
-from fractune_server.services.errors import ErrorInterceptor
+from fractune_server.services.interceptors import CallCounter, ErrorInterceptor, code_text
 from tests.support.processes.redis_process import wait_until
 
 SERVICE = "made.up.Service"
@@ -53,7 +52,7 @@ def channel(instruments: Instruments) -> Iterator[grpc.Channel]:
         **{name: grpc.unary_unary_rpc_method_handler(getattr(made_up, name)) for name in ("ok", "missing", "broken")},
         **{name: grpc.unary_stream_rpc_method_handler(getattr(made_up, name)) for name in ("three", "watch")},
     }
-    interceptors = [CallCounter(instruments), ErrorInterceptor()]
+    interceptors: list[grpc.ServerInterceptor] = [CallCounter(instruments), ErrorInterceptor()]
     server = grpc.server(futures.ThreadPoolExecutor(2), interceptors=interceptors)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     port = server.add_insecure_port("127.0.0.1:0")

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from fractune_core.errors import FractuneError, RedisGone, error_from_name, error_kinds
-from fractune_server.services.errors import STATUS_CODES, ErrorInterceptor, translate
+from fractune_server.services.interceptors import STATUS_CODES, ErrorInterceptor, translate
 
 
 @pytest.mark.parametrize("name", sorted(error_kinds()))

@@ -11,8 +11,7 @@ from typing import Any
 
 import grpc
 
-from fractune_server.services.call_turns import CallTurns
-from fractune_server.services.handler_cache import HandlerCache
+from fractune_server.services.interceptors import ConcurrencyLimit, HandlerCache
 from tests.support.processes.redis_process import wait_until
 
 AT_ONCE, CALLS = 2, 6
@@ -63,7 +62,7 @@ def serving(calls: Calls, *interceptors: grpc.ServerInterceptor) -> Iterator[Cal
 
 def test_few_calls_run_at_once_and_all_come_to_their_turn() -> None:
     calls = Calls()
-    with serving(calls, CallTurns(AT_ONCE)) as begin:
+    with serving(calls, ConcurrencyLimit(AT_ONCE)) as begin:
         answers = [begin(QUICK) for _ in range(CALLS)]
         wait_until(lambda: calls.inside[QUICK] == AT_ONCE)
         # Whoever waits for a worker, and probes of health, wait for no place.

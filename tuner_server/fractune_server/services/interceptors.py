@@ -1,0 +1,210 @@
+"""What happens around every call: metrics, errors as status codes, and a limit on the calls that run at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeAlias
+
+import grpc
+import redis
+from google.protobuf import descriptor_pool
+
+from fractune_core.errors import FractuneError, RedisGone
+from fractune_core.log_fields import log_fields
+from fractune_core.names import Collection
+from fractune_server.counts.instruments import Instruments
+
+ERROR_METADATA = "fractune-error"
+
+STATUS_CODES = {code.name: code for code in grpc.StatusCode}
+"""by name, as `FractuneError.grpc_status` names them"""
+CALLS_AT_ONCE = 4
+_WAITING = ("MatchModel", "TabulateModel", "MakePlan")
+"""methods whose answer may wait for a worker that reads the model"""
+_TYPES = {
+    (False, False): "unary",
+    (True, False): "client_stream",
+    (False, True): "server_stream",
+    (True, True): "bidi_stream",
+}
+"""type of a method in gRPC's metrics, by whether its caller and its server send streams"""
+
+_log = logging.getLogger(__name__)
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Around: TypeAlias = Callable[[Any, grpc.ServicerContext], AbstractContextManager[None]]
+"""makes the context that a call runs in, from its request and gRPC's context"""
+
+
+class _Interceptor(grpc.ServerInterceptor):
+    """Runs each call of a method in the context that `_around` returns; None leaves the method as it is."""
+
+    def _around(self, method: str, handler: Any) -> Around | None:
+        raise NotImplementedError
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler: Any = continuation(handler_call_details)
+        around = None if handler is None else self._around(handler_call_details.method, handler)
+        if around is None:
+            return handler  # type: ignore[no-any-return]
+        sides = (handler.request_streaming, handler.response_streaming)
+        kind = "_".join("stream" if streams else "unary" for streams in sides)
+        inner = getattr(handler, kind)
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            with around(request, context):
+                return inner(request, context)
+
+        def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            with around(request, context):
+                yield from inner(request, context)
+
+        make: Callable[..., Handler] = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(
+            stream if handler.response_streaming else call,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+class HandlerCache(grpc.ServerInterceptor):
+    """Makes the handler of each method once: gRPC for Python asks all interceptors for it again at every call.
+
+    It comes before all other interceptors. Their handlers may depend on the method, and on nothing else of the call.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        method = handler_call_details.method
+        found = self._handlers.get(method) or continuation(handler_call_details)
+        if found is not None:  # a method that does not exist is not kept: strangers could fill the memory
+            self._handlers[method] = found
+        return found
+
+
+class CallCounter(_Interceptor):
+    """Counts and times the calls, under the usual names of gRPC's metrics. Unknown methods are not counted.
+
+    It stands around ErrorInterceptor, so that it sees the status codes.
+    """
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
+
+    def _around(self, method: str, handler: Any) -> Around:
+        _, service, name = method.split("/")
+        labels = (_type_of(service, name, handler), service, name)
+        return lambda _request, context: self._counting(labels, context)
+
+    @contextmanager
+    def _counting(self, labels: tuple[str, str, str], context: grpc.ServicerContext) -> Iterator[None]:
+        began = time.perf_counter()
+        self._instruments.calls_started.labels(*labels).inc()
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._instruments.calls_handled.labels(*labels, code_text(_code(context, failed=failed))).inc()
+            self._instruments.call_duration.labels(*labels).observe(time.perf_counter() - began)
+
+
+class ErrorInterceptor(_Interceptor):
+    """Ends a call that raises with the error's status code, one line, and the error's name in the trailing metadata."""
+
+    def _around(self, method: str, handler: Any) -> Around:
+        return _aborting
+
+
+class ConcurrencyLimit(_Interceptor):
+    """Lets few calls run at once, because threads of one interpreter only slow each other down.
+
+    With a hundred calls at once most processor time went into switching threads. The engine, whose thread waits for
+    the database and for Redis at every step, came last each time. The limit begins when the request is there. Calls
+    that send or receive a stream are not limited, because they mostly wait for their caller or for a change.
+    """
+
+    def __init__(self, at_once: int = CALLS_AT_ONCE) -> None:
+        self._places = threading.Semaphore(at_once)
+
+    def _around(self, method: str, handler: Any) -> Around | None:
+        is_quick = method.startswith("/fractune.") and not method.endswith(_WAITING)  # health probes never wait
+        return self._place if handler.unary_unary and is_quick else None
+
+    @contextmanager
+    def _place(self, _request: Any, _context: grpc.ServicerContext) -> Iterator[None]:
+        with self._places:
+            yield
+
+
+def translate(error: Exception) -> FractuneError | None:
+    """The error to report to the caller; None for an error that is not meant for callers."""
+    if isinstance(error, FractuneError):
+        return error
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        return RedisGone(f"Redis does not answer ({error}); try again when it is back")
+    if isinstance(error, redis.OutOfMemoryError):
+        return RedisGone(f"Redis is out of memory ({error}); try again when its operator has given it more")
+    return None
+
+
+@contextmanager
+def _aborting(request: Any, context: grpc.ServicerContext) -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError:  # the caller left while it was sending; gRPC handles its own error
+        raise
+    except NotImplementedError:  # gRPC's own services have methods that this server does not implement
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no such method")
+    except Exception as error:
+        reported = translate(error)
+        if reported is None:
+            if type(error) is Exception and not error.args:  # raised by `context.abort`
+                raise
+            with _job_fields(request):
+                _log.exception("a call failed")
+            reported = FractuneError(f"{type(error).__name__}: {error}; see the server's log")
+        context.set_trailing_metadata(((ERROR_METADATA, type(reported).__name__),))
+        context.abort(STATUS_CODES[reported.grpc_status], str(reported))
+
+
+def _job_fields(request: Any) -> AbstractContextManager[None]:
+    """Log lines of a call that names a job carry this job."""
+    collection, _, identifier = str(getattr(request, "name", "")).partition("/")
+    return log_fields(job=identifier) if collection == Collection.JOBS else nullcontext()
+
+
+def _code(context: Any, *, failed: bool) -> grpc.StatusCode:
+    if not context.is_active():  # the caller has left, or its deadline is over
+        return grpc.StatusCode.CANCELLED
+    code: grpc.StatusCode | None = context.code()
+    return code or (grpc.StatusCode.UNKNOWN if failed else grpc.StatusCode.OK)
+
+
+def code_text(code: grpc.StatusCode) -> str:
+    """The code as other gRPC servers write it in metrics: `NotFound`."""
+    special = {grpc.StatusCode.OK: "OK", grpc.StatusCode.CANCELLED: "Canceled"}
+    return special.get(code) or "".join(part.capitalize() for part in code.name.split("_"))
+
+
+def _type_of(service: str, method: str, handler: Any) -> str:
+    """From the definition of the method where there is one: AccessInterceptor serves single requests as streams."""
+    try:
+        found = descriptor_pool.Default().FindMethodByName(f"{service}.{method}")
+    except KeyError:
+        return _TYPES[handler.request_streaming, handler.response_streaming]
+    return _TYPES[found.client_streaming, found.server_streaming]
