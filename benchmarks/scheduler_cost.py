@@ -27,7 +27,7 @@ from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan, next_round
-from fractune_server.scheduler.turns import Turns
+from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
@@ -80,7 +80,7 @@ def costs_ms(operators: int, measurers: int) -> dict[str, float]:
         plans = list(job.plans.values())
         pure = _median_ms(lambda: next_round(plans, job.budget, 0))
         start = time.perf_counter()
-        _turn(phase, job)
+        _tick(phase, job)
         begun = len(world.rounds.all())
         handed_out = (time.perf_counter() - start) * 1e3 / max(1, begun)
         if begun != measurers:
@@ -89,14 +89,14 @@ def costs_ms(operators: int, measurers: int) -> dict[str, float]:
             "next_round": pure,
             "decision": _median_ms(lambda: phase.decide(job)),
             "round handed out": handed_out,
-            "turn, nothing to start": _median_ms(lambda: _turn(phase, job)),
+            "tick, nothing to start": _median_ms(lambda: _tick(phase, job)),
             "count_progress": _median_ms(job.count_progress),
             "save of the job": _median_ms(lambda: _save(world)),
             "trial taken in": _median_ms(lambda: job.take_trial(world.record)),
         }
 
 
-def _turn(phase: TunePhase, job: ActiveJob) -> None:
+def _tick(phase: TunePhase, job: ActiveJob) -> None:
     """What the engine does with the job in one turn."""
     phase.advance(job, [job])
     free = phase.free_instances()
@@ -129,9 +129,9 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         job = _run(operators)
         deps.store.log.add_workloads([(name, "{}") for name in job.plans])
         deps.store.jobs.create(job.stored)
-        turns = Turns()
-        rounds = Rounds(deps, WorkQueues(connection, SECRET), turns)
-        phase = OpenPhase(deps, rounds, turns)
+        fair_queue = FairQueue()
+        rounds = Rounds(deps, WorkQueues(connection, SECRET), fair_queue)
+        phase = OpenPhase(deps, rounds, fair_queue)
         phase.update_instances(Fleet(_tuner(index) for index in range(measurers)))
         last = job.operators[-1]
         work: dict[str, Any] = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "scope": ""}

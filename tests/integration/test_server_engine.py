@@ -138,7 +138,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
 
     def turned_until_started() -> bool:
         tuner.register()
-        engine._turn()
+        engine._tick()
         return bool(context.store.jobs.rounds())
 
     wait_until(turned_until_started)
@@ -157,7 +157,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
 
     def turned_until_searched_on() -> bool:
         tuner.register()
-        engine._turn()
+        engine._tick()
         return [each.round_id for each in context.store.jobs.rounds()] != [round_id]
 
     wait_until(turned_until_searched_on)

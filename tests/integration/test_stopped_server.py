@@ -108,7 +108,7 @@ def test_results_that_it_took_and_cannot_commit_come_to_the_other_one(postgres: 
 
 
 def test_it_hands_out_nothing_any_more(postgres: Postgres, tmp_path: Path) -> None:
-    place = "fractune_server.scheduler.turns:Turns.charge"  # the round is stored
+    place = "fractune_server.scheduler.fair_queue:FairQueue.charge"  # the round is stored
     with pair_in_mid_job(postgres, tmp_path / "state", place) as (both, job):
         both.first.stop_where_told()
         both.fleet.release_measurers()

@@ -63,8 +63,8 @@ THREADS = 32
 _GRACE_S = 5.0
 _LOOK_EVERY_S = 0.5
 """whether a signal came, and at the lock of a PostgreSQL where another server is"""
-_LAST_TURN_S = 1.0
-"""a server that has lost its lock notices before this is over: its engine looks at every turn"""
+_LAST_TICK_S = 1.0
+"""a server that has lost its lock notices it within this time: its engine looks at every tick"""
 _INTERRUPTED = "interrupted: its stack ended; run the same command to go on"
 
 _log = logging.getLogger(__name__)
@@ -276,7 +276,7 @@ def _wait_for(lock: ServerLock, ends: SimpleQueue[str]) -> bool:
         if _told_to_end(ends, _LOOK_EVERY_S):
             return False
     _log.info("the other server has gone; going on in its place")
-    return not _told_to_end(ends, _LAST_TURN_S)
+    return not _told_to_end(ends, _LAST_TICK_S)
 
 
 def _told_to_end(ends: SimpleQueue[str], within_s: float) -> bool:

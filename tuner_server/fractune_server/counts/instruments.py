@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 
 from fractune_server.counts.worker_totals import WorkerTotals
 
-_TURN_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_TICK_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _LAG_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 _CALL_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 
@@ -19,10 +19,10 @@ class Instruments:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.workers = WorkerTotals()
-        self.engine_turn = Histogram(
+        self.engine_tick = Histogram(
             "fractune_engine_turn_seconds",
-            "Turns of the engine, without its wait for results.",
-            buckets=_TURN_BOUNDS_S,
+            "Ticks of the engine, without its wait for results.",
+            buckets=_TICK_BOUNDS_S,
             registry=self.registry,
         )
         self.recorder_lag = Histogram(

@@ -16,7 +16,7 @@ from fractune_core.jobs import JobState, Priority
 from fractune_core.records import Kind, TuningRecord, candidate_id
 from fractune_server.engine.trial_counts import TrialCounts
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
-from fractune_server.scheduler.turns import Claimant
+from fractune_server.scheduler.fair_queue import Claimant
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredJob, StoredOperator

@@ -1,7 +1,7 @@
 """The engine: one thread that takes in results, moves every open job on, and hands out work.
 
 gRPC handlers never touch what the engine holds in memory: they write to the store, and the engine sees it on its
-next turn.
+next tick.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.engine.validate import ValidatePhase
-from fractune_server.scheduler.turns import Turns
+from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import TUNE, live_workers
@@ -66,37 +66,37 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine")
         self._queues = WorkQueues(context.redis, context.secret)
         self._requeuer = Requeuer(context.redis, self._queues, self._give_up, self._note_requeued)
-        self._turns = Turns()
-        self._rounds = Rounds(context, self._queues, self._turns)
+        self._fair_queue = FairQueue()
+        self._rounds = Rounds(context, self._queues, self._fair_queue)
         self._recorder = Recorder(context.redis, context.store.log, context.secret, self._rounds.awaited)
         self._jobs = OpenJobs(context, self._rounds)
         self._ingest = IngestPhase(context, self._queues)
-        self._tune = TunePhase(context, self._rounds, self._turns)
+        self._tune = TunePhase(context, self._rounds, self._fair_queue)
         self._validate = ValidatePhase(context, self._rounds)
         self._publish = PublishPhase(context, self._queues, self._rounds)
         self._missing_workers = MissingWorkers()
-        self._turned_at = time.monotonic()
+        self._tick_began = time.monotonic()
         self._caught_up = False
         self._swept_at = 0.0
         self._quiet_since = time.monotonic()
 
     def start(self) -> None:
-        self._turned_at = time.monotonic()
+        self._tick_began = time.monotonic()
         self._thread.start()
 
     def silent_s(self) -> float | None:
-        """How long ago the engine began the turn in hand, in seconds; None when its thread does not run."""
-        return time.monotonic() - self._turned_at if self._thread.is_alive() else None
+        """How long ago the engine began the current tick, in seconds; None when its thread does not run."""
+        return time.monotonic() - self._tick_began if self._thread.is_alive() else None
 
     def stop(self) -> None:
-        """Ends after the turn in hand; nothing that was committed is lost."""
+        """Ends after the current tick; nothing that was committed is lost."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
         try:
-            self._turn_until_stopped()
+            self._tick_until_stopped()
         except FractuneError as error:
             self.failure = error
         except Exception as error:  # noqa: BLE001  whatever it is, the process must not serve on without its engine
@@ -105,13 +105,13 @@ class Engine:
         finally:
             self._ended()
 
-    def _turn_until_stopped(self) -> None:
-        """Turn after turn; Redis may be away for a while. Raises RedisGone when it stays away."""
+    def _tick_until_stopped(self) -> None:
+        """Tick after tick; Redis may be away for a while. Raises RedisGone when it stays away."""
         gone_since: float | None = None
         while not self._stopping.is_set():
-            self._turned_at = time.monotonic()
+            self._tick_began = time.monotonic()
             try:
-                self._turn()
+                self._tick()
                 gone_since = None
             except (redis.ConnectionError, redis.TimeoutError, redis.ResponseError) as error:
                 now = time.monotonic()
@@ -122,9 +122,9 @@ class Engine:
                 self._recorder.repeat()
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
-    def _turn(self) -> None:
+    def _tick(self) -> None:
         self._context.store.check_lock()  # before it takes results out of Redis: it could not commit them
-        # A new job has waited for a turn already.
+        # A new job has waited for a tick already.
         batch = self._recorder.poll(0 if self._jobs.update() else POLL_MS)
         for arrival in batch.arrivals:
             with log_fields(job=arrival.event.get("job", "")):
@@ -142,7 +142,7 @@ class Engine:
         if self._caught_up:
             self._advance_all()
         self._jobs.save()
-        self._instruments.engine_turn.observe(time.perf_counter() - batch.read_at)
+        self._instruments.engine_tick.observe(time.perf_counter() - batch.read_at)
 
     # ---- what comes in --------------------------------------------------------------------------
 
@@ -247,11 +247,11 @@ class Engine:
 
     def _start_rounds(self) -> None:
         """One by one: each goes to the job whose turn it is by then."""
-        self._turns.keep(job.claimant for job in self._jobs.all())
+        self._fair_queue.keep(job.claimant for job in self._jobs.all())
         waiting = [job for job in self._jobs.all() if job.stored.state is JobState.TUNING]
         free = self._tune.free_instances()
         while waiting and free:
-            waiting.sort(key=lambda job: self._turns.place(job.claimant))
+            waiting.sort(key=lambda job: self._fair_queue.sort_key(job.claimant))
             passed_over = list(itertools.takewhile(lambda job: not self._start_round(job, free), waiting))
             del waiting[: len(passed_over)]
 
@@ -285,7 +285,7 @@ class Engine:
         check_clock("this server", drop_old_marks(self._context.redis))
         self._context.files.parts.drop_old()
         self._context.store.keep_short()
-        # What this turn took is acknowledged. Anything else was taken by a server that has lost its lock meanwhile.
+        # What this tick took is acknowledged. Anything else was taken by a server that has lost its lock meanwhile.
         self._recorder.look_back()
 
     def _find_stalled(self) -> None:

@@ -21,7 +21,7 @@ from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.search_owners import SearchOwners
-from fractune_server.scheduler.turns import Turns
+from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.records.log import LogKey
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled, send_workload
@@ -34,10 +34,10 @@ _log = logging.getLogger(__name__)
 class Rounds:
     """One thread only."""
 
-    def __init__(self, context: ServerContext, queues: WorkQueues, turns: Turns) -> None:
+    def __init__(self, context: ServerContext, queues: WorkQueues, fair_queue: FairQueue) -> None:
         self._context = context
         self._queues = queues
-        self._turns = turns
+        self._fair_queue = fair_queue
         self._live: dict[str, LiveRound] = {}
         self._by_instance: defaultdict[str, dict[str, LiveRound]] = defaultdict(dict)
         self._by_search: defaultdict[LogKey, dict[str, LiveRound]] = defaultdict(dict)
@@ -102,9 +102,9 @@ class Rounds:
         self._context.store.jobs.save_round(live.stored)
         self._add(live)
         self._mark_dirty(live)
-        self._turns.charge(job.claimant, live.measurements, in_turn=live.is_trial)
+        self._fair_queue.charge(job.claimant, live.measurements, scheduled=live.is_trial)
         self._unsure = live
-        self._context.store.check_lock()  # this turn may have stood still since its beginning, as its host did
+        self._context.store.check_lock()  # the process may have stood still since this tick began
         self._queues.enqueue(queue, *works, at_front=at_front)
         self._unsure = None
 
@@ -132,7 +132,7 @@ class Rounds:
         """
         waiting = (live for live in self._live.values() if live.is_due(job.shares))
         others = (each for live in waiting for each in live.subscribers.values() if each is not job)
-        behind = [self._turns.is_behind(job.claimant, other.claimant) for other in others]
+        behind = [self._fair_queue.is_behind(job.claimant, other.claimant) for other in others]
         return bool(behind) and all(behind)
 
     def awaited(self, arrivals: list[Arrival]) -> list[Arrival]:

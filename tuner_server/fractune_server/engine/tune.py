@@ -32,7 +32,7 @@ from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
-from fractune_server.scheduler.turns import Turns
+from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.rounds import Round
@@ -61,10 +61,10 @@ class Instance:
 class TunePhase:
     """One thread only."""
 
-    def __init__(self, context: ServerContext, rounds: Rounds, turns: Turns) -> None:
+    def __init__(self, context: ServerContext, rounds: Rounds, fair_queue: FairQueue) -> None:
         self._store = context.store
         self._rounds = rounds
-        self._turns = turns
+        self._fair_queue = fair_queue
         self._instances: dict[str, Instance] = {}
         self._offered: set[tuple[str, str]] = set()
         """device key and share of what live workers measure at"""
@@ -251,7 +251,7 @@ class TunePhase:
 
     def _limits(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> Budget:
         """The job's budget; in small rounds while it is given what one that is behind it cannot use at the moment."""
-        behind = (each for each in jobs if self._turns.is_behind(each.claimant, job.claimant))
+        behind = (each for each in jobs if self._fair_queue.is_behind(each.claimant, job.claimant))
         if any(map(self._wants_more, behind)):
             return replace(job.budget, round_size=min(job.budget.round_size, FIRST_ROUND))
         return job.budget
@@ -270,7 +270,7 @@ class TunePhase:
         return sum(live.under_way(awaited) for live in held if not self._may_pass(job, live)) <= self._enough
 
     def _may_pass(self, job: ActiveJob, live: LiveRound) -> bool:
-        return all(self._turns.is_behind(job.claimant, each.claimant) for each in live.subscribers.values())
+        return all(self._fair_queue.is_behind(job.claimant, each.claimant) for each in live.subscribers.values())
 
     def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
         """An operator stays with the instance that knows it."""

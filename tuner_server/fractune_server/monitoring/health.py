@@ -1,4 +1,4 @@
-"""Whether the server is healthy: its engine turns, its store takes writes, its Redis answers.
+"""Whether the server is healthy: its engine ticks, its store takes writes, its Redis answers.
 
 gRPC's health service tells it for each of them by name, and for all together without a name, and under the name of
 every service of ours. A server without its engine is to be started again; one that lacks something else gets well by
@@ -23,7 +23,7 @@ from fractune_server.transport.context import ServerContext
 LOOK_EVERY_S = 2.0
 _GRACE_S = 5.0
 SILENCE_S = 60.0
-"""an engine whose turn takes longer than this hangs, and so does a look at the store or at Redis"""
+"""an engine whose tick takes longer than this hangs, and so does a look at the store or at Redis"""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class Health:
     """`start` it once. Looks at all parts every LOOK_EVERY_S in a thread of its own; whoever asks gets the last look.
 
-    `engine_silent_s` says for how many seconds the engine is in its turn, and None when it does not run.
+    `engine_silent_s` says for how many seconds the engine is in its tick, and None when it does not run.
     """
 
     def __init__(self, context: ServerContext, engine_silent_s: Callable[[], float | None]) -> None:
@@ -62,7 +62,7 @@ class Health:
         if silent_s is None:
             found[HealthPart.ENGINE] = "it has ended"
         elif silent_s > SILENCE_S:
-            found[HealthPart.ENGINE] = f"its turn has not ended for {silent_s:.0f} s"
+            found[HealthPart.ENGINE] = f"its tick has not ended for {silent_s:.0f} s"
         return found
 
     def look(self) -> None:

@@ -24,7 +24,7 @@ from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
-from fractune_server.scheduler.turns import Turns
+from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.models import IngestKey
 from fractune_server.store.store import Store, sqlite_url
@@ -57,7 +57,7 @@ def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
 
 
 def new_rounds(context: ServerContext) -> Rounds:
-    return Rounds(context, WorkQueues(context.redis, SECRET), Turns())
+    return Rounds(context, WorkQueues(context.redis, SECRET), FairQueue())
 
 
 @pytest.fixture

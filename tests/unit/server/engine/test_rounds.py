@@ -15,7 +15,7 @@ from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.records import Kind
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
-from fractune_server.scheduler.turns import Claimant, Turns
+from fractune_server.scheduler.fair_queue import Claimant, FairQueue
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.rounds import Round
@@ -33,7 +33,7 @@ def rounds(tmp_path: Path) -> Iterator[Rounds]:
         store = Store(sqlite_url(tmp_path))
         store.log.add_workloads([(name, "{}") for name in ("w1", "w2")])
         context = ServerContext(store, connection, BlobStore(tmp_path), SECRET)
-        yield Rounds(context, WorkQueues(connection, SECRET), Turns())
+        yield Rounds(context, WorkQueues(connection, SECRET), FairQueue())
         store.close()
 
 

@@ -15,7 +15,7 @@ from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.tune import TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan
-from fractune_server.scheduler.turns import Turns
+from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
@@ -38,7 +38,7 @@ def job(name: str, *shares: str, spec: dict[str, Any] | None = None, **stored: A
 @pytest.fixture
 def phase() -> TunePhase:
     context: Any = SimpleNamespace(store=None)
-    made = TunePhase(context, SimpleNamespace(trials=list), Turns())  # type: ignore[arg-type]
+    made = TunePhase(context, SimpleNamespace(trials=list), FairQueue())  # type: ignore[arg-type]
     made._offered = {(DEVICE.key, "cpu:1"), (DEVICE.key, "cpu:2")}
     return made
 

@@ -9,32 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+<<<<<<< HEAD:tests/unit/server/scheduler/test_turns.py
 from fractune_core.jobs import Priority
 from fractune_server.scheduler.turns import Claimant, Turns
+=======
+from fractune_core.priorities import Priority
+from fractune_server.scheduler.fair_queue import Claimant, FairQueue
+>>>>>>> 4040e136 (Call the engine's loop ticks, and the order of jobs a fair queue):tests/unit/server/scheduler/test_fair_queue.py
 
 MOST = 128
 """measurements of one round at most"""
 
 
-def served(turns: Turns, claimants: Mapping[Claimant, int], rounds: int) -> Counter[str]:
-    """Measurements by job, when each of them takes rounds of this size as long as there are turns."""
+def served(queue: FairQueue, claimants: Mapping[Claimant, int], rounds: int) -> Counter[str]:
+    """Measurements by job, when each of them takes rounds of this size as long as they get one."""
     got: Counter[str] = Counter()
     for _ in range(rounds):
-        first = min(claimants, key=turns.place)
-        turns.charge(first, claimants[first], in_turn=True)
+        first = min(claimants, key=queue.sort_key)
+        queue.charge(first, claimants[first], scheduled=True)
         got[first.job] += claimants[first]
     return got
 
 
 @given(st.integers(1, MOST), st.integers(1, MOST), st.integers(1, 200))
 def test_equal_jobs_get_equal_parts_whatever_their_rounds(one: int, other: int, rounds: int) -> None:
-    got = served(Turns(), {Claimant("a", "t"): one, Claimant("b", "t", since=1.0): other}, rounds)
+    got = served(FairQueue(), {Claimant("a", "t"): one, Claimant("b", "t", since=1.0): other}, rounds)
     assert abs(got["a"] - got["b"]) <= max(one, other)
 
 
 def test_tenants_get_equal_parts_whatever_the_number_of_their_jobs() -> None:
     many = {Claimant(f"m{number}", "many", since=number): 8 for number in range(5)}
-    got = served(Turns(), {**many, Claimant("o", "one"): 8}, 100)
+    got = served(FairQueue(), {**many, Claimant("o", "one"): 8}, 100)
     assert got["o"] == 400
     assert {got[each.job] for each in many} == {80}
 
@@ -42,45 +47,45 @@ def test_tenants_get_equal_parts_whatever_the_number_of_their_jobs() -> None:
 @pytest.mark.parametrize("tenants", [("t", "t", "t"), ("a", "b", "c")])
 def test_priorities_are_weights_and_low_is_never_left_out(tenants: tuple[str, str, str]) -> None:
     jobs = zip(Priority, tenants, strict=True)
-    got = served(Turns(), {Claimant(each.value, tenant, each.weight): 8 for each, tenant in jobs}, 21 * 4)
+    got = served(FairQueue(), {Claimant(each.value, tenant, each.weight): 8 for each, tenant in jobs}, 21 * 4)
     assert got == {"low": 4 * 8, "normal": 4 * 4 * 8, "high": 4 * 16 * 8}
 
 
 @pytest.mark.parametrize("tenant", ["t", "another"])
 def test_a_newcomer_goes_before_those_who_were_given_much_and_no_further(tenant: str) -> None:
-    turns, old, new = Turns(), Claimant("old", "t"), Claimant("new", tenant, since=9.0)
-    assert served(turns, {old: 64}, 30) == {"old": 30 * 64}
-    assert turns.is_behind(new, old)
-    assert not turns.is_behind(old, new)
-    first = served(turns, {old: 64, new: 8}, 8)
+    queue, old, new = FairQueue(), Claimant("old", "t"), Claimant("new", tenant, since=9.0)
+    assert served(queue, {old: 64}, 30) == {"old": 30 * 64}
+    assert queue.is_behind(new, old)
+    assert not queue.is_behind(old, new)
+    first = served(queue, {old: 64, new: 8}, 8)
     assert first == {"new": 64}, "until it has had as much as the round that the old one has under way"
-    both = served(turns, {old: 64, new: 8}, 9 * 10)
+    both = served(queue, {old: 64, new: 8}, 9 * 10)
     assert abs(both["old"] - both["new"]) <= 64
 
 
 def test_who_could_take_nothing_for_a_while_has_saved_nothing_up() -> None:
-    turns, idle, other = Turns(), Claimant("idle", "t"), Claimant("other", "u")
-    turns.charge(idle, 8, in_turn=True)
-    served(turns, {other: 8}, 1000)
-    got = served(turns, {idle: 8, other: 8}, 100)
+    queue, idle, other = FairQueue(), Claimant("idle", "t"), Claimant("other", "u")
+    queue.charge(idle, 8, scheduled=True)
+    served(queue, {other: 8}, 1000)
+    got = served(queue, {idle: 8, other: 8}, 100)
     assert abs(got["idle"] - got["other"]) <= 16
 
 
 def test_what_was_not_given_in_turn_is_paid_all_the_same() -> None:
-    turns, finals, other = Turns(), Claimant("finals", "t"), Claimant("other", "u")
-    turns.charge(finals, 80, in_turn=False)
-    assert served(turns, {finals: 8, other: 8}, 10) == {"other": 80}
+    queue, finals, other = FairQueue(), Claimant("finals", "t"), Claimant("other", "u")
+    queue.charge(finals, 80, scheduled=False)
+    assert served(queue, {finals: 8, other: 8}, 10) == {"other": 80}
 
 
 def test_a_tenant_is_not_ahead_again_because_its_job_has_ended() -> None:
-    turns, other = Turns(), Claimant("other", "u")
-    turns.charge(Claimant("first", "t"), 80, in_turn=True)
-    turns.keep([other])
+    queue, other = FairQueue(), Claimant("other", "u")
+    queue.charge(Claimant("first", "t"), 80, scheduled=True)
+    queue.keep([other])
     second = Claimant("second", "t")
-    assert served(turns, {second: 8, other: 8}, 10) == {"other": 80}
+    assert served(queue, {second: 8, other: 8}, 10) == {"other": 80}
 
 
 def test_the_older_of_equal_jobs_is_first_and_the_weightier_before_it() -> None:
-    turns = Turns()
+    queue = FairQueue()
     jobs = [Claimant("young", "t", since=2.0), Claimant("old", "t", since=1.0), Claimant("high", "t", 16, 3.0)]
-    assert [each.job for each in sorted(jobs, key=turns.place)] == ["high", "old", "young"]
+    assert [each.job for each in sorted(jobs, key=queue.sort_key)] == ["high", "old", "young"]
