@@ -34,6 +34,7 @@ from fractune_core.fleet.signed_messages import seal_greeting
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_server.access.authenticator import Authenticator
 from fractune_server.access.interceptor import AccessInterceptor
 from fractune_server.access.listening import bind, bind_local, metrics_tls, server_credentials
 from fractune_server.engine.engine import Engine

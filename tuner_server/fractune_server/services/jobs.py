@@ -18,6 +18,7 @@ from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_server.access.authenticator import Caller, caller
 from fractune_server.services.job_feeds import JobFeeds
 from fractune_server.services.job_view import job_to_proto
 from fractune_server.services.paging import page_size, read_token, write_token

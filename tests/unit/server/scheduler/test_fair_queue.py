@@ -9,13 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-<<<<<<< HEAD:tests/unit/server/scheduler/test_turns.py
 from fractune_core.jobs import Priority
-from fractune_server.scheduler.turns import Claimant, Turns
-=======
-from fractune_core.priorities import Priority
 from fractune_server.scheduler.fair_queue import Claimant, FairQueue
->>>>>>> 4040e136 (Call the engine's loop ticks, and the order of jobs a fair queue):tests/unit/server/scheduler/test_fair_queue.py
 
 MOST = 128
 """measurements of one round at most"""
