@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import find_model
-from fractune.launchers.arrangement import arrange, usable_cores
-from fractune.launchers.sharing import Program, Stage, staged, time_sharing
+from fractune.features.pair.arrangement import arrange, usable_cores
+from fractune.features.pair.run import Program, Stage, staged, time_sharing
 from fractune.local.stack import own_env
 from fractune_core.analysis.sharing import SharingFigures, makespan_s, sharing_figures
 from fractune_core.analysis.slowdown_ci import Estimate

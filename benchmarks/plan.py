@@ -33,7 +33,7 @@ from benchmarks.support.published import (
     parvagpu_request,
     published_plan,
 )
-from fractune.planning.plan_picture import draw_plan
+from fractune.features.plan.picture import draw_plan
 from fractune_core.planning.devices import Layouts, gpu_type
 from fractune_core.planning.mig import overlaps
 from fractune_core.planning.planner import make_plan

@@ -34,11 +34,11 @@ from benchmarks.support.machine import RESULTS, arguments, write_result
 from benchmarks.support.models import Model, find_model
 from benchmarks.support.ratio_picture import draw_ratios
 from benchmarks.support.ratio_tables import full_table, short_table
-from fractune.api.goal import peer_timing
 from fractune.errors import FractuneError
-from fractune.goals import Goal
-from fractune.reports.tables.goal import goal_json, timing_json
-from fractune.reports.text import span_text, time_text
+from fractune.features.tune.goal import peer_timing
+from fractune.features.tune.goal_result import Goal
+from fractune.features.tune.goal_table import goal_json, timing_json
+from fractune.text.text import span_text, time_text
 
 PEER = "onnxruntime"
 _MODELS = (

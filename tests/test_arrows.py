@@ -79,9 +79,9 @@ def test_every_room_exists(name: str) -> None:
             "fractune_workers.children.measuring imports fractune_workers.children.compiling",
         ),
         (
-            "tuner_client/fractune/reports/a.py",
+            "tuner_client/fractune/text/a.py",
             "from fractune.cli import progress",
-            "fractune.reports imports fractune.cli",
+            "fractune.text imports fractune.cli",
         ),
         ("workers/fractune_workers/a.py", "import grpc", "fractune_workers imports grpc"),
         ("workers/fractune_workers/a.py", "import numpy.random", "fractune_workers imports numpy.random"),
@@ -129,9 +129,9 @@ def test_every_room_exists(name: str) -> None:
             "fractune.inference lazily imports tvm",
         ),
         (
-            "tuner_client/fractune/launchers/a.py",
+            "tuner_client/fractune/local/a.py",
             "import fractune_workers.main",
-            "fractune.launchers imports fractune_workers.main",
+            "fractune.local imports fractune_workers.main",
         ),
     ],
 )
@@ -158,8 +158,11 @@ def test_a_wrong_import_is_found(tmp_path: Path, file: str, source: str, wrong: 
         ),
         ("workers/fractune_workers/gpu/a.py", "def f():\n    import pynvml"),
         ("workers/fractune_workers/cuda/a.py", "def f():\n    from cuda.bindings import driver"),
-        ("tuner_client/fractune/log_io/a.py", "async def f():\n    import tvm"),
-        ("tuner_client/fractune/log_io/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy"),
+        ("tuner_client/fractune/features/log/a.py", "async def f():\n    import tvm"),
+        (
+            "tuner_client/fractune/features/log/a.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy",
+        ),
     ],
 )
 def test_a_right_import_passes(tmp_path: Path, file: str, source: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fractune
 from fractune.errors import ServerUnreachable, ShareUnavailable
-from fractune.jobs import JobStatus
+from fractune.server.job_status import JobStatus
 from tests.support.processes.cli_process import write_model
 
 OPEN_AT_ONCE = 4

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fractune.jobs import JobStatus
+from fractune.server.job_status import JobStatus
 from fractune_core.analysis.audit import AuditFindings
 from fractune_core.jobs import JobState
 from fractune_core.records import Status, TuningRecord

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune.reports.pictures.figure import save_figure
+from fractune.text.figure import save_figure
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
 """of Okabe and Ito but for the last, which colour-blind people tell apart"""

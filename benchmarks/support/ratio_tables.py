@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fractune.reports.text import span_text, time_text
+from fractune.text.text import span_text, time_text
 
 NAMES = {
     "squeezenet": "SqueezeNet",

@@ -13,10 +13,10 @@ import pytest
 
 import fractune
 from fractune.errors import BadBundle
+from fractune.features.pair import run as sharing
+from fractune.features.pair.arrangement import arrange, usable_cores
+from fractune.features.pair.run import Program, staged
 from fractune.inference.tvm_runtime.runtime import SPIN_COUNT, SPIN_YIELDS
-from fractune.launchers import sharing
-from fractune.launchers.arrangement import arrange, usable_cores
-from fractune.launchers.sharing import Program, staged
 from fractune.local.stack import own_env
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.support.paths import REPOSITORY

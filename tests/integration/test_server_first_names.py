@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fractune.log_io.log_files import read_jsonl
+from fractune.features.log.files import read_jsonl
 from fractune_core.fleet import messages, redis_names
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues

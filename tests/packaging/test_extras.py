@@ -44,7 +44,7 @@ PARTS = {
     "local": "tuner_client/fractune/local",
     "run": "tuner_client/fractune/inference",
     "cuda": "workers/fractune_workers",
-    "plot": "tuner_client/fractune/reports",
+    "plot": "tuner_client/fractune/text",
     "plan": "tuner_core/fractune_core/planning",
     "sign": "tuner_client/fractune/inference",
     "trace": "tuner_core/fractune_core",
@@ -98,9 +98,9 @@ assert [len(parts) for parts in planned.plan.devices] == [2]
 """
 DRAW = """
 import pathlib, sys
-from fractune.reports.cross_table import Cell, CrossTable
-from fractune.reports.pictures.cross import draw_table
-from fractune.reports.pictures.figure import check_picture
+from fractune.features.matrix.cross_table import Cell, CrossTable
+from fractune.features.matrix.picture import draw_table
+from fractune.text.figure import check_picture
 picture = pathlib.Path(sys.argv[1])
 check_picture(picture)
 draw_table(CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": Cell([1e-3, 1.1e-3, 0.9e-3], "j1")}}), picture)

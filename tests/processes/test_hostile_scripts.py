@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.rpc import RpcClient
+from fractune.server.rpc import RpcClient
 from fractune_core.errors import BadModel
 from fractune_core.files.fused import write_fused
 from fractune_core.files.scripts import REFUSAL

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from fractune.local.stack import StackOptions, running_stack
-from fractune.rpc import RpcClient
+from fractune.server.rpc import RpcClient
 from fractune_core.fleet.blobs import put_blob
 from fractune_core.fleet.marks import CANCELLED, mark
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, model_blob

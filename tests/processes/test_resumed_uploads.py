@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fractune import uploads
-from fractune.rpc import RpcClient
+from fractune.server import uploads
+from fractune.server.rpc import RpcClient
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb

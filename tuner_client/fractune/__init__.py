@@ -15,40 +15,46 @@ from fractune import errors as errors
 from fractune_core import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
-    from fractune.api.costing import CostResult as CostResult
-    from fractune.api.costing import cost as cost
-    from fractune.api.fusing import FusedModel as FusedModel
-    from fractune.api.fusing import fuse as fuse
-    from fractune.api.noise import NoiseResult as NoiseResult
-    from fractune.api.noise import noise as noise
-    from fractune.api.planning import plan as plan
-    from fractune.api.server.client import Client as Client
-    from fractune.api.server.client import connect as connect
-    from fractune.api.server.job import Job as Job
-    from fractune.api.server.log import Imported as Imported
-    from fractune.api.server.log import Log as Log
-    from fractune.api.server.log import Pruned as Pruned
-    from fractune.api.server.log import Records as Records
-    from fractune.api.sharing import pair as pair
-    from fractune.api.tuning import bundle as bundle
-    from fractune.api.tuning import knee as knee
-    from fractune.api.tuning import local_stack as local_stack
-    from fractune.api.tuning import match as match
-    from fractune.api.tuning import matrix as matrix
-    from fractune.api.tuning import tune as tune
-    from fractune.api.values.plans import PlanResult as PlanResult
-    from fractune.api.values.results import BundleFile as BundleFile
-    from fractune.api.values.results import KneeResult as KneeResult
-    from fractune.api.values.results import MatchResult as MatchResult
-    from fractune.api.values.results import Matrix as Matrix
-    from fractune.api.values.results import TuneResult as TuneResult
-    from fractune.costs import JobCost as JobCost
-    from fractune.costs import Prices as Prices
-    from fractune.goals import Goal as Goal
-    from fractune.goals import GoalEnd as GoalEnd
-    from fractune.goals import GoalStep as GoalStep
-    from fractune.goals import PeerTiming as PeerTiming
-    from fractune.goals import SideBySide as SideBySide
+    from fractune.features.client import Client as Client
+    from fractune.features.client import connect as connect
+    from fractune.features.client import local_stack as local_stack
+    from fractune.features.cost.cost import CostResult as CostResult
+    from fractune.features.cost.cost import cost as cost
+    from fractune.features.cost.job_cost import JobCost as JobCost
+    from fractune.features.cost.job_cost import Prices as Prices
+    from fractune.features.fuse.fuse import FusedModel as FusedModel
+    from fractune.features.fuse.fuse import fuse as fuse
+    from fractune.features.job import Job as Job
+    from fractune.features.knee.report import KneeReport as KneeReport
+    from fractune.features.log.log import Imported as Imported
+    from fractune.features.log.log import Log as Log
+    from fractune.features.log.log import Pruned as Pruned
+    from fractune.features.log.log import Records as Records
+    from fractune.features.matrix.cross_table import Cell as Cell
+    from fractune.features.matrix.cross_table import CrossTable as CrossTable
+    from fractune.features.noise.noise import NoiseResult as NoiseResult
+    from fractune.features.noise.noise import noise as noise
+    from fractune.features.pair.pair import pair as pair
+    from fractune.features.pair.result import PairResult as PairResult
+    from fractune.features.pair.result import PairSide as PairSide
+    from fractune.features.pair.result import RateLatency as RateLatency
+    from fractune.features.plan.plan import plan as plan
+    from fractune.features.plan.result import PlanResult as PlanResult
+    from fractune.features.tune.goal_result import Goal as Goal
+    from fractune.features.tune.goal_result import GoalEnd as GoalEnd
+    from fractune.features.tune.goal_result import GoalStep as GoalStep
+    from fractune.features.tune.goal_result import PeerTiming as PeerTiming
+    from fractune.features.tune.goal_result import SideBySide as SideBySide
+    from fractune.features.tune.result import BundleFile as BundleFile
+    from fractune.features.tune.result import KneeResult as KneeResult
+    from fractune.features.tune.result import MatchResult as MatchResult
+    from fractune.features.tune.result import Matrix as Matrix
+    from fractune.features.tune.result import TuneResult as TuneResult
+    from fractune.features.tune.tune import bundle as bundle
+    from fractune.features.tune.tune import knee as knee
+    from fractune.features.tune.tune import match as match
+    from fractune.features.tune.tune import matrix as matrix
+    from fractune.features.tune.tune import tune as tune
     from fractune.inference.choosing import VariantChoice as VariantChoice
     from fractune.inference.comparing.compare import Comparison as Comparison
     from fractune.inference.comparing.compare import compare as compare
@@ -57,19 +63,13 @@ if _typing.TYPE_CHECKING:
     from fractune.inference.session import InferenceSession as InferenceSession
     from fractune.inference.signatures import sign_bundle as sign_bundle
     from fractune.inference.signatures import verify_bundle as verify_bundle
-    from fractune.jobs import JobStatus as JobStatus
-    from fractune.jobs import OfferedShare as OfferedShare
-    from fractune.jobs import OperatorMatch as OperatorMatch
-    from fractune.jobs import OperatorStatus as OperatorStatus
-    from fractune.jobs import ShareResult as ShareResult
-    from fractune.jobs import Worker as Worker
-    from fractune.pairs import PairResult as PairResult
-    from fractune.pairs import PairSide as PairSide
-    from fractune.pairs import RateLatency as RateLatency
-    from fractune.reports.cross_table import Cell as Cell
-    from fractune.reports.cross_table import CrossTable as CrossTable
-    from fractune.reports.knee_report import KneeReport as KneeReport
-    from fractune.reports.rendering import Table as Table
+    from fractune.server.job_status import JobStatus as JobStatus
+    from fractune.server.job_status import OfferedShare as OfferedShare
+    from fractune.server.job_status import OperatorMatch as OperatorMatch
+    from fractune.server.job_status import OperatorStatus as OperatorStatus
+    from fractune.server.job_status import ShareResult as ShareResult
+    from fractune.server.job_status import Worker as Worker
+    from fractune.text.rendering import Table as Table
     from fractune_core.analysis.match import Policy as Policy
     from fractune_core.analysis.noise import NoiseAdvice as NoiseAdvice
     from fractune_core.analysis.roofline import Arithmetic as Arithmetic
@@ -90,29 +90,36 @@ if _typing.TYPE_CHECKING:
 _os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 _HOMES = {
-    "fractune.api.costing": ("CostResult", "cost"),
-    "fractune.api.fusing": ("FusedModel", "fuse"),
-    "fractune.api.noise": ("NoiseResult", "noise"),
-    "fractune.api.planning": ("plan",),
-    "fractune.api.server.client": ("Client", "connect"),
-    "fractune.api.server.job": ("Job",),
-    "fractune.api.server.log": ("Imported", "Log", "Pruned", "Records"),
-    "fractune.api.sharing": ("pair",),
-    "fractune.api.tuning": ("bundle", "knee", "local_stack", "match", "matrix", "tune"),
-    "fractune.api.values.plans": ("PlanResult",),
-    "fractune.api.values.results": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
-    "fractune.costs": ("JobCost", "Prices"),
-    "fractune.goals": ("Goal", "GoalEnd", "GoalStep", "PeerTiming", "SideBySide"),
+    "fractune.features.cost.cost": ("CostResult", "cost"),
+    "fractune.features.fuse.fuse": ("FusedModel", "fuse"),
+    "fractune.features.noise.noise": ("NoiseResult", "noise"),
+    "fractune.features.plan.plan": ("plan",),
+    "fractune.features.client": ("Client", "connect", "local_stack"),
+    "fractune.features.job": ("Job",),
+    "fractune.features.log.log": ("Imported", "Log", "Pruned", "Records"),
+    "fractune.features.pair.pair": ("pair",),
+    "fractune.features.tune.tune": ("bundle", "knee", "match", "matrix", "tune"),
+    "fractune.features.plan.result": ("PlanResult",),
+    "fractune.features.tune.result": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
+    "fractune.features.cost.job_cost": ("JobCost", "Prices"),
+    "fractune.features.tune.goal_result": ("Goal", "GoalEnd", "GoalStep", "PeerTiming", "SideBySide"),
     "fractune.inference.choosing": ("VariantChoice",),
     "fractune.inference.comparing.compare": ("Comparison", "compare"),
     "fractune.inference.model": ("Model", "load"),
     "fractune.inference.session": ("InferenceSession",),
     "fractune.inference.signatures": ("sign_bundle", "verify_bundle"),
-    "fractune.jobs": ("JobStatus", "OfferedShare", "OperatorMatch", "OperatorStatus", "ShareResult", "Worker"),
-    "fractune.pairs": ("PairResult", "PairSide", "RateLatency"),
-    "fractune.reports.cross_table": ("Cell", "CrossTable"),
-    "fractune.reports.knee_report": ("KneeReport",),
-    "fractune.reports.rendering": ("Table",),
+    "fractune.server.job_status": (
+        "JobStatus",
+        "OfferedShare",
+        "OperatorMatch",
+        "OperatorStatus",
+        "ShareResult",
+        "Worker",
+    ),
+    "fractune.features.pair.result": ("PairResult", "PairSide", "RateLatency"),
+    "fractune.features.matrix.cross_table": ("Cell", "CrossTable"),
+    "fractune.features.knee.report": ("KneeReport",),
+    "fractune.text.rendering": ("Table",),
     "fractune_core.analysis.match": ("Policy",),
     "fractune_core.analysis.noise": ("NoiseAdvice",),
     "fractune_core.analysis.sharing": ("RoundTimes", "SharingFigures", "SideFigures", "Verdict"),

@@ -38,13 +38,15 @@ CORE = tuple(
     )
 )
 
-API = tuple(f"fractune.api{name}" for name in ("", ".server", ".values"))
-
 INFERENCE = tuple(f"fractune.inference{name}" for name in ("", ".comparing", ".cpu", ".gpu", ".tvm_runtime"))
 
-REPORTS = tuple(f"fractune.reports{name}" for name in ("", ".pictures", ".tables"))
+FEATURES = tuple(
+    f"fractune.features.{name}" for name in ("cost", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "tune")
+)
 
-COMMAND = (*CORE, "fractune", *API, "fractune.cli", "fractune.reports", "typer", "rich")
+BELOW_FEATURES = tuple(f"fractune.{name}" for name in ("local", "models", "server", "sessions", "text"))
+
+COMMAND = (*CORE, "fractune", "fractune.cli", "fractune.features", *FEATURES, *BELOW_FEATURES, "typer", "rich")
 """what every command may import"""
 
 STORE = tuple(f"fractune_server.store{name}" for name in ("", ".database", ".files", ".records"))
@@ -53,6 +55,11 @@ STORE = tuple(f"fractune_server.store{name}" for name in ("", ".database", ".fil
 def child_room(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
     tvm = ("tvm", "tvm_ffi", "tvm_ffi_orcjit", "numpy", "onnx", "onnxslim")
     return room(*CORE, "fractune_workers.child", *tvm, *imports, lazily=("ml_dtypes", *lazily))
+
+
+def feature(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
+    """A feature of the client: its function, result, table and picture."""
+    return room(*CORE, "fractune", *BELOW_FEATURES, *imports, lazily=lazily)
 
 
 # A room inside a room (`fractune_workers.children`) stands for itself: neither may import the other unless it says so.
@@ -242,96 +249,65 @@ ROOMS = {
         "fractune_workers.cuda",
         "fractune_workers.gpu",
     ),
-    # ---- client
-    "fractune": room(
-        *CORE,
-        GRPC_STUBS,
-        "google.protobuf",
-        "grpc",
-        "grpc_health",
-        lazily=(*API, "fractune.inference", "fractune.inference.comparing", *REPORTS),
-    ),
-    "fractune.cli": room(
-        *CORE,
-        "fractune",
-        "fractune.api.server",
-        "fractune.reports",
-        "fractune.reports.tables",
-        "typer",
-        "click",
-        "rich",
-    ),
+    # ---- client: commands, then the features, side by side, then where a job runs, then what all of it stands on
+    "fractune": room(*CORE, lazily=("fractune.features", *FEATURES, *INFERENCE, "fractune.server", "fractune.text")),
+    "fractune.cli": room(*CORE, "fractune", "fractune.features.tune", *BELOW_FEATURES, "typer", "click", "rich"),
     # A command is loaded by its name, and knows none of another room.
     "fractune.cli.commands": room(),
-    "fractune.cli.commands.fleet": room(
-        *COMMAND,
-        "fractune.launchers",
-        "fractune.local",
-        "fractune.reports.pictures",
-    ),
-    "fractune.cli.commands.jobs": room(*COMMAND, "fractune.log_io", "fractune.reports.tables"),
-    "fractune.cli.commands.models": room(
-        *COMMAND,
-        *INFERENCE,
-        "fractune.local",
-        "fractune.planning",
-        *REPORTS[1:],
-        lazily=("numpy",),
-    ),
-    # What `import fractune` offers: functions above, what they say to a server in the middle, values below.
-    "fractune.api": room(
-        *CORE,
-        "fractune",
-        *API[1:],
-        "fractune.launchers",
-        "fractune.local",
-        "fractune.planning",
-        *REPORTS,
-    ),
-    "fractune.api.server": room(
-        *CORE,
-        "fractune",
-        "fractune.api.values",
-        "fractune.local",
-        "fractune.log_io",
-        "fractune.reports",
-        "fractune.reports.tables",
-        "rich",
-        lazily=("fractune.planning",),
-    ),
-    # Models in memory are written by the package that made them, which is loaded then.
-    "fractune.api.values": room(
-        *CORE,
-        "fractune",
-        "fractune.planning",
-        *REPORTS,
-        "fractune.scripts",
-        lazily=("fractune.inference", "onnx", "torch", "tvm"),
-    ),
-    # The user's own Python file runs in a child of the user's command, never in a part of a fleet.
-    "fractune.scripts": room(*CORE, "fractune.launchers", "fractune.local", lazily=("tvm",)),
-    # `fractune server` and `fractune worker` become those parts; nothing else in the client knows them. A peer is timed
-    # beside a bundle in a process that is confined as the workers' are.
-    "fractune.launchers": room(
-        *CORE,
+    "fractune.cli.commands.fleet": room(*COMMAND),
+    "fractune.cli.commands.jobs": room(*COMMAND),
+    "fractune.cli.commands.models": room(*COMMAND, *INFERENCE, lazily=("numpy",)),
+    # What `import fractune` offers: a client of a server on top, the features below it.
+    "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),
+    "fractune.features.cost": feature("fractune.features.tune"),
+    "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
+    "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
+    "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
+    "fractune.features.matrix": feature(lazily=("matplotlib",)),
+    "fractune.features.noise": feature(lazily=("matplotlib",)),
+    # Two models run at the same time, each in a process that is confined as the workers' are.
+    "fractune.features.pair": feature(
+        "fractune.features.noise",
         lazily=(
             *INFERENCE,
-            "fractune_server",
-            *(
-                f"fractune_workers{name}"
-                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks", ".reader")
-            ),
+            *(f"fractune_workers.{name}" for name in ("calibration", "child", "confinement", "locks")),
         ),
     ),
-    "fractune.local": room(*CORE, "fractune", "fractune.launchers", "platformdirs"),
-    # What was measured as values, numbers as text; the tables and the pictures stand on these.
-    "fractune.reports": room(*CORE, "fractune", "rich"),
-    "fractune.reports.pictures": room(*CORE, "fractune", "fractune.reports", lazily=("matplotlib",)),
-    "fractune.reports.tables": room(*CORE, "fractune", "fractune.reports"),
-    "fractune.planning": room(
-        *CORE, "fractune", "fractune.reports", "fractune.reports.pictures", lazily=("matplotlib",)
+    "fractune.features.plan": feature(lazily=("matplotlib",)),
+    # A peer is timed beside a bundle in a process that is confined as the workers' are.
+    "fractune.features.tune": feature(
+        "fractune.features.knee",
+        "fractune.features.log",
+        "fractune.features.matrix",
+        lazily=(*INFERENCE, *(f"fractune_workers.{name}" for name in ("child", "confinement", "locks"))),
     ),
-    "fractune.log_io": room(*CORE, "fractune", lazily=("tvm", "tvm_ffi", "numpy")),
+    # Where a job runs: a server, or a stack of its own, followed to the job's end.
+    "fractune.sessions": room(
+        *CORE,
+        "fractune",
+        "fractune.local",
+        "fractune.server",
+        "fractune.text",
+        "rich",
+        lazily=("fractune.features",),
+    ),
+    # Models in memory are written by the package that made them, which is loaded then. The user's own Python file runs
+    # in a child of the user's command, never in a part of a fleet.
+    "fractune.models": room(*CORE, "fractune", "fractune.local", lazily=("onnx", "torch", "tvm")),
+    # `fractune server` and `fractune worker` become those parts.
+    "fractune.local": room(
+        *CORE,
+        "fractune",
+        "fractune.server",
+        "platformdirs",
+        lazily=(
+            "fractune_server",
+            *(f"fractune_workers{name}" for name in ("", ".calibration", ".gpu", ".inventory")),
+        ),
+    ),
+    "fractune.server": room(*CORE, GRPC_STUBS, "google.protobuf", "grpc", "grpc_health"),
+    # Numbers, tables and pictures as people read them.
+    "fractune.text": room(*CORE, "fractune", "rich", lazily=("matplotlib",)),
     # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
     "fractune.inference": room(
         *CORE,

@@ -11,12 +11,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from fractune.features.log.files import csv_row, read_jsonl
+from fractune.features.plan.plan_file import read_plan
+from fractune.features.plan.rows import bundle_rows
 from fractune.inference.choosing import choose_variant
 from fractune.inference.tvm_runtime.array_files import array_names
 from fractune.inference.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
-from fractune.log_io.log_files import csv_row, read_jsonl
-from fractune.planning.plan_file import read_plan
-from fractune.planning.rows import bundle_rows
 from fractune_core.convert import record_from_proto, record_to_proto
 from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, write_archive
 from fractune_core.planning.devices import cpu_type

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fractune.rpc import RpcClient
+from fractune.server.rpc import RpcClient
 from fractune_core.errors import ServerUnreachable
 from tests.support.processes.cli_process import start_fractune, stopped_at_end
 from tests.support.processes.redis_process import wait_until

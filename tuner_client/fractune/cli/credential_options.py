@@ -1,6 +1,6 @@
 """The options by which a client knows a server and shows who it is: the same for every command with --server.
 
-They are another way to set the environment variables of `fractune.credentials`, which hold file names, no secrets.
+They set the environment variables of `fractune.server.credentials`, which hold file names and no secrets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fractune.credentials import VARIABLES
+from fractune.server.credentials import VARIABLES
 
 _HELP = {
     "ca": "Use TLS with --server; the file has its authority's certificate.",

@@ -1,5 +1,6 @@
-"""The environment variables of the command line alone, beside those of `fractune.credentials`; the Python API has two
-more, FRACTUNE_SERVER and FRACTUNE_STATE (`fractune.api.server.finding`, `fractune.local.state`).
+"""The environment variables of the command line alone, beside those of `fractune.server.credentials`.
+
+The Python API has two more, FRACTUNE_SERVER and FRACTUNE_STATE (`fractune.sessions.finding`, `fractune.local.state`).
 """
 
 from __future__ import annotations

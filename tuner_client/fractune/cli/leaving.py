@@ -10,11 +10,10 @@ import termios
 from collections.abc import Iterator
 from typing import Self
 
-from fractune.api.server.progress import View
 from fractune.cli.stopped import Stopped, terminal_gone
-from fractune.goals import Goal
-from fractune.jobs import JobStatus
-from fractune.rpc import Absence
+from fractune.server.job_status import JobStatus
+from fractune.server.rpc import Absence
+from fractune.sessions.progress import GoalNews, View
 
 
 class LeavableView(View):
@@ -38,7 +37,7 @@ class LeavableView(View):
         with _lost_terminal_stops():
             self._view.show(job)
 
-    def show_goal(self, goal: Goal) -> None:
+    def show_goal(self, goal: GoalNews) -> None:
         with _lost_terminal_stops():
             self._view.show_goal(goal)
 

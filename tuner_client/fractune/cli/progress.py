@@ -12,15 +12,13 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from fractune.api.server.progress import LineView, View, print_absence, status_text
 from fractune.cli.leaving import LeavableView
-from fractune.goals import Goal
-from fractune.jobs import JobStatus, OperatorStatus
-from fractune.reports.rendering import Column, Table, literal
-from fractune.reports.tables.goal import goal_json, goal_line, step_line
-from fractune.reports.tables.result import operator_json
-from fractune.reports.text import ratio_text, time_text
-from fractune.rpc import Absence
+from fractune.features.tune.table import operator_json
+from fractune.server.job_status import JobStatus, OperatorStatus
+from fractune.server.rpc import Absence
+from fractune.sessions.progress import GoalNews, LineView, View, print_absence, status_text
+from fractune.text.rendering import Column, Table, literal
+from fractune.text.text import ratio_text, time_text
 
 _TABLE_ROWS = 24
 """operators that the live table shows, the heaviest first"""
@@ -56,8 +54,8 @@ class JsonView(View):
                 self._report("operator", operator.workload_hash, operator_json(operator))
         self._report("progress", name, {"state": job.state.value, **progress_json(job)})
 
-    def show_goal(self, goal: Goal) -> None:
-        print(json.dumps({"event": "goal", **goal_json(goal)}), flush=True)
+    def show_goal(self, goal: GoalNews) -> None:
+        print(json.dumps({"event": "goal", **goal.fields}), flush=True)
 
     def show_absence(self, absence: Absence) -> None:
         print(json.dumps({"event": "waiting", **asdict(absence)}), flush=True)
@@ -88,7 +86,7 @@ class TableView(View):
     def __init__(self, console: Console | None = None) -> None:
         self._live = Live(console=console, auto_refresh=False)
         self._job: JobStatus | None = None
-        self._goal: Goal | None = None
+        self._goal: Sequence[str] = ()
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -101,8 +99,8 @@ class TableView(View):
         self._job = job
         self._update()
 
-    def show_goal(self, goal: Goal) -> None:
-        self._goal = goal
+    def show_goal(self, goal: GoalNews) -> None:
+        self._goal = goal.lines
         self._update()
 
     def show_absence(self, absence: Absence) -> None:
@@ -110,7 +108,7 @@ class TableView(View):
 
     def _update(self) -> None:
         table = [] if self._job is None else [job_table(self._job)]
-        lines = [] if self._goal is None else goal_lines(self._goal)
+        lines = goal_lines(self._goal) if self._goal else []
         self._live.update(Group(*table, *lines), refresh=True)
 
 
@@ -136,9 +134,9 @@ def _operator_cells(operator: OperatorStatus, shares: Sequence[str]) -> tuple[st
     return tuple(cells)
 
 
-def goal_lines(goal: Goal) -> list[Text]:
+def goal_lines(lines: Sequence[str]) -> list[Text]:
     """What is to be beaten, and how far the last steps came."""
-    steps = [literal(step_line(step)) for step in goal.steps[-_GOAL_STEPS:]]
+    steps = [literal(step) for step in lines[1:][-_GOAL_STEPS:]]
     for step in steps:
         step.pad_left(6)
-    return [literal(goal_line(goal), style="bold"), *steps]
+    return [literal(lines[0], style="bold"), *steps]

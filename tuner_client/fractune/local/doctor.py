@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fractune.launchers import look_for_cuda
 from fractune.local.embedded_redis import redis_binary
+from fractune.local.programs import look_for_cuda
 from fractune.local.stack import own_env
 from fractune_core.errors import FractuneError
 

@@ -23,7 +23,7 @@ from fractune.local.embedded_redis import disk_was_full, redis_answers, redis_co
 from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.local.state import StackFolder, open_state, socket_dir
-from fractune.rpc import RpcClient
+from fractune.server.rpc import RpcClient
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable

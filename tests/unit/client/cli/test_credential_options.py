@@ -8,8 +8,8 @@ import pytest
 import typer
 
 from fractune.cli import build_app, main
-from fractune.cli.quantities import parse_bytes, parse_lifetime_s
-from fractune.credentials import VARIABLES
+from fractune.server.credentials import VARIABLES
+from fractune.text.quantities import parse_bytes, parse_lifetime_s
 from fractune_core.errors import BadRequest
 
 OPTIONS = {f"--{name.replace('_', '-')}" for name in VARIABLES}

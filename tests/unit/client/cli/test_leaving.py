@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from fractune.api.server.progress import View
 from fractune.cli.leaving import LeavableView
 from fractune.cli.on_done import news, run_when_done
 from fractune.cli.stopped import Stopped, take_signals
-from fractune.from_proto import job_status
-from fractune.jobs import JobStatus
+from fractune.server.from_proto import job_status
+from fractune.server.job_status import JobStatus
+from fractune.sessions.progress import View
 from fractune_core.errors import JobFailed
 from fractune_core.jobs import JobState
 from tests.support.client_samples import job_script

@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fractune.api.server.progress import BarView, LineView, status_text
 from fractune.cli.commands.jobs.jobs import job_json
 from fractune.cli.progress import JsonView, TableView, job_table, progress_json
-from fractune.from_proto import job_status
-from fractune.goals import Goal, GoalStep, PeerTiming, SideBySide
-from fractune.reports.tables.result import print_result, result_json
+from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide
+from fractune.features.tune.goal_table import goal_news
+from fractune.features.tune.table import print_result, result_json
+from fractune.server.from_proto import job_status
+from fractune.sessions.progress import BarView, LineView, status_text
 from tests.support.client_samples import job_script
 
 
@@ -71,9 +72,9 @@ def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest
     console = Console(width=140, record=True, file=sys.stderr, force_terminal=True)
     for view in (TableView(console), LineView(), JsonView()):
         with view:
-            view.show_goal(known)
+            view.show_goal(goal_news(known))
             view.show(job_status(job_script()[2]))
-            view.show_goal(timed)
+            view.show_goal(goal_news(timed))
     lines = ("goal  onnxruntime 1.31: cpu:1 1.00 ms", "7 trials, 40 s, ours / theirs: cpu:1 2.00 (2.00 .. 2.00)")
     said, shown = capsys.readouterr().out, console.export_text()
     for line in lines:

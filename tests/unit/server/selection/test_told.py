@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from fractune.from_proto import operator_status
+from fractune.features.matrix.cross_table import CrossTable, operator_table, sentences
 from fractune.inference.choosing import choose_variant
-from fractune.jobs import OperatorRecords
-from fractune.reports.cross_table import CrossTable, operator_table, sentences
+from fractune.server.from_proto import operator_status
+from fractune.server.job_status import OperatorRecords
 from fractune_core.analysis.match import How, find_match
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.files.bundles import Bundle

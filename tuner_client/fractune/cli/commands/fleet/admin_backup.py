@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.launchers import back_up_state, restore_state
+from fractune.local.programs import back_up_state, restore_state
 from fractune.local.state import default_state_dir
-from fractune.output_files import check_free, check_writable
+from fractune.text.output_files import check_free, check_writable
 
 
 def backup(

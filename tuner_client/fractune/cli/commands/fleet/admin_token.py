@@ -12,11 +12,11 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.environment import database_address
-from fractune.cli.quantities import parse_bytes, parse_lifetime_s
-from fractune.launchers.admin import create_token, list_tokens, revoke_token
+from fractune.local.programs_admin import create_token, list_tokens, revoke_token
 from fractune.local.state import default_state_dir
-from fractune.reports.rendering import Column, Table
-from fractune.reports.text import table_console
+from fractune.text.quantities import parse_bytes, parse_lifetime_s
+from fractune.text.rendering import Column, Table
+from fractune.text.text import table_console
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.jobs import Priority

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.server.finding import named_server
 from fractune.cli import options
-from fractune.credentials import Credentials
-from fractune.rpc import RpcClient
+from fractune.server.credentials import Credentials
+from fractune.server.rpc import RpcClient
+from fractune.sessions.finding import named_server
 from fractune_core.errors import FractuneError
 from fractune_core.names import HealthPart
 

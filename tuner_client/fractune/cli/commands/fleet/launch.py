@@ -11,9 +11,9 @@ import typer
 from fractune.cli import logs, options
 from fractune.cli.environment import database_address, fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
-from fractune.cli.quantities import parse_bytes
-from fractune.launchers import Listening, run_server, run_worker
+from fractune.local.programs import Listening, run_server, run_worker
 from fractune.local.state import default_state_dir
+from fractune.text.quantities import parse_bytes
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.worker_options import RoleName, WorkerOptions
 from fractune_core.records import COLD, WARM

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.noise import MOST_CANDIDATES, MOST_MEASURERS, NoiseResult
-from fractune.api.noise import noise as measure_noise
 from fractune.cli import options
-from fractune.reports.pictures.figure import check_picture
-from fractune.reports.text import span_text, table_console
+from fractune.features.noise.noise import MOST_CANDIDATES, MOST_MEASURERS, NoiseResult
+from fractune.features.noise.noise import noise as measure_noise
+from fractune.text.figure import check_picture
+from fractune.text.text import span_text, table_console
 from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.shares import Share

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.launchers import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands
+from fractune.local.programs import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands
 from fractune.local.stack import own_env
-from fractune.reports.rendering import Column, Table
-from fractune.reports.text import percent_text, table_console
+from fractune.text.rendering import Column, Table
+from fractune.text.text import percent_text, table_console
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import unit_name
 

@@ -12,7 +12,7 @@ import typer
 from fractune.cli import options
 from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
-from fractune.rpc import RpcClient
+from fractune.server.rpc import RpcClient
 from fractune_core.errors import ServerUnreachable
 from fractune_core.shares import parse_shares
 

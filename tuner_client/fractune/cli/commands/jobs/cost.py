@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.costing import DEFAULT_LIMIT
-from fractune.api.costing import cost as costs_of
 from fractune.cli import options
-from fractune.cli.quantities import parse_lifetime_s
+from fractune.features.cost.cost import DEFAULT_LIMIT
+from fractune.features.cost.cost import cost as costs_of
+from fractune.text.quantities import parse_lifetime_s
 
 
 def cost(

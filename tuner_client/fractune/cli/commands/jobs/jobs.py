@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from fractune.api.server.sessions import server_session, session
 from fractune.cli import options
 from fractune.cli.on_done import run_when_done
 from fractune.cli.progress import choose_view
-from fractune.jobs import JobStatus, Worker
-from fractune.output_files import check_writable
-from fractune.reports.rendering import Column, Table
-from fractune.reports.tables.result import print_result, result_json
-from fractune.reports.text import table_console
-from fractune.rpc import RECONNECT_S
+from fractune.features.tune.table import print_result, result_json
+from fractune.server.job_status import JobStatus, Worker
+from fractune.server.rpc import RECONNECT_S
+from fractune.sessions.session import server_session, session
+from fractune.text.output_files import check_writable
+from fractune.text.rendering import Column, Table
+from fractune.text.text import table_console
 from fractune_core.shares import units_text
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.server.log import check_export
-from fractune.api.server.sessions import session
-from fractune.api.tuning import match as match_model
-from fractune.api.values.requests import check_record_filter
 from fractune.cli import options
-from fractune.log_io import jsondatabase
-from fractune.reports.text import table_console
+from fractune.features.log import jsondatabase
+from fractune.features.log.log import check_export
+from fractune.features.tune.tune import match as match_model
+from fractune.sessions.requests import check_record_filter
+from fractune.sessions.session import session
+from fractune.text.text import table_console
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
 

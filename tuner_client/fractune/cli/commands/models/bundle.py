@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.server.sessions import session
-from fractune.api.tuning import bundle as bundle_model
 from fractune.cli import options
 from fractune.cli.progress import choose_view
+from fractune.features.tune.tune import bundle as bundle_model
 from fractune.inference.signatures import check_private_key, open_bundle
-from fractune.output_files import check_writable
-from fractune.rpc import RECONNECT_S
+from fractune.server.rpc import RECONNECT_S
+from fractune.sessions.session import session
+from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
 from fractune_core.names import ROBUST_VARIANT
 

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.fusing import FusedModel
-from fractune.api.fusing import fuse as fuse_models
 from fractune.cli import options
-from fractune.reports.tables.slots import apart_text, slots_text
+from fractune.features.fuse.fuse import FusedModel
+from fractune.features.fuse.fuse import fuse as fuse_models
+from fractune.features.fuse.slots_text import apart_text, slots_text
 
 
 def fuse(

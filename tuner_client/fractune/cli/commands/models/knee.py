@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.tuning import knee as model_knee
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.reports.pictures.figure import check_picture
-from fractune.reports.tables.knee import knee_json
-from fractune.reports.text import table_console
-from fractune.rpc import RECONNECT_S
+from fractune.features.knee.table import knee_json
+from fractune.features.tune.tune import knee as model_knee
+from fractune.server.rpc import RECONNECT_S
+from fractune.text.figure import check_picture
+from fractune.text.text import table_console
 
 
 def knee(

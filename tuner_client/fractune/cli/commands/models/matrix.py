@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.tuning import matrix as model_matrix
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.output_files import check_writable, replacing
-from fractune.reports.cross_table import CrossTable
-from fractune.reports.pictures.figure import check_picture
-from fractune.reports.tables.cross import COLUMNS, rows, table_json
-from fractune.reports.text import table_console
-from fractune.rpc import RECONNECT_S
+from fractune.features.matrix.cross_table import CrossTable
+from fractune.features.matrix.table import COLUMNS, rows, table_json
+from fractune.features.tune.tune import matrix as model_matrix
+from fractune.server.rpc import RECONNECT_S
+from fractune.text.figure import check_picture
+from fractune.text.output_files import check_writable, replacing
+from fractune.text.text import table_console
 
 
 def matrix(

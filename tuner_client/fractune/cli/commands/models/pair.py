@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.sharing import DEFAULT_ROUNDS
-from fractune.api.sharing import pair as measure_pair
 from fractune.cli import options
-from fractune.reports.text import table_console
+from fractune.features.pair.pair import DEFAULT_ROUNDS
+from fractune.features.pair.pair import pair as measure_pair
+from fractune.text.text import table_console
 from fractune_core.errors import BadRequest
 
 

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
-from fractune.api.planning import plan as make_plan
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.planning.deployment import FORMS
-from fractune.reports.pictures.figure import check_picture
-from fractune.reports.text import table_console
-from fractune.rpc import RECONNECT_S
+from fractune.features.plan.deployment import FORMS
+from fractune.features.plan.plan import plan as make_plan
+from fractune.server.rpc import RECONNECT_S
+from fractune.text.figure import check_picture
+from fractune.text.text import table_console
 from fractune_core.errors import BadRequest
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fractune.cli import options
+from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.onnxruntime_model import NAME
 from fractune.inference.comparing.turns import PACED, Times, differences, spread_text, time_in_turns
@@ -20,8 +21,7 @@ from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
-from fractune.reports.tables.slots import apart_text, slots_text
-from fractune.reports.text import ratio_text
+from fractune.text.text import ratio_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.names import UNTUNED_VARIANT

@@ -9,24 +9,24 @@ from typing import Annotated, Any
 
 import typer
 
-from fractune.api.goal import DEFAULT_MINUTES, PEERS
-from fractune.api.server.sessions import server_session
-from fractune.api.tuning import tune as tune_model
-from fractune.api.values.requests import check_above_zero
-from fractune.api.values.results import TuneResult
 from fractune.cli import options
 from fractune.cli.on_done import run_when_done
 from fractune.cli.progress import choose_view
-from fractune.goals import Goal
+from fractune.features.fuse.slots_text import apart_text, slots_text
+from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
+from fractune.features.tune.goal_result import Goal
+from fractune.features.tune.goal_table import goal_json, goal_table, verdict_line
+from fractune.features.tune.result import TuneResult
+from fractune.features.tune.table import print_result, result_json
+from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
-from fractune.output_files import check_writable
-from fractune.reports.pictures.figure import check_picture
-from fractune.reports.tables.goal import goal_json, goal_table, verdict_line
-from fractune.reports.tables.result import print_result, result_json
-from fractune.reports.tables.slots import apart_text, slots_text
-from fractune.reports.text import table_console
-from fractune.rpc import RECONNECT_S
+from fractune.server.rpc import RECONNECT_S
+from fractune.sessions.requests import check_above_zero
+from fractune.sessions.session import server_session
+from fractune.text.figure import check_picture
+from fractune.text.output_files import check_writable
+from fractune.text.text import table_console
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import SUFFIX, Bundle

@@ -8,7 +8,7 @@ import pytest
 
 import fractune
 from fractune.cli import main
-from fractune.reports.tables.slots import apart_text, slots_text
+from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune_core.errors import BadRequest
 from fractune_core.files.fused import write_fused
 from tests.support.processes.cli_process import write_model

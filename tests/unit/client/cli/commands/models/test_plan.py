@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fractune
-from fractune.api.planning import plan as make_plan
 from fractune.cli import main
+from fractune.features.plan.plan import plan as make_plan
 from fractune_core.errors import PlanInfeasible
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.wire import plan_to_proto

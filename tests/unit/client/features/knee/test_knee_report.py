@@ -1,0 +1,124 @@
+"""Knees as people see them: the slack they write, tables, JSON, sentences and pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fractune.features.knee.picture import draw_knee
+from fractune.features.knee.report import KneeReport, drawn_units, knee_report
+from fractune.features.knee.table import knee_json, knee_lines, knee_table
+from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.shares import units_text
+
+Measured = dict[str, tuple[int, Sequence[float]]]
+
+THREE: Measured = {
+    "mps:100": (132, [2.0e-3, 2.1e-3, 1.9e-3]),
+    "mps:12": (16, [8.0e-3, 8.2e-3, 8.1e-3]),
+    "mps:50": (66, [2.1e-3, 2.1e-3, 2.3e-3]),
+}
+TWO: Measured = {"mps:12": (16, [8e-4]), "mps:100": (132, [2e-4])}
+ONE: Measured = {"mps:12": (16, [1.5])}
+
+
+def report(name: str = "squeezenet", measured: Measured | None = None, slack: float = 0.1) -> KneeReport:
+    return knee_report(name, THREE if measured is None else measured, 132, slack, "sm")
+
+
+def test_a_report_takes_medians_by_units() -> None:
+    one = report()
+    assert list(one.run_secs) == [16, 66, 132]
+    assert one.curve.measured == {16: 8.1e-3, 66: 2.1e-3, 132: 2.0e-3}
+    assert one.knee.units is not None
+    assert 16 < one.knee.units <= 66
+
+
+def test_shares_that_granted_the_same_units_are_one() -> None:
+    one = report(measured={"mps:25": (32, [1.0, 2.0]), "mps:26": (32, [3.0]), "mps:100": (132, [1.0])})
+    assert one.shares == {32: "mps:25, mps:26", 132: "mps:100"}
+    assert one.curve.measured[32] == 2.0
+
+
+def test_a_report_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(BadRequest, match="squeezenet has no times at mps:12"):
+        report(measured={"mps:12": (16, [])})
+    with pytest.raises(BadRequest, match="no share"):
+        report(measured={})
+    with pytest.raises(BadRequest, match="has 132"):
+        report(measured={"mps:100": (144, [1.0])})
+
+
+def test_units_are_written_as_people_do() -> None:
+    assert [units_text(1, "core"), units_text(2, "core"), units_text(132, "sm")] == ["1 core", "2 cores", "132 SMs"]
+
+
+def test_large_devices_are_drawn_at_some_units() -> None:
+    one = knee_report("x", {"a": (7, [9.0]), "b": (501, [2.0]), "c": (4096, [1.0])}, 4096, 0.1)
+    units = drawn_units(one)
+    assert len(units) < 250
+    assert {7, 501, 4096, one.knee.units} <= set(units)
+
+
+def test_the_table_says_times_knee_and_error() -> None:
+    text = io.StringIO()
+    reports = [report(), report("conv2d", TWO), report("dense", ONE)]
+    Console(file=text, width=200).print(knee_table(reports, "time by share"))
+    lines = {line.split()[1]: line for line in text.getvalue().splitlines() if line.startswith("│")}
+    assert "at mps:12" in text.getvalue()
+    assert all(part in lines["squeezenet"] for part in ("8.10 ms", "SMs", "~", "fitted"))
+    assert all(part in lines["conv2d"] for part in ("800 us", "59 to 120 SMs", "bound"))
+    assert all(part in lines["dense"] for part in ("1.50 s", "one point"))
+
+
+def test_json_has_every_repeat_and_can_be_written() -> None:
+    data = json.loads(json.dumps(knee_json(report())))
+    assert data["measured"][0] == {
+        "share": "mps:12",
+        "units": 16,
+        "median_s": 8.1e-3,
+        "run_secs": [8.0e-3, 8.2e-3, 8.1e-3],
+    }
+    assert (data["units_total"], data["slack"], data["curve"]) == (132, 0.1, "fitted")
+    assert data["loss"] <= 0.1
+    assert data["knee_units_fewest"] <= data["knee_units"] <= data["knee_units_most"]
+    nothing = knee_json(report(measured=ONE))
+    assert (nothing["knee_units"], nothing["loss"], nothing["fit"]) == (None, None, None)
+
+
+def test_a_measured_knee_names_its_share() -> None:
+    data = knee_json(report(measured={"mps:50": (66, [1.0]), "mps:100": (132, [1.0]), "mps:12": (16, [4.0])}, slack=0))
+    assert (data["knee_units"], data["knee_share"], data["knee_is_measured"]) == (66, "mps:50", True)
+
+
+def test_sentences_say_how_sure_they_are() -> None:
+    predicted, bound, nothing = knee_lines([report(), report("conv2d", TWO), report("dense", ONE)])
+    assert predicted.startswith("squeezenet: ")
+    assert "predicted times are off by about" in predicted
+    assert "two shares measured" in bound
+    assert "one share measured" in nothing
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_every_kind_of_curve_is_drawn(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / f"knee{suffix}"
+    flat: Measured = {"a": (1, [2.0, 2.1]), "b": (66, [2.2]), "c": (132, [2.0])}
+    draw_knee([report(), report("a name " * 20, TWO), report("dense", ONE), report("flat", flat)], "knees", path)
+    assert path.stat().st_size > 1000
+
+
+def test_what_is_not_drawn_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "knee.svg"
+    draw_knee([report(f"operator {number}", ONE) for number in range(14)], "knees", path)
+    assert "knees (2 more not drawn)" in path.read_text(encoding="utf-8")
+
+
+def test_a_picture_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateUnusable, match="cannot write the picture"):
+        draw_knee([report()], "knees", tmp_path / "file" / "knee.png")

@@ -1,0 +1,195 @@
+"""The table tuned-at x run-at: losses, ties, what its sentences say, and its picture."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from fractune.features.matrix.cross_table import Cell, CrossTable, model_table, operator_table, sentences, signed
+from fractune.features.matrix.picture import draw_table
+from fractune.features.matrix.table import cell_text, rows, table_json
+from fractune.server.from_proto import job_status, operator_records
+from fractune.text.figure import check_picture
+from fractune_core.analysis.slowdown_ci import Slowdown
+from fractune_core.convert import record_to_proto
+from fractune_core.errors import BadRequest
+from fractune_core.pb import fractune_pb2 as pb
+from tests.support.samples import validation
+
+SHARES = ("cpu:1", "cpu:2")
+NOISE = (0.99, 1.0, 1.01, 1.0, 0.995, 1.005, 1.0, 1.003, 0.997, 1.0, 1.0)
+
+
+def cell(secs: float, timing: str = "j1") -> Cell:
+    return Cell([secs * noise for noise in NOISE], timing)
+
+
+TABLE = CrossTable(
+    "m.onnx",
+    1,
+    SHARES,
+    {
+        "untuned": {"cpu:1": cell(4e-3), "cpu:2": cell(3e-3)},
+        "cpu:1": {
+            "cpu:1": cell(2e-3),
+            "cpu:2": Cell([1.005e-3, 1.02e-3, 0.98e-3, 1.01e-3, 0.99e-3, 1.0e-3, 1.01e-3], "other"),
+        },
+        "cpu:2": {"cpu:1": cell(2.28e-3), "cpu:2": cell(1e-3)},
+    },
+)
+
+
+def test_each_cell_says_time_and_loss_and_noise_is_a_tie() -> None:
+    assert cell_text(TABLE, "cpu:1", "cpu:1") == "2.00 ms  fastest"
+    assert cell_text(TABLE, "cpu:2", "cpu:1") == "2.28 ms  +14 % ± 0.0 %"
+    assert cell_text(TABLE, "untuned", "cpu:1") == "4.00 ms  +100 % ± 0.0 %"
+    assert [cell_text(TABLE, name, "cpu:2") for name in SHARES] == ["1.01 ms  tie", "1.00 ms  fastest"]
+
+
+def test_one_schedule_that_is_the_fastest_under_two_names_ties_with_nobody() -> None:
+    cells = {"cpu:1": {"cpu:2": cell(1e-3)}, "cpu:2": {"cpu:2": cell(1e-3)}, "robust": {"cpu:2": cell(1e-3, "other")}}
+    table = CrossTable("m", 1, SHARES, cells)
+    told = [cell_text(table, name, "cpu:2") for name in cells]
+    assert told == ["1.00 ms  fastest", "1.00 ms  fastest", "1.00 ms  tie"]
+
+
+def test_what_another_beats_in_pairs_is_not_the_fastest() -> None:
+    """The machine slowed down after four turns: by its median `cpu:1` is faster, next to each other it is not."""
+    slower, faster = Cell([1.0] * 5 + [3.0] * 4, "j1"), Cell([0.9] * 4 + [1.05] + [2.7] * 4, "j1")
+    table = CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": slower}, "robust": {"cpu:1": faster}})
+    assert slower.median_s < faster.median_s
+    assert table.fastest("cpu:1") == "robust"
+    assert [lost.median for *_, lost in table.all()] == [pytest.approx(1 / 0.9 - 1), 0.0]
+
+
+def test_what_ties_with_the_smallest_median_leaves_it_the_fastest() -> None:
+    smaller, pairwise = Cell([1.0] * 4 + [3.0] * 3, "j1"), Cell([0.9] + [1.1] * 3 + [2.7] * 3, "j1")
+    table = CrossTable("m", 1, ("cpu:1",), {"cpu:1": {"cpu:1": smaller}, "robust": {"cpu:1": pairwise}})
+    assert [cell_text(table, name, "cpu:1") for name in table.cells] == ["1.00 s  fastest", "1.10 s  tie"]
+
+
+def test_a_loss_whose_interval_is_not_known_is_no_tie() -> None:
+    cells = {"cpu:1": {"cpu:1": cell(2e-3)}, "untuned": {"cpu:1": Cell([2.0], "j1")}}
+    assert cell_text(CrossTable("m", 1, ("cpu:1",), cells), "untuned", "cpu:1") == "2.00 s  +99900 % ± ?"
+
+
+def test_the_table_in_words() -> None:
+    loses, ties, robust = sentences(TABLE)
+    assert loses == "served on 1 core, the schedule tuned on 2 cores loses 14 % ± 0.0 %"
+    assert ties.startswith("served on 2 cores, the schedule tuned on 1 core does as well as the one tuned there, ")
+    assert "within the noise (+0.5 % ± " in ties
+    assert robust.startswith("one variant for all of these shares: the schedules tuned on 1 core lose at most 0.5 % ± ")
+    assert robust.endswith(" % (on 2 cores)")
+
+
+def test_a_schedule_that_beats_the_one_tuned_there_is_told() -> None:
+    cells = {"cpu:1": {"cpu:1": cell(2e-3)}, "cpu:2": {"cpu:1": cell(1e-3)}}
+    (told,) = sentences(CrossTable("m", 1, ("cpu:1", "cpu:2"), cells))
+    assert told.startswith("served on 1 core, the schedule tuned on 2 cores is 50 % ± 0.0 % faster")
+
+
+def test_what_was_not_measured_is_shown_as_such() -> None:
+    table = CrossTable("m", 1, SHARES, {"cpu:1": {"cpu:1": cell(2e-3)}, "cpu:2": {"cpu:2": cell(1e-3)}})
+    assert cell_text(table, "cpu:1", "cpu:2") == "-"
+    assert len(rows(table)) == 2
+    assert table.robust() is None
+    assert table_json(table)["robust"] is None
+    assert sentences(table) == []
+
+
+def test_the_robust_variant_is_the_tuned_one_that_loses_least_at_its_worst() -> None:
+    told = table_json(TABLE)["robust"]
+    assert told["variant"] == "cpu:1"
+    robust = {**TABLE.cells, "robust": {"cpu:1": cell(2e-3), "cpu:2": cell(0.9e-3)}}
+    found = CrossTable("m", 1, SHARES, robust).robust()
+    assert found is not None
+    assert found[0] == "robust"
+
+
+def test_a_jobs_result_and_published_records_become_tables() -> None:
+    runs = {"cpu:1": pb.Repeats(secs=[2.0, 2.0, 2.0]), "untuned": pb.Repeats(secs=[3.0, 3.0, 3.0])}
+    job = pb.Job(
+        name="jobs/j1",
+        state=pb.JOB_STATE_DONE,
+        model_display_name="m.onnx",
+        spec=pb.JobSpec(shares=["cpu:1"]),
+        result=pb.JobResult(shares=[pb.ShareResult(share="cpu:1", run_secs=runs)]),
+    )
+    assert list(model_table(job_status(job)).cells) == ["untuned", "cpu:1"]
+    answer = pb.OperatorTable(
+        operator=pb.Operator(display_name="conv2d", weight=3),
+        cells=[
+            pb.TableCell(
+                tuned_at="cpu:1",
+                run_at=f"cpu:{units}",
+                record=record_to_proto(validation("a", units, 1.0 / units, record_id=f"{units:032x}")),
+            )
+            for units in (1, 2)
+        ],
+    )
+    table = operator_table(operator_records(answer), SHARES)
+    assert (table.name, table.weight) == ("conv2d", 3)
+    assert table.cells["cpu:1"]["cpu:2"].median_s == 0.5
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_table_is_drawn(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / "deep" / f"table{suffix}"
+    check_picture(path)
+    draw_table(TABLE, path)
+    assert path.stat().st_size > 5_000
+    with pytest.raises(BadRequest):
+        check_picture(tmp_path / "table.gif")
+
+
+def same_everywhere(
+    rng: random.Random, variants: int, repeats: int, shares: tuple[str, ...] = SHARES, *, is_heavy: bool = False
+) -> CrossTable:
+    """Timings in turn of one program under several names."""
+
+    def repeat_secs() -> float:
+        return 1.0 + 0.1 * rng.paretovariate(1.5) if is_heavy else math.exp(rng.gauss(0.0, 0.05))
+
+    names = ["robust", *shares, "untuned"][:variants]
+    cells = {name: {share: Cell([repeat_secs() for _ in range(repeats)], share) for share in shares} for name in names}
+    return CrossTable("m", 1, shares, cells)
+
+
+def says_a_difference(table: CrossTable) -> bool:
+    """In a cell, or in the words below."""
+    words = any(" loses " in sentence or " faster than " in sentence for sentence in sentences(table))
+    return words or any(not lost.is_tie for *_, lost in table.all())
+
+
+@pytest.mark.parametrize("variants", [2, 3, 4])
+def test_a_table_of_one_program_seldom_says_that_something_loses(variants: int) -> None:
+    rng, tables = random.Random(0), 600
+    alarms = sum(says_a_difference(same_everywhere(rng, variants, repeats=11)) for _ in range(tables))
+    assert alarms <= 0.05 * tables
+
+
+@pytest.mark.parametrize("is_heavy", [False, True])
+def test_so_does_a_table_of_many_shares(is_heavy: bool) -> None:  # noqa: FBT001
+    rng, shares, tables = random.Random(0), ("cpu:1", "cpu:2", "cpu:3", "cpu:4"), 150
+    alarms = sum(
+        says_a_difference(same_everywhere(rng, 6, repeats=11, shares=shares, is_heavy=is_heavy)) for _ in range(tables)
+    )
+    assert alarms <= 0.05 * tables
+
+
+def test_a_loss_is_still_seen() -> None:
+    rng = random.Random(0)
+    table = same_everywhere(rng, 3, repeats=11)
+    slow = {share: Cell([1.3 * secs for secs in cell.run_secs], share) for share, cell in table.cells["cpu:1"].items()}
+    found = CrossTable("m", 1, SHARES, {**table.cells, "cpu:1": slow})
+    assert all(lost is not None and not lost.is_tie for lost in (found.slowdown("cpu:1", share) for share in SHARES))
+
+
+def test_a_wide_interval_without_zero_is_shown_by_its_ends_and_is_no_tie() -> None:
+    """60.0 us against 12.8 us: 5.46 times as much more, and no interval by ± says so."""
+    assert signed(Slowdown(5.46, 1.43, 16.1)) == "+546 % (143 % .. 1610 %)"
+    assert signed(Slowdown(-0.3, -0.9, -0.01)) == "-30 % (-90 % .. -1.0 %)"
+    assert signed(Slowdown(0.01, -0.02, 0.04)) == "+1.0 % ± 3.0 %"

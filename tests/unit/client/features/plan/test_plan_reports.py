@@ -1,0 +1,160 @@
+"""Plans as people see them: tables, JSON, a picture, and what to run or apply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fractune
+from fractune.errors import BadRequest
+from fractune.features.plan.deployment import FORMS
+
+ROWS = [{"share": "1g", "batch": 8, "throughput_per_s": 400}, {"share": "3g", "batch": 8, "throughput_per_s": 950}]
+
+
+def model(name: str, rate: float | None, **more: Any) -> dict[str, Any]:
+    asked = {} if rate is None else {"rate_per_s": rate, "latency_ms": 200}
+    return {"name": name, **asked, "profile": ROWS, **more}
+
+
+def planned(*models: dict[str, Any], device: Mapping[str, Any] | None = None, **more: Any) -> fractune.PlanResult:
+    return fractune.plan({"device": device or {"gpu": "A100-80GB"}, "models": list(models)}, **more)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> fractune.PlanResult:
+    return planned(model("resnet50", 3500), model("bert", 900))
+
+
+def cpu(processes: int = 1) -> fractune.PlanResult:
+    rows = [{"share": "cpu:2", "processes": processes, "throughput_per_s": 10}]
+    return planned(
+        model("a", 8, profile=rows, latency_ms=900), model("b", 8, profile=rows, latency_ms=900), device={"cores": 4}
+    )
+
+
+def mps() -> fractune.PlanResult:
+    rows = [{"share": "mps:50", "processes": 2, "throughput_per_s": 100}]
+    both = (model("a", 80, profile=rows), model("b", 80, profile=rows))
+    return planned(*both, device={"gpu": "H100-80GB", "layouts": "mps"})
+
+
+def test_the_tables_show_every_part_and_every_model(fleet: fractune.PlanResult) -> None:
+    parts = sum(map(len, fleet.plan.devices))
+    assert len(fleet.table.cells) == len(fleet.table.rows) == parts
+    assert "to be confirmed by a person" in str(fleet.table)
+    assert "not verified on a GPU" in str(fleet.table)
+    assert [row[0] for row in fleet.models.cells] == ["resnet50", "bert"]
+    assert fleet.models.cells[0][1] == "3500/s"
+
+
+def test_predictions_and_neighbours_are_shown() -> None:
+    predicted = planned(model("a", 500, memory_gib=15, profile=[*ROWS, {"share": "7g", "batch": 8, "latency_ms": 4}]))
+    assert {part.share for part in predicted.plan.devices[0]} == {"mig:2g.20gb"}
+    assert "predicted (+" in str(predicted.table)
+    assert "1 of 1 parts by predicted times" in str(predicted.table)
+    assert "beside others x1.13" in str(cpu().table)
+
+
+def test_a_simulated_plan_says_so() -> None:
+    simulated = planned(model("a", 700), simulate=True)
+    assert "simulated" in str(simulated.models)
+    assert "simulated: Poisson arrivals" in str(simulated.table)
+    found = simulated.to_json()["models"][0]["simulated"]
+    assert found["holds"]
+    assert found["requests"] == 18_000
+    assert planned(model("a", 700)).to_json()["models"][0]["simulated"] is None
+
+
+def test_one_device_shows_speeds_and_stp() -> None:
+    jobs = planned(model("a", None), model("b", None))
+    assert "of its speed on the whole" in str(jobs.models)
+    assert str(jobs.table).count("STP ") == 1
+
+
+def test_json_is_plain(fleet: fractune.PlanResult) -> None:
+    data = json.loads(json.dumps(fleet.to_json()))
+    assert data["units_used"] == fleet.plan.units_used
+    assert len(data["devices"]) == len(fleet.plan.devices)
+    assert data["models"][1]["utilisation"] <= 1.00001
+    assert data["stp"] is None
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_the_picture_shows_devices_and_models(fleet: fractune.PlanResult, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"plan.{suffix}"
+    fleet.draw(path)
+    if suffix == "svg":
+        text = path.read_text()
+        assert "device 0" in text
+        assert "resnet50" in text
+    assert path.stat().st_size > 1000
+    with pytest.raises(BadRequest, match=r"ends in \.svg or \.png"):
+        fleet.draw(tmp_path / "plan.jpg")
+
+
+def test_commands_divide_the_gpus_and_start_the_servers(fleet: fractune.PlanResult) -> None:
+    text = fleet.deployment()
+    lines = text.splitlines()
+    assert lines[0].startswith(f"# Plan for {len(fleet.plan.devices)} x A100-80GB by mig. Printed, not run")
+    assert lines[1] == "# Not verified on a GPU."
+    made = [line for line in lines if " -cgi " in line]
+    assert len(made) == len(fleet.plan.devices)
+    instances = [each for line in made for each in line.split(" -cgi ")[1].removesuffix(" -C").split(",")]
+    ids = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}
+    assert sorted(instances) == sorted(
+        f"{ids[part.units]}:{part.place}" for parts in fleet.plan.devices for part in parts
+    )
+    assert sum("SERVE resnet50 --batch 8 &" in line for line in lines) == sum(
+        part.model == "resnet50" for parts in fleet.plan.devices for part in parts
+    )
+
+
+def test_cores_are_given_once_each() -> None:
+    text = cpu().deployment("commands")
+    assert "taskset -c 0-1 SERVE" in text
+    assert "taskset -c 2-3 SERVE" in text
+    assert "GPU" not in text
+    assert 'cpuset: "0-1"' in cpu().deployment("compose")
+    assert '"cpu": "2"' in cpu().deployment("kubernetes")
+
+
+def test_percentages_are_divided_among_processes() -> None:
+    text = mps().deployment("commands")
+    assert text.count("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 SERVE") == 4
+    assert mps().deployment("compose").count('PERCENTAGE: "25"') == 4
+    with pytest.raises(BadRequest, match="no mps shares of several sizes"):
+        mps().deployment("kubernetes")
+
+
+def test_kubernetes_asks_for_the_instances(fleet: fractune.PlanResult) -> None:
+    documents = [json.loads(each) for each in fleet.deployment("kubernetes").split("---\n")[1:]]
+    counted = {
+        (
+            each["spec"]["template"]["spec"]["containers"][0]["args"][1],
+            next(iter(each["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"])),
+        ): each["spec"]["replicas"]
+        for each in documents
+    }
+    for (name, resource), replicas in counted.items():
+        share = f"mig:{resource.removeprefix('nvidia.com/mig-')}"
+        parts = [part for parts in fleet.plan.devices for part in parts if (part.model, part.share) == (name, share)]
+        assert len(parts) == replicas
+
+
+def test_every_form_begins_with_what_it_is(fleet: fractune.PlanResult) -> None:
+    for form in FORMS:
+        assert "Printed, not run" in fleet.deployment(form)
+    with pytest.raises(BadRequest, match="--apply helm: write commands, compose, kubernetes"):
+        fleet.deployment("helm")
+    green = planned(
+        model("a", 8, profile=[{"share": "green:16", "throughput_per_s": 10}]),
+        device={"gpu": "H100-80GB", "layouts": "green"},
+    )
+    assert "a context that the serving process itself makes" in green.deployment()
+    with pytest.raises(BadRequest, match="green contexts are made inside a process"):
+        green.deployment("compose")

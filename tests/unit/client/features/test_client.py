@@ -1,0 +1,324 @@
+"""The Python API against a scripted server: jobs, their results, the log, and what is raised."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import onnx
+import pytest
+from rich.console import Console
+
+import fractune
+from fractune import JobState
+from fractune.errors import (
+    BadModel,
+    BadRequest,
+    JobCancelled,
+    JobFailed,
+    NotFound,
+    RedisGone,
+    ServerUnreachable,
+    ShareUnavailable,
+    StateUnusable,
+)
+from fractune.server.from_proto import job_status, offered_share, operator_match
+from fractune.sessions.progress import BarView, LineView, View, choose_view
+from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto
+from fractune_core.files.bundles import Bundle
+from fractune_core.pb import fractune_pb2 as pb
+from tests.support.client_samples import DEVICE, bundle_bytes, granted, job_script, record
+from tests.support.processes.cli_process import write_model
+from tests.support.processes.scripted_server import ScriptedServer, abort
+
+SHARES = ["cpu:1", "cpu:2"]
+
+
+@pytest.fixture
+def client(server: ScriptedServer) -> Iterator[fractune.Client]:
+    with fractune.connect(server.address) as connected:
+        yield connected
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model file, in the folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"a model")
+    return path
+
+
+def test_a_job_is_submitted_with_the_options_of_the_command(
+    client: fractune.Client, server: ScriptedServer, model: Path
+) -> None:
+    options: dict[str, Any] = {"trials": 9, "minutes": 1.5, "more": 3, "round_size": 4, "seed": 7, "target": "llvm"}
+    job = client.submit(model, SHARES, **options, only="conv", inputs={"x": (1, 3)}, priority="high")
+    assert job.name == "jobs/j1"
+    (spec,) = server.specs
+    assert (spec.trials, spec.minutes, spec.more, spec.round_size, spec.seed) == (9, 1.5, 3, 4, 7)
+    assert (spec.target, spec.only, spec.priority, list(spec.shares)) == ("llvm", "conv", 1, SHARES)
+    assert {name: list(shape.dims) for name, shape in spec.inputs.items()} == {"x": [1, 3]}
+    assert server.models[spec.model] == b"a model"
+    client.submit(str(model), "cpu:1,cpu:2", rerank=2)
+    assert (server.specs[1].rerank, list(server.specs[1].shares)) == (2, SHARES)
+
+
+def test_a_model_in_memory_is_sent_as_its_file(client: fractune.Client, server: ScriptedServer, tmp_path: Path) -> None:
+    proto = onnx.load(write_model(tmp_path / "m.onnx"))
+    client.submit(proto, SHARES)
+    assert server.models[server.specs[0].model] == proto.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"trials": -1}, "trials is -1"),
+        ({"more": 0}, "more is 0"),
+        ({"minutes": float("nan")}, "minutes is nan"),
+        ({"rerank": -1}, "rerank is -1"),
+        ({"rerank": 1, "more": 2}, "searches nothing"),
+        ({"shares": []}, "no share"),
+        ({"shares": ["gpu:1"]}, "unknown mechanism 'gpu'"),
+        ({"shares": ["cpu:1", "mps:25"]}, "a job is for one processor"),
+        ({"inputs": {"x": [1, 0]}}, r"'x' has the shape \[1, 0\]"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
+    client: fractune.Client, server: ScriptedServer, model: Path, options: dict[str, Any], says: str
+) -> None:
+    asked = {"shares": SHARES, **options}
+    with pytest.raises(BadRequest, match=says):
+        client.submit(model, **asked)
+    with pytest.raises(BadRequest, match=says):
+        fractune.tune(model, **asked, server=server.address)
+    assert (server.specs, server.uploads) == ([], 0)
+
+
+def test_watching_gives_each_state_as_plain_values(client: fractune.Client, model: Path) -> None:
+    seen = list(client.submit(model, SHARES).watch())
+    assert [status.state for status in seen] == [JobState.QUEUED, JobState.TUNING, JobState.TUNING, JobState.DONE]
+    assert seen[1].notes == ("waiting for a worker: role build",)
+    assert (seen[1].candidates_done, seen[1].trials_planned, seen[1].time_left_s) == (2, 8, 3.0)
+    assert seen[1].failures == {"run_timeout": 1}
+    assert [(each.name, each.weight, each.selected) for each in seen[2].operators] == [
+        ("fused_conv2d", 3, True),
+        ("softmax", 1, False),
+    ]
+    assert [(each.share, each.speed_up) for each in seen[3].results] == [("cpu:1", 2.0), ("cpu:2", 3.0)]
+    assert seen[3].results[0].granted == granted()
+
+
+def test_a_result_has_the_bundle_and_tables(client: fractune.Client, model: Path, tmp_path: Path) -> None:
+    result = client.submit(model, SHARES).result(tmp_path / "out")
+    assert result.bundle.path == tmp_path / "out" / "m.fractune"
+    assert Bundle(Path(result.bundle)).manifest["model"]["name"] == "m.onnx"
+    assert result.bundle.job == "jobs/j1"
+    assert "3.00x" in str(result.table)
+    assert "tuned at x run at" in str(result.matrix.table)
+    assert result.shares[1].tuned_s == 1e-3
+    assert result.matrix.sentences == result.matrix.table.notes
+    result.matrix.draw(tmp_path / "m.svg")
+    assert (tmp_path / "m.svg").stat().st_size > 1000
+    with pytest.raises(BadRequest, match=r"\.svg or \.png"):
+        result.matrix.draw(tmp_path / "m.gif")
+
+
+def test_a_bundle_goes_where_it_is_wanted(client: fractune.Client, server: ScriptedServer, model: Path) -> None:
+    job = client.job("j1")
+    assert job.bundle().path == model.with_name("m.fractune")
+    assert job.bundle(model.with_name("deep") / "other").path.read_bytes() == bundle_bytes()
+    with pytest.raises(StateUnusable, match="out /dev/null/x"):
+        job.bundle("/dev/null/x")
+    server.script = server.script[:2]
+    with pytest.raises(JobFailed, match="has no bundle: it is tuning"):
+        job.bundle()
+
+
+@pytest.mark.parametrize(
+    ("ended", "kind"),
+    [
+        (pb.Job(name="jobs/j1", state=pb.JOB_STATE_FAILED, error="BadModel", message="no operator"), BadModel),
+        (pb.Job(name="jobs/j1", state=pb.JOB_STATE_FAILED, message="no operator"), JobFailed),
+        (pb.Job(name="jobs/j1", state=pb.JOB_STATE_CANCELLED, message="no operator"), JobCancelled),
+    ],
+)
+def test_what_ended_a_job_is_raised_by_waiting(
+    client: fractune.Client, server: ScriptedServer, ended: pb.Job, kind: type[Exception]
+) -> None:
+    server.script = [server.script[0], ended]
+    job = client.job("jobs/j1")
+    for wait in (job.wait, job.result):
+        with pytest.raises(kind, match="no operator"):
+            wait()
+    assert [status.state.open for status in job.watch()] == [True, False]  # watching only looks
+
+
+def test_jobs_are_listed_and_cancelled(client: fractune.Client, server: ScriptedServer) -> None:
+    assert [job.state.value for job in client.jobs()] == ["queued", "tuning", "tuning", "done"]
+    assert len(client.jobs(limit=2)) == 2
+    assert client.job("j1").cancel().state is JobState.CANCELLED
+    assert server.cancelled == ["jobs/j1"]
+    with pytest.raises(NotFound, match="no job 'jobs/none'"):
+        client.job("none").status()
+
+
+def test_no_server_is_one_of_our_errors(model: Path) -> None:
+    with fractune.connect("127.0.0.1:1") as client, pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:1"):
+        client.submit(model, SHARES)
+
+
+def test_the_fleet_and_its_shares(client: fractune.Client) -> None:
+    assert client.workers() == [fractune.Worker("workers/w1", "build", "here", 1, 0.0)]
+    assert client.shares() == []
+    message = pb.OfferedShare(device=device_to_proto(DEVICE), granted=granted_to_proto(granted()), workers=2)
+    assert offered_share(message) == fractune.OfferedShare(DEVICE, granted(), 2)
+
+
+def test_the_log_is_asked_exported_imported_and_pruned(
+    client: fractune.Client, server: ScriptedServer, tmp_path: Path
+) -> None:
+    server.records = [record_to_proto(record(f"r{number}")) for number in range(3)]
+    found = client.log.query(model="m", operator="conv", share="cpu:1", kind="trial", job="j1", limit=2)
+    assert server.filters[-1] == pb.RecordFilter(model="m", operator="conv", share="cpu:1", kind="trial", job="jobs/j1")
+    assert (len(found), found.total, found[0], list(found)[1].record_id) == (2, 3, record("r0"), "r1")
+    assert "fused_conv2d" in str(found.table)
+    unknown = {"gflops": None, "roof_part": None, "lost": None}
+    assert found.table.rows[0] == {**record("r0").to_json(), "implementation": "", **unknown}
+    path = tmp_path / "log.jsonl"
+    assert client.log.export(path) == 3
+    assert client.log.import_file(path) == fractune.Imported(added=3, already_there=0)
+    assert [part.record for part in server.imported[1:]] == server.records
+    with pytest.raises(BadRequest, match="is there already"):
+        client.log.export(path)
+    assert client.log.export(path, file_format="csv", force=True) == 3
+    assert len(path.read_text().splitlines()) == 4
+    assert client.log.prune(keep_best=1, dry_run=True) == fractune.Pruned(deleted=2, kept=1)
+    (kept,), total = client.log.unreadable(limit=1)
+    assert (kept.reason, kept.set_aside_at.year, total) == ("KeyError('kind')", 2001, 3)
+    assert client.log.replay_unreadable() == 3
+
+
+@pytest.mark.parametrize(("wanted", "says"), [({"share": "gpu:1"}, "gpu"), ({"kind": "best"}, "trial or validation")])
+def test_a_filter_that_nothing_can_pass_is_refused(client: fractune.Client, wanted: dict[str, str], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        client.log.query(**wanted)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_records_needs_the_share_that_it_was_measured_at(client: fractune.Client, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="pass share"):
+        client.log.import_file(tmp_path)
+    with pytest.raises(ShareUnavailable, match="no measurer offers cpu:1"):
+        client.log.import_file(tmp_path, share="cpu:1")
+
+
+def test_a_match_says_which_record_and_why(client: fractune.Client, server: ScriptedServer, model: Path) -> None:
+    (found,) = client.match(model, "cpu:1").operators
+    assert (found.operator.name, found.operator.weight, found.how, found.record) == ("conv", 2, "none", None)
+    result = fractune.match(model, "cpu:1", server=server.address)
+    assert result.operators == (found,)
+    assert "no published record" in str(result.table)
+    with pytest.raises(BadRequest, match="unknown mechanism"):
+        fractune.match(model, "gpu:1", server=server.address)
+
+
+def test_tuning_on_a_server_writes_the_bundle(server: ScriptedServer, model: Path, tmp_path: Path) -> None:
+    seen: list[fractune.JobStatus] = []
+    result = fractune.tune(model, SHARES, trials=8, out=tmp_path / "out", server=server.address, progress=seen.append)
+    assert [status.revision for status in seen] == [1, 2, 3, 4]
+    assert seen[-1] == result.job
+    assert result.bundle.path.read_bytes() == bundle_bytes()
+    assert result.measurers == {}
+    assert server.cancelled == []
+
+
+def test_the_other_questions_are_jobs_that_search_nothing(server: ScriptedServer, model: Path) -> None:
+    at: dict[str, Any] = {"server": server.address, "progress": False}
+    table = fractune.matrix(model, SHARES, rerank=2, **at)
+    assert table.tables[0].shares == ("cpu:1", "cpu:2")
+    assert table.operators == ()
+    knee = fractune.knee(model, SHARES, slack=0.2, **at)
+    assert knee.units == 2
+    assert "2 cores" in str(knee.table)
+    made = fractune.bundle(model, SHARES, policy="robust", **at)
+    assert made.path == model.with_name("m.fractune")
+    assert [(spec.rerank, spec.variants) for spec in server.specs] == [(2, ""), (1, ""), (1, "robust")]
+    for slack in (10.0, float("nan")):
+        with pytest.raises(BadRequest, match=f"slack is {slack}"):
+            fractune.knee(model, SHARES, slack=slack, **at)
+    with pytest.raises(BadRequest, match="policy 'best'"):
+        fractune.bundle(model, SHARES, policy="best", **at)
+
+
+def test_ctrl_c_cancels_the_job(server: ScriptedServer, model: Path) -> None:
+    def interrupt(status: fractune.JobStatus) -> None:
+        if status.state is JobState.TUNING:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fractune.tune(model, SHARES, server=server.address, progress=interrupt)
+    assert server.cancelled == ["jobs/j1"]
+
+
+def test_an_error_of_the_callers_own_function_cancels_the_job_too(server: ScriptedServer, model: Path) -> None:
+    def fail(_: fractune.JobStatus) -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        fractune.tune(model, SHARES, server=server.address, progress=fail)
+    assert server.cancelled == ["jobs/j1"]
+
+
+def test_a_server_that_goes_away_leaves_the_job_alone(server: ScriptedServer, model: Path) -> None:
+    def watch(context: grpc.ServicerContext) -> Iterator[pb.Job]:
+        yield job_script()[0]
+        abort(context, RedisGone("Redis stopped"))
+
+    server.watch = watch
+    with pytest.raises(RedisGone, match="Redis stopped"):
+        fractune.tune(model, SHARES, server=server.address, progress=False)
+    assert server.cancelled == []
+
+
+def test_it_works_in_any_thread_and_leaves_signals_alone(server: ScriptedServer, model: Path) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    made: list[fractune.TuneResult] = []
+    thread = threading.Thread(target=lambda: made.append(fractune.tune(model, SHARES, server=server.address)))
+    thread.start()
+    thread.join(60)
+    assert made[0].bundle.path.is_file()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+def test_state_and_server_exclude_each_other(server: ScriptedServer, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="exclude each other"):
+        fractune.tune(model, SHARES, server=server.address, state=tmp_path)
+
+
+def test_progress_is_a_bar_lines_a_function_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(choose_view(progress=True), LineView)  # nothing to redraw on: not a terminal
+    assert type(choose_view(progress=False)) is View
+    mine = View()
+    assert choose_view(mine) is mine
+    console = Console(force_terminal=True, width=120, record=True)
+    with BarView(console) as bar:
+        for message in job_script():
+            bar.show(job_status(message))
+    capsys.readouterr()
+    shown = console.export_text()
+    assert "tuning, 2/8 trials, 2.0 trials/s, 3 s left, failed: run_timeout 1" in shown
+    assert "m.onnx" in shown
+    assert "done, 8/8 trials" in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("regret", "known", "shown"), [(float("nan"), None, "not measured"), (0.02, 0.02, "2.0%")])
+def test_a_regret_that_was_not_measured_is_none(regret: float, known: float | None, shown: str) -> None:
+    answer = pb.OperatorMatch(operator=pb.Operator(display_name="conv"), how="near", regret=regret)
+    found = fractune.MatchResult("cpu:1", (operator_match(answer),))
+    assert found.operators[0].regret == known
+    assert found.to_json()[0]["regret"] == known
+    assert shown in str(found.table)

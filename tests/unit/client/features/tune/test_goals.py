@@ -1,0 +1,136 @@
+"""A goal: when a bundle counts as faster than its peer, how the trials grow, and what people are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fractune.features.tune.goal_result import Goal, GoalEnd, GoalStep, PeerTiming, SideBySide, goal_end, next_trials
+from fractune.features.tune.goal_table import goal_json, goal_line, goal_table, step_line, verdict_line
+
+PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
+
+
+def timing(ratio: float, share: str = "cpu:1", jitter: float = 0.01) -> PeerTiming:
+    """Ours takes `ratio` of the peer's time, a little more or less from repeat to repeat."""
+    ours = tuple(secs * ratio * (1 + jitter * (number % 5 - 2)) for number, secs in enumerate(PEER_SECS))
+    paced = SideBySide(tuple(2 * secs for secs in ours), PEER_SECS)
+    return PeerTiming(ours, PEER_SECS, share, share, paced, 1e-6, outputs_agree=True)
+
+
+def goal(*ratios: float, by: float = 0.0) -> Goal:
+    """A goal at two shares, with a step of 40 s and 10 trials for each ratio; at the other share ours is fast."""
+    steps = tuple(
+        GoalStep(40.0 * number, 10 * number, (timing(ratio), timing(0.5, "cpu:2")))
+        for number, ratio in enumerate(ratios)
+    )
+    return Goal("onnxruntime", "1.31", by, {"cpu:1": 9.1e-3, "cpu:2": 5.9e-3}, steps)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "by", "jitter", "beaten"),
+    [
+        (0.9, 0.0, 0.01, True),
+        (0.9, 0.05, 0.01, True),
+        (0.9, 0.1, 0.01, False),
+        (1.0, 0.0, 0.01, False),
+        (1.1, 0.0, 0.01, False),
+        (0.99, 0.0, 0.2, False),  # a difference inside the noise
+    ],
+)
+def test_ours_beats_the_peer_by_a_part_and_beyond_the_noise(
+    ratio: float, by: float, jitter: float, *, beaten: bool
+) -> None:
+    found = timing(ratio, jitter=jitter)
+    assert found.beats(by) is beaten
+    assert found.ratio == pytest.approx(ratio)
+    assert found.interval[0] <= found.ratio <= found.interval[1]
+
+
+def test_too_few_repeats_never_beat_a_peer() -> None:
+    found = replace(timing(0.5), our_secs=(1e-9, 1e-9), peer_secs=(1.0, 1.0))
+    assert not found.beats(0.0)
+
+
+def test_every_share_must_be_beaten_and_the_last_step_counts() -> None:
+    assert not goal().beaten
+    assert not goal(1.5, 1.2).beaten
+    assert goal(1.5, 0.8).beaten
+    assert not goal(0.8, 1.2).beaten
+    assert not goal(1.5, 0.8, by=0.3).beaten
+
+
+def test_parity_is_the_first_step_that_is_no_slower() -> None:
+    found = goal(1.5, 0.95, 0.8)
+    assert found.parity_s("cpu:1") == 40.0
+    assert found.parity_s("cpu:2") == 0.0
+    assert goal(1.5, 1.2).parity_s("cpu:1") is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "known", "empty_steps", "minutes_over", "end"),
+    [
+        (0.8, 9, 2, True, GoalEnd.BEATEN),
+        (1.2, 8, 0, False, GoalEnd.TRIALS),
+        (1.2, 7, 2, False, GoalEnd.EXHAUSTED),
+        (1.2, 7, 1, True, GoalEnd.MINUTES),
+        (1.2, 7, 1, False, None),
+    ],
+)
+def test_it_ends_when_it_is_beaten_or_nothing_is_left_to_try_with(
+    ratio: float, known: int, empty_steps: int, *, minutes_over: bool, end: GoalEnd | None
+) -> None:
+    assert goal_end(goal(ratio), known, 8, empty_steps, minutes_over=minutes_over) is end
+
+
+def test_without_a_bound_trials_never_end_it() -> None:
+    assert goal_end(goal(1.2), 10_000, None, 0, minutes_over=False) is None
+
+
+@given(st.integers(0, 5000), st.integers(1, 200), st.none() | st.integers(0, 5000))
+def test_steps_grow_up_to_their_bound(reached: int, operators: int, most: int | None) -> None:
+    wanted = next_trials(reached, operators, most)
+    if most is None:
+        assert wanted > reached
+        assert wanted >= 1.5 * reached - 1
+    else:
+        assert wanted == min(most, next_trials(reached, operators, None))
+
+
+def test_what_people_are_told() -> None:
+    found = goal(1.5, 1.25)
+    assert goal_line(found) == "goal  onnxruntime 1.31: cpu:1 9.10 ms, cpu:2 5.90 ms"
+    assert goal_line(goal(by=0.05)).endswith(", to be beaten by 5.0 %")
+    assert step_line(found.steps[1]).startswith("10 trials, 40 s, ours / theirs: cpu:1 1.25 (1.2")
+    ended = replace(found, end=GoalEnd.MINUTES)
+    assert verdict_line(ended).startswith("goal: onnxruntime 1.31 is not beaten at every share: the minutes are over, ")
+    beaten = replace(goal(1.5, 0.8), end=GoalEnd.BEATEN)
+    assert verdict_line(beaten) == "goal: onnxruntime 1.31 is beaten, after 10 trials and 40 s of tuning"
+
+
+def test_the_table_says_which_share_is_beaten_and_which_outputs_are_doubtful() -> None:
+    found = goal(1.25)
+    slow, fast = goal_table(found).cells
+    assert (slow[0], slow[-1], fast[0], fast[-1]) == ("cpu:1", "no", "cpu:2", "yes")
+    assert slow[4].startswith("2.50 (2.4")
+    assert goal_table(found).notes == ()
+    doubtful = replace(found.steps[0].timings[0], max_rel_difference=0.2, outputs_agree=False)
+    (note,) = goal_table(replace(found, steps=(GoalStep(0.0, 0, (doubtful,)),))).notes
+    assert note.startswith("note: at cpu:1 the outputs differ from onnxruntime's by 2.0e-01")
+
+
+def test_as_json_it_has_every_step_and_the_last_one_in_full() -> None:
+    told = goal_json(replace(goal(1.5, 1.25), end=GoalEnd.TRIALS))
+    assert (told["peer"], told["version"], told["beaten"], told["end"]) == ("onnxruntime", "1.31", False, "trials")
+    assert (told["trials"], told["tuning_s"], len(told["steps"])) == (10, 40.0, 2)
+    assert told["steps"][0]["shares"]["cpu:1"]["ratio"] == pytest.approx(1.5)
+    slow, fast = told["shares"]
+    assert (slow["beaten"], slow["parity_s"], fast["beaten"], fast["parity_s"]) == (False, None, True, 0.0)
+    assert slow["ratio_low"] <= slow["ratio"] <= slow["ratio_high"]
+    assert len(slow["our_run_secs"]) == len(slow["peer_run_secs"]) == len(PEER_SECS)
+    assert slow["paced"]["ratio"] == pytest.approx(2.5)
+    assert len(slow["paced"]["our_run_secs"]) == len(slow["paced"]["peer_run_secs"]) == len(PEER_SECS)
+    assert goal_json(goal())["shares"] == []

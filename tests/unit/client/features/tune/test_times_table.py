@@ -1,0 +1,111 @@
+"""Where a model's time goes, and what the log's tables say of speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fractune.features.log.table import match_table, records_table
+from fractune.features.tune.times_table import time_table
+from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
+from fractune_core.analysis.roofline import Arithmetic, Roof
+from fractune_core.disturbances import Disturbance
+from fractune_core.jobs import JobState
+from fractune_core.records import Status
+from tests.support.client_samples import granted, record
+
+ROOF = Roof(gflops=100.0, gb_per_s=10.0, cache_bytes=1 << 20)
+WORK = Arithmetic(flops=1e8, io_bytes=1 << 20)
+"""1 ms at the peak"""
+
+
+def operator(name: str, weight: int, secs: float, work: Arithmetic | None = WORK) -> OperatorStatus:
+    return OperatorStatus(name, f"hash of {name}", weight, trials=8, best_s={"cpu:1": secs}, arithmetic=work)
+
+
+def job(*operators: OperatorStatus, tuned_s: float = 10e-3) -> JobStatus:
+    result = ShareResult("cpu:1", granted(), untuned_s=20e-3, tuned_s=tuned_s)
+    roofs = {"cpu:1": ROOF}
+    return JobStatus("jobs/j", JobState.DONE, model_name="m.onnx", operators=operators, results=(result,), roofs=roofs)
+
+
+def test_the_heaviest_operators_come_first_then_the_others_and_what_is_left_over() -> None:
+    light = [operator(f"light{number}", 1, 0.1e-3) for number in range(5)]
+    table = time_table(job(*light, operator("conv", 2, 2e-3), operator("dense", 1, 1.25e-3)), most=2)
+    assert table.cells == (
+        ("conv", "2", "8", "4.00 ms  40 %  50.0 GFLOP/s  50 % of its roof"),
+        ("dense", "1", "8", "1.25 ms  12 %  80.0 GFLOP/s  80 % of its roof"),
+        ("5 others", "", "", "500 us  5 %"),
+        ("what is left over", "", "", "4.25 ms  42 %"),
+    )
+    assert len(table.rows) == 7
+    assert table.rows[0]["secs"] == pytest.approx(4e-3)
+    assert table.rows[0]["model_part"] == pytest.approx(0.4)
+    assert table.rows[0]["roof_part"] == pytest.approx(0.5)
+
+
+def test_all_operators_are_shown_unless_few_are_asked_for_and_the_parts_add_up() -> None:
+    table = time_table(job(*(operator(f"op{number}", 1, 1e-3) for number in range(9)), tuned_s=12e-3))
+    assert len(table.cells) == 10
+    assert sum(row["model_part"] for row in table.rows) == pytest.approx(0.75)
+    assert table.cells[-1] == ("what is left over", "", "", "3.00 ms  25 %")
+
+
+def test_what_is_not_known_or_in_doubt_is_not_said() -> None:
+    unknown, doubtful = operator("take", 1, 3e-3, work=None), operator("odd", 1, 0.5e-3)
+    left_out = replace(operator("left out", 1, 1e-3), selected=False)
+    table = time_table(job(unknown, doubtful, left_out))
+    assert table.cells[0] == ("take", "1", "8", "3.00 ms  30 %")
+    assert table.cells[1] == ("odd", "1", "8", "500 us  5 %  200 GFLOP/s")
+    assert [row["operator"] for row in table.rows] == ["take", "odd"]
+    assert table.rows[1]["roof_part"] is None
+
+
+def test_operators_that_take_longer_alone_than_the_model_leave_less_than_nothing() -> None:
+    assert time_table(job(operator("conv", 1, 12e-3))).cells[-1] == ("what is left over", "", "", "-2.00 ms  -20 %")
+
+
+def test_a_match_and_a_record_say_how_fast_they_are() -> None:
+    measured = record(run_secs=(2e-3,) * 3)
+    exact = OperatorMatch(operator("conv", 1, 2e-3), "exact", 0.0, "measured here", measured)
+    near = OperatorMatch(operator("conv", 1, 2e-3), "near", 0.1, "measured elsewhere", measured)
+    found = match_table([exact, near], ROOF)
+    assert [(row["gflops"], row["roof_part"]) for row in found.rows] == [
+        (pytest.approx(50.0), pytest.approx(0.5)),
+        (None, None),
+    ]
+    assert "50.0 %" in found.cells[0]
+    failed = record("bb", status=Status.RUN_FAILED, run_secs=())
+    told = records_table([measured, failed], {"0123": WORK}, {"aa": ROOF, "bb": ROOF})
+    assert [row["roof_part"] for row in told.rows] == [pytest.approx(0.5), None]
+    assert told.rows[0]["gflops"] == pytest.approx(50.0)
+    assert {**measured.to_json(), **told.rows[0]} == told.rows[0]
+
+
+def test_more_than_the_roof_comes_with_the_reason() -> None:
+    fast, slow = record(run_secs=(0.8e-3,) * 3), record("bb", run_secs=(1e-3,) * 3)
+    match = OperatorMatch(operator("conv", 1, 0.8e-3), "exact", 0.0, "measured here", fast)
+    at_most = OperatorMatch(operator("conv", 1, 1e-3), "exact", 0.0, "measured here", slow)
+    above = (
+        records_table([fast], {"0123": WORK}, {"aa": ROOF}),
+        match_table([match], ROOF),
+        time_table(job(operator("conv", 1, 0.8e-3))),
+    )
+    below = (
+        records_table([slow], {"0123": WORK}, {"bb": ROOF}),
+        match_table([at_most], ROOF),
+        time_table(job(operator("conv", 1, 1e-3))),
+    )
+    for table in above:
+        (note,) = table.notes
+        assert note.startswith("More than 100 % of a roof: ")
+    assert [table.notes for table in below] == [(), (), ()]
+
+
+def test_a_record_tells_what_part_of_its_time_was_lost() -> None:
+    disturbance = Disturbance(0.5, 0.1, 0.05, 0.0, 0.02, preemptions=3, throttles=0, throttled_s=0.0)
+    told = records_table([record("aa", disturbance=disturbance), record("bb")], {}, {})
+    assert [row["lost"] for row in told.rows] == [pytest.approx(0.2), None]
+    assert "20.0 %" in told.cells[0]
+    assert len(told.columns) == len(told.cells[0])

@@ -1,0 +1,16 @@
+"""What the client reads from the messages of the contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from fractune.server.from_proto import job_status
+from tests.support.client_samples import job_script
+
+
+def test_time_left_obeys_the_minutes() -> None:
+    job = job_script()[1]
+    assert job_status(job).time_left_s == 3.0
+    job.spec.minutes = 0.05
+    assert job_status(job).time_left_s == pytest.approx(1.0)
+    assert job_status(job_script()[0]).time_left_s is None

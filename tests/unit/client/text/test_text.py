@@ -1,0 +1,31 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fractune.text.text import counts_text, ratio_text, span_text, time_text
+
+
+@pytest.mark.parametrize(
+    ("secs", "text"),
+    [
+        (None, "-"),
+        (0.0, "-"),
+        (float("inf"), "-"),
+        (1.234e-5, "12.3 us"),
+        (4.5e-3, "4.50 ms"),
+        (0.01, "10.0 ms"),
+        (0.27, "270 ms"),
+        (0.9996, "1000 ms"),
+        (2.0, "2.00 s"),
+    ],
+)
+def test_times_are_written_with_a_fitting_unit(secs: float | None, text: str) -> None:
+    assert time_text(secs) == text
+
+
+def test_spans_ratios_and_counts() -> None:
+    assert [span_text(42.4), span_text(185)] == ["42 s", "3 min 05 s"]
+    assert [ratio_text(3.0, 2.0), ratio_text(None, 2.0), ratio_text(1.0, 0.0)] == ["1.50x", "-", "-"]
+    assert [counts_text({"b": 2, "a": 1}), counts_text({})] == ["a 1, b 2", "none"]

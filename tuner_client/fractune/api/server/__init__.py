@@ -1,1 +1,0 @@
-"""A server, or a stack of our own, and its jobs: found, asked, followed to the end."""

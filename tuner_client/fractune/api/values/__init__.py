@@ -1,1 +1,0 @@
-"""What callers hand in, checked, and what they get back."""

@@ -1,0 +1,1 @@
+"""What jobs took of the fleet, and what that costs."""

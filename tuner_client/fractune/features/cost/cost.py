@@ -1,0 +1,97 @@
+"""What jobs took of the fleet: asked of a server, with prices of the caller's own."""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune.features.cost.job_cost import JobCost, Prices
+from fractune.features.cost.table import cost_table, token_table
+from fractune.features.tune.tune import folder
+from fractune.sessions.session import session
+from fractune.text.rendering import Table
+from fractune.text.toml_table import TableReader
+from fractune_core.errors import BadRequest
+from fractune_core.shares import Share
+
+DEFAULT_LIMIT = 50
+
+
+@dataclass(frozen=True)
+class CostResult:
+    """What jobs took of the fleet, newest first."""
+
+    jobs: tuple[JobCost, ...]
+    prices: Prices | None = None
+    """None = seconds alone"""
+
+    @property
+    def table(self) -> Table:
+        """A row for each job. Raises BadRequest for a share that has no price."""
+        return cost_table(self.jobs, self.prices)
+
+    @property
+    def by_token(self) -> Table:
+        """A row for each token. Raises BadRequest for a share that has no price."""
+        return token_table(self.jobs, self.prices)
+
+
+def cost(
+    job: str | None = None,
+    *,
+    since: float | None = None,
+    prices: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    tokens: bool = False,
+    limit: int = DEFAULT_LIMIT,
+    server: str | None = None,
+    state: str | os.PathLike[str] | None = None,
+) -> CostResult:
+    """What `job`, else the newest `limit` jobs that took anything, took of the fleet.
+
+    `since` counts only work that ended then or later, in seconds since 1970. `prices` is a TOML file, or the same as a
+    mapping; prices stay here. With `tokens` each job says whose it is, which is for tokens of the scope `admin`.
+    `server` and `state` are those of `tune`.
+
+    Raises BadRequest, NotFound, ScopeMissing, ServerUnreachable.
+    """
+    priced = None if prices is None else read_prices(prices)
+    with session(folder(state), server) as client:
+        found = client.costs(job, since=since, tokens=tokens, limit=limit)
+    return CostResult(tuple(found), priced)
+
+
+def read_prices(source: str | os.PathLike[str] | Mapping[str, Any]) -> Prices:
+    """Prices from a TOML file, or from the same as a mapping. Raises BadRequest."""
+    name, content = ("prices", source) if isinstance(source, Mapping) else (str(source), _parse(Path(source)))
+    whole = TableReader(name, content)
+    whole.check_keys("currency", "cpu_hour", "share_hour")
+    shares = whole.table("share_hour")
+    names = content.get("share_hour", {})
+    return Prices(
+        currency=whole.text("currency"),
+        cpu_hour=_price(whole, "cpu_hour"),
+        share_hour={str(Share.parse(share)): _price(shares, share) for share in names},
+    )
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadRequest(f"{path}: cannot read the prices ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{path}: not a TOML file ({error})") from error
+
+
+def _price(table: TableReader, key: str) -> float:
+    if not table.has(key):
+        raise BadRequest(f"{table.where}: '{key}' is missing; write the price of an hour, 0 for nothing")
+    price = table.number(key, 0.0)
+    if not (math.isfinite(price) and price >= 0):
+        raise BadRequest(f"{table.where}: '{key}' is {price}; write a price of 0 or more")
+    return price

@@ -1,0 +1,102 @@
+"""What jobs took of the fleet, and at given prices what that is worth."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fractune.server.from_proto import job_status
+from fractune.server.job_status import JobStatus
+from fractune_core.convert import spending_from_proto
+from fractune_core.errors import BadRequest
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.spending import MEASURING, Spending
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What an hour of the fleet is worth, in any currency."""
+
+    currency: str = ""
+    """a label"""
+    cpu_hour: float = 0.0
+    """of one core that searches, builds and compiles"""
+    share_hour: Mapping[str, float] = field(default_factory=dict)
+    """of a share that is measured at, by share as text"""
+
+    def of(self, share_s: Mapping[str, float], cpu_s: float) -> float:
+        """Raises BadRequest for a share that has no price."""
+        unpriced = sorted(share_s.keys() - self.share_hour.keys())
+        if unpriced:
+            raise BadRequest(
+                f"prices: share_hour lacks {', '.join(unpriced)}; write the price of an hour, 0 for nothing"
+            )
+        shares = sum(secs * self.share_hour[share] for share, secs in share_s.items())
+        return (shares + cpu_s * self.cpu_hour) / _HOUR_S
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """What a job took of the fleet, by the server's ledger. Rounds that several jobs use are of the one that asked."""
+
+    job: JobStatus
+    """without its operators"""
+    spent: tuple[Spending, ...]
+    token: str = ""
+    """whose the job is, where that was asked for; empty = nobody's"""
+
+    @property
+    def share_s(self) -> dict[str, float]:
+        """Seconds that shares were measured at, by share."""
+        return share_s(self.spent)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all work that is no measurement: reading the model, searches, builds, the bundle."""
+        return cpu_s(self.spent)
+
+    @property
+    def gained(self) -> float | None:
+        """Part of the untuned latency that the tuning saved, by the geometric mean over the shares: 0.2 = 20 %.
+
+        None until the job is done.
+        """
+        ratios = [math.log(each.tuned_s / each.untuned_s) for each in self.job.results if each.untuned_s > 0]
+        return -math.expm1(sum(ratios) / len(ratios)) if ratios else None
+
+    def money(self, prices: Prices) -> float:
+        """Raises BadRequest for a share that has no price."""
+        return prices.of(self.share_s, self.cpu_s)
+
+    def per_percent(self, prices: Prices) -> float | None:
+        """What each percent of latency saved is worth; None where nothing is known to be saved."""
+        gained = self.gained
+        return self.money(prices) / (gained * 100) if gained is not None and gained > 0 else None
+
+
+def job_cost(cost: pb.JobCost) -> JobCost:
+    return JobCost(job_status(cost.job), tuple(map(spending_from_proto, cost.spent)), cost.token)
+
+
+def share_s(spent: Iterable[Spending]) -> dict[str, float]:
+    secs: defaultdict[str, float] = defaultdict(float)
+    for each in spent:
+        if each.do in MEASURING:
+            secs[each.share] += each.worked_s
+    return dict(sorted(secs.items()))
+
+
+def cpu_s(spent: Iterable[Spending]) -> float:
+    return sum(each.cpu_s for each in spent if each.do not in MEASURING)
+
+
+def by_token(costs: Iterable[JobCost]) -> dict[str, list[JobCost]]:
+    """The jobs of each token, in the order of their ids; those that are nobody's under the empty text."""
+    found: defaultdict[str, list[JobCost]] = defaultdict(list)
+    for each in costs:
+        found[each.token].append(each)
+    return dict(sorted(found.items()))

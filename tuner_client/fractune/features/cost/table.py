@@ -1,0 +1,95 @@
+"""What jobs, or tokens, took of the fleet: as tables and as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fractune.features.cost.job_cost import JobCost, Prices, by_token, cpu_s, share_s
+from fractune.text.rendering import Column, Table
+from fractune.text.text import percent_text
+
+_NOTE = "measuring in share-seconds; searching, building and compiling in CPU seconds"
+
+
+def cost_table(costs: Sequence[JobCost], prices: Prices | None) -> Table:
+    """A row for each job."""
+    whose = any(each.token for each in costs)
+    head = ("job", "model", *(("token",) if whose else ()), "state")
+    numbers = ("share-seconds", "CPU seconds", "latency saved", *_money_headings(prices))
+    rows = [job_cost_json(each, prices) for each in costs]
+    cells = [
+        (
+            *(each.job.name, each.job.model_name, *((each.token,) if whose else ()), each.job.state.value),
+            *(_shares_text(row["share_s"]), f"{row['cpu_s']:.1f}", percent_text(row["gained"])),
+            *(() if prices is None else (_money_text(row["cost"]), _money_text(row["cost_per_percent"]))),
+        )
+        for each, row in zip(costs, rows, strict=True)
+    ]
+    return _table(head, numbers, cells, rows)
+
+
+def token_table(costs: Sequence[JobCost], prices: Prices | None) -> Table:
+    """A row for each token."""
+    rows = [token_cost_json(token, jobs, prices) for token, jobs in by_token(costs).items()]
+    money = () if prices is None else _money_headings(prices)[:1]
+    cells = [
+        (
+            *(row["token"] or "-", str(row["jobs"]), _shares_text(row["share_s"]), f"{row['cpu_s']:.1f}"),
+            *(() if prices is None else (_money_text(row["cost"]),)),
+        )
+        for row in rows
+    ]
+    return _table(("token",), ("jobs", "share-seconds", "CPU seconds", *money), cells, rows)
+
+
+def job_cost_json(each: JobCost, prices: Prices | None) -> dict[str, Any]:
+    """Seconds, `gained` as a part; with prices `cost` and `cost_per_percent` in `currency`."""
+    money = (
+        {} if prices is None else {**_money(each.money(prices), prices), "cost_per_percent": each.per_percent(prices)}
+    )
+    return {
+        "job": each.job.name,
+        "model": each.job.model_name,
+        "state": each.job.state.value,
+        "token": each.token,
+        "share_s": each.share_s,
+        "cpu_s": each.cpu_s,
+        "gained": each.gained,
+        "spent": [asdict(spending) for spending in each.spent],
+        **money,
+    }
+
+
+def token_cost_json(token: str, jobs: Sequence[JobCost], prices: Prices | None) -> dict[str, Any]:
+    spent = [spending for job in jobs for spending in job.spent]
+    shares, cpu = share_s(spent), cpu_s(spent)
+    money = {} if prices is None else _money(prices.of(shares, cpu), prices)
+    return {"token": token, "jobs": len(jobs), "share_s": shares, "cpu_s": cpu, **money}
+
+
+def _table(
+    head: Sequence[str], numbers: Sequence[str], cells: Sequence[tuple[str, ...]], rows: Sequence[dict[str, Any]]
+) -> Table:
+    columns = (*map(Column, head), *(Column(name, numbers=True) for name in numbers))
+    return Table(columns=columns, cells=tuple(cells), rows=tuple(rows), notes=(_NOTE,))
+
+
+def _money(cost: float, prices: Prices) -> dict[str, Any]:
+    return {"cost": cost, "currency": prices.currency}
+
+
+def _money_headings(prices: Prices | None) -> tuple[str, ...]:
+    if prices is None:
+        return ()
+    cost = f"cost {prices.currency}".rstrip()
+    return cost, "per % saved"
+
+
+def _money_text(cost: float | None) -> str:
+    return "-" if cost is None else f"{cost:.4f}" if cost < 1 else f"{cost:.2f}"
+
+
+def _shares_text(share_s: dict[str, float]) -> str:
+    return ", ".join(f"{share} {secs:.1f}" for share, secs in share_s.items()) or "-"

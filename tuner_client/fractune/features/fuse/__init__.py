@@ -1,0 +1,1 @@
+"""Variants of one model as one fused model."""

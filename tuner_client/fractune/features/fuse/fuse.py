@@ -1,0 +1,82 @@
+"""Variants of one model in one file, to be tuned and served as one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fractune.features.fuse.run import describe_fused
+from fractune.local.stack import own_env
+from fractune.models.source import ModelSource, model_file
+from fractune.sessions.requests import shapes
+from fractune.text.output_files import check_writable
+from fractune_core.errors import StateUnusable
+from fractune_core.files.fused import SUFFIX, check_slots, slot_names, write_fused
+from fractune_core.names import check_file_name
+
+
+@dataclass(frozen=True)
+class FusedModel:
+    """A fused model on disk; wherever a model is asked for, it is one."""
+
+    path: Path
+    slots: tuple[str | None, ...]
+    """the name of each slot's variant, None for an empty slot"""
+    operators: int
+    """kinds of operators to tune"""
+    apart: tuple[str, ...]
+    """the operators that could not get an axis of slots, and are called once for each"""
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+
+def fuse(
+    models: Sequence[ModelSource],
+    *,
+    slots: int | None = None,
+    inputs: Mapping[str, Sequence[int]] | None = None,
+    run_script: bool = False,
+    out: str | os.PathLike[str] | None = None,
+) -> FusedModel:
+    """Make one model of `models`, which are built alike and differ in their weights: `fractune.tune` tunes it.
+
+    The n-th model has the n-th slot; `slots` beyond the last are empty (default: none are). They can be filled
+    later by fusing again with as many slots, and then nothing is tuned anew. `inputs` gives shapes to inputs that
+    the models leave open; with `run_script` Python files (TVMScript) among them run here. The file is `out`, by
+    default `<first model>_x<slots>.fused` in the current folder.
+
+    Raises BadRequest for fewer than two models, for wrong slots and for names that no variant may have, BadModel where
+    the models are not built alike, StateUnusable, and FractuneError where TVM is not installed.
+    """
+    count = check_slots(len(models), slots)
+    fixed = shapes(inputs or {})
+    with contextlib.ExitStack() as held:
+        paths = [held.enter_context(model_file(model, run_script=run_script)) for model in models]
+        names = _names(paths)
+        for name in names:
+            check_file_name(name, "a variant's name")
+        written = (Path(f"{paths[0].stem}_x{count}{SUFFIX}") if out is None else Path(out)).absolute()
+        check_writable("out", written)
+        try:
+            written.parent.mkdir(parents=True, exist_ok=True)
+            # Under its own name, which errors quote, and where it can be moved from in one step.
+            draft = Path(held.enter_context(tempfile.TemporaryDirectory(dir=written.parent, prefix=".")), written.name)
+            with draft.open("wb") as file:
+                write_fused(file, names, paths, count)
+            described = describe_fused(draft, fixed, own_env())
+            draft.replace(written)
+        except OSError as error:
+            raise StateUnusable(f"cannot write {written}: {error.strerror}") from error
+    return FusedModel(written, tuple(slot_names(names, count)), described["operators"], tuple(described["apart"]))
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Of the variants: their files' names without suffix, and the slot's number where files have the same name."""
+    count = Counter(path.stem for path in paths)
+    return [path.stem if count[path.stem] == 1 else f"{path.stem}-{slot}" for slot, path in enumerate(paths)]

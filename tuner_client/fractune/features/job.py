@@ -1,0 +1,83 @@
+"""A job of a server, from outside: follow it, wait for it, cancel it, fetch what it made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fractune.features.tune.result import BundleFile, TuneResult
+from fractune.server.from_proto import job_status
+from fractune.server.job_status import JobStatus, check_ended_well
+from fractune.server.rpc import RpcClient, job_name
+from fractune.sessions.following import follow
+from fractune.sessions.progress import ProgressOption, choose_view
+from fractune.sessions.requests import bundle_file
+from fractune.text.output_files import check_writable
+from fractune_core.errors import JobFailed
+
+
+class Job:
+    """A job of a server, made by `Client.submit` and `Client.job`. It goes on whether it is watched or not.
+
+    Every method raises ServerUnreachable when the server is gone, NotFound for a job that it does not know.
+    """
+
+    name: str
+    """`jobs/...`"""
+
+    def __init__(self, rpc: RpcClient, name: str) -> None:
+        self.name = job_name(name)
+        self._rpc = rpc
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name}>"
+
+    def status(self) -> JobStatus:
+        """The job as it is now."""
+        return job_status(self._rpc.get_job(self.name))
+
+    def watch(self) -> Iterator[JobStatus]:
+        """The job as it is now and whenever it has changed, until it has ended, however that is.
+
+        A server that went away is waited for, as long as `reconnect_s` of `fractune.connect` says. Leaving the loop
+        does not cancel the job.
+        """
+        return map(job_status, self._rpc.watch_job(self.name))
+
+    def wait(self, *, progress: ProgressOption = False) -> JobStatus:
+        """Follow the job to its end and return what it came to; Ctrl-C ends the waiting, not the job.
+
+        Raises what ended the job (BadModel, ShareUnavailable, JobFailed, ...), JobCancelled when it was cancelled.
+        """
+        with choose_view(progress) as view:
+            ended = follow(self._rpc, self.name, view.show, view.show_absence)
+        check_ended_well(ended)
+        return ended
+
+    def cancel(self) -> JobStatus:
+        """Cancel the job; what it has measured stays in the log."""
+        return job_status(self._rpc.cancel_job(self.name))
+
+    def bundle(self, out: str | os.PathLike[str] | None = None) -> BundleFile:
+        """Download the bundle to the file `out`, by default `<model>.fractune` in the current folder.
+
+        Raises JobFailed when the job has no bundle, StateUnusable when the file cannot be written.
+        """
+        return self._download(self.status(), out)
+
+    def result(self, out: str | os.PathLike[str] = ".", *, progress: ProgressOption = False) -> TuneResult:
+        """Wait for the end and download the bundle to `<model>.fractune` in the folder `out`.
+
+        Raises what `wait` and `bundle` raise.
+        """
+        ended = self.wait(progress=progress)
+        return TuneResult(ended, self._download(ended, bundle_file(out, ended.model_name)))
+
+    def _download(self, job: JobStatus, out: str | os.PathLike[str] | None) -> BundleFile:
+        if not job.bundle:
+            raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
+        path = Path(out).absolute() if out is not None else bundle_file(".", job.model_name)
+        check_writable("out", path)
+        self._rpc.download_bundle(job.bundle, path)
+        return BundleFile(path, job.name)

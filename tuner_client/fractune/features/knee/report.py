@@ -1,0 +1,67 @@
+"""What was measured of a model or an operator at several shares, with its curve and its knee."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fractune.features.matrix.cross_table import CrossTable
+from fractune_core.analysis.knee import Curve, Knee, find_knee, fit_curve
+from fractune_core.errors import BadRequest
+from fractune_core.shares import GrantedShare
+
+
+@dataclass(frozen=True)
+class KneeReport:
+    """One model's or one operator's times by share."""
+
+    name: str
+    """of the model or the operator"""
+    unit: str
+    """what a unit is: `core`, `sm`, `slice`"""
+    shares: Mapping[int, str]
+    """the shares asked for by the units they granted, ascending; several that granted the same are joined by `, `"""
+    run_secs: Mapping[int, Sequence[float]]
+    """all repeats in seconds by units, ascending"""
+    curve: Curve
+    """of the medians"""
+    knee: Knee
+
+
+def knee_report(
+    name: str, measured: Mapping[str, tuple[int, Sequence[float]]], units_total: int, slack: float, unit: str = "unit"
+) -> KneeReport:
+    """Fit and judge `measured`: by share, the units it granted and all repeats in seconds.
+
+    Shares that granted the same units are one: their repeats are taken together. Raises BadRequest when nothing was
+    measured, a share has no repeats, a time is not positive and finite, or a share is larger than the device.
+    """
+    shares: dict[int, str] = {}
+    run_secs: dict[int, list[float]] = {}
+    for share, (units, secs) in sorted(measured.items(), key=lambda each: each[1][0]):
+        if not secs:
+            raise BadRequest(f"{name} has no times at {share}; measure it there, or leave the share out")
+        shares[units] = f"{shares[units]}, {share}" if units in shares else share
+        run_secs.setdefault(units, []).extend(secs)
+    curve = fit_curve({units: statistics.median(secs) for units, secs in run_secs.items()})
+    return KneeReport(name, unit, shares, run_secs, curve, find_knee(curve, units_total, slack))
+
+
+def fastest_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: float) -> KneeReport:
+    """The knee of what is fastest at each share, whatever share it was tuned at."""
+    fastest = {share: variant for share in table.shares if (variant := table.fastest(share)) is not None}
+    measured = {share: (granted[share].units, table.cells[name][share].run_secs) for share, name in fastest.items()}
+    whole = next(iter(granted.values()))
+    return knee_report(table.name, measured, whole.units_total, slack, whole.unit)
+
+
+def drawn_units(report: KneeReport, at_most: int = 200) -> list[int]:
+    """Units to draw the curve at, from the smallest measured to the whole: all, or some with those that matter."""
+    first, last = min(report.run_secs), report.knee.units_total
+    step = max(1, (last - first) // at_most)
+    return sorted({*range(first, last + 1, step), last, *_known(report)})
+
+
+def _known(report: KneeReport) -> Iterable[int]:
+    return report.run_secs if report.knee.units is None else [*report.run_secs, report.knee.units]

@@ -1,0 +1,99 @@
+"""Knees as tables, JSON and sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fractune.features.knee.report import KneeReport
+from fractune.text.rendering import Column, Table
+from fractune.text.text import percent_text, time_text
+from fractune_core.analysis.knee import CurveKind
+from fractune_core.shares import units_text
+
+
+def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
+    """A row for each of `reports`: the time at every measured share, the knee, and how sure it is.
+
+    All of the same device and slack.
+    """
+    shares = {units: share for report in reports for units, share in report.shares.items()}
+    measured = [Column(f"at {shares[units]}", numbers=True) for units in sorted(shares)]
+    verdict = [Column(name, numbers=True) for name in ("knee", "there", "slower than the whole", "error")]
+    return Table(
+        title=title,
+        columns=(Column(""), *measured, *verdict, Column("curve")),
+        cells=tuple((report.name, *_times(report, sorted(shares)), *_verdict_cells(report)) for report in reports),
+        rows=tuple(map(knee_json, reports)),
+        notes=tuple(knee_lines(reports)),
+    )
+
+
+def _times(report: KneeReport, units: Sequence[int]) -> list[str]:
+    return [time_text(report.curve.measured.get(each)) for each in units]
+
+
+def knee_json(report: KneeReport) -> dict[str, Any]:
+    """`report` as JSON: times in seconds, `slack`, `loss` and `error` fractions; None = not known.
+
+    `knee_units` with two shares is the most that can be needed (`curve` says `bound`).
+    """
+    knee, curve = report.knee, report.curve
+    return {
+        "name": report.name,
+        "unit": report.unit,
+        "units_total": knee.units_total,
+        "slack": knee.slack,
+        "measured": [
+            {"share": report.shares[units], "units": units, "median_s": curve.measured[units], "run_secs": list(secs)}
+            for units, secs in report.run_secs.items()
+        ],
+        "curve": curve.kind.value,
+        "fit": None if curve.fit is None else {"a": curve.fit.a, "c": curve.fit.c, "d": curve.fit.d},
+        "error": curve.error,
+        "knee_units": knee.units,
+        "knee_share": None if knee.units is None else report.shares.get(knee.units),
+        "knee_units_fewest": knee.fewest,
+        "knee_units_most": knee.most,
+        "knee_s": knee.secs,
+        "knee_is_measured": knee.is_measured,
+        "whole_s": knee.secs_whole,
+        "whole_is_measured": knee.is_whole_measured,
+        "loss": _loss(report),
+        "reason": knee.reason,
+    }
+
+
+def knee_lines(reports: Sequence[KneeReport]) -> list[str]:
+    """A sentence for each of `reports`, with what the error means where there is one."""
+    return [f"{report.name}: {report.knee.reason}{_error_note(report)}" for report in reports]
+
+
+def _verdict_cells(report: KneeReport) -> tuple[str, str, str, str, str]:
+    knee = report.knee
+    if knee.units is None:
+        return "-", "-", "-", "-", report.curve.kind.value
+    at = units_text(knee.units, report.unit)
+    there = time_text(knee.secs) if knee.is_measured else f"~{time_text(knee.secs)}"
+    if _is_open(report):
+        at = f"{knee.fewest} to {at}"
+    return at, there, percent_text(_loss(report)), percent_text(report.curve.error), report.curve.kind.value
+
+
+def _loss(report: KneeReport) -> float | None:
+    """How much slower the knee is than the whole, as a fraction."""
+    knee = report.knee
+    return knee.secs / knee.secs_whole - 1 if knee.secs and knee.secs_whole else None
+
+
+def _is_open(report: KneeReport) -> bool:
+    """Whether two shares leave more than one answer."""
+    return report.curve.kind is CurveKind.BOUND and report.knee.fewest != report.knee.most
+
+
+def _error_note(report: KneeReport) -> str:
+    error = report.curve.error
+    if error is None or not math.isfinite(error) or report.knee.is_measured or _is_open(report):
+        return ""
+    return f"; predicted times are off by about {percent_text(error)}"

@@ -1,0 +1,1 @@
+"""The tuning log: its records, files and matches."""

@@ -1,0 +1,137 @@
+"""The tuning log as files: our JSON lines, which can come back, and CSV, which is for looking at.
+
+A JSON line is `{"workload": {"workload_hash", "json"}}` or `{"record": {...}}`; a workload stands before the
+first record that needs it. CSV has one flat row a record, without the trace.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fractune.text.output_files import replacing
+from fractune_core.convert import record_from_proto, record_to_proto
+from fractune_core.errors import BadRequest
+from fractune_core.json_shapes import read_json
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import TuningRecord
+
+CSV_COLUMNS = (
+    "record_id",
+    "kind",
+    "operator",
+    "workload_hash",
+    "candidate_id",
+    "target_key",
+    "device",
+    "device_label",
+    "share",
+    "granted_units",
+    "units_total",
+    "unit",
+    "reserved",
+    "status",
+    "cause",
+    "median_s",
+    "spread",
+    "run_secs",
+    "policy",
+    "cache",
+    "choosing",
+    "anchor_ratio",
+    "neighbours",
+    "build_secs",
+    "max_error",
+    "clock_mhz",
+    "throttled_ns",
+    "lost",
+    "disturbance",
+    "attempts",
+    "job",
+    "worker",
+    "measured_at",
+)
+
+
+def write_jsonl(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
+    """Write workloads and records as JSON lines; return the number of records."""
+    count = 0
+    with replacing(path) as file:
+        for part in parts:
+            if part.WhichOneof("part") == "workload":
+                workload = {"workload_hash": part.workload.workload_hash, "json": part.workload.json}
+                file.write(json.dumps({"workload": workload}) + "\n")
+            else:
+                file.write(json.dumps({"record": record_from_proto(part.record).to_json()}) + "\n")
+                count += 1
+    return count
+
+
+def write_csv(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
+    """Write one flat row a record; return the number of records."""
+    count = 0
+    with replacing(path) as file:
+        table = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+        table.writeheader()
+        for part in parts:
+            if part.WhichOneof("part") == "record":
+                table.writerow(csv_row(record_from_proto(part.record)))
+                count += 1
+    return count
+
+
+def csv_row(record: TuningRecord) -> dict[str, Any]:
+    """The record as flat columns; `run_secs`, `throttled_ns` and `disturbance` joined by semicolons, unknown values
+    empty.
+    """
+    disturbance = record.disturbance
+    flat: dict[str, Any] = {name: getattr(record, name) for name in CSV_COLUMNS if hasattr(record, name)}
+    flat |= {
+        "kind": record.kind.value,
+        "status": record.status.value,
+        "device": record.device.key,
+        "device_label": record.device.label,
+        "granted_units": record.granted.units,
+        "units_total": record.granted.units_total,
+        "unit": record.granted.unit,
+        "reserved": record.granted.reserved,
+        "median_s": record.median_s if record.run_secs else "",
+        "run_secs": ";".join(repr(secs) for secs in record.run_secs),
+        "policy": record.policy.name,
+        "cache": record.policy.cache,
+        "choosing": record.policy.choosing,
+        "throttled_ns": ";".join(f"{reason}={ns}" for reason, ns in sorted(record.throttled_ns.items())),
+        "lost": "" if disturbance is None else disturbance.lost,
+        "disturbance": ";".join(f"{name}={count}" for name, count in disturbance.to_json().items())
+        if disturbance
+        else "",
+        "max_error": "" if record.max_error is None else record.max_error,
+    }
+    return flat
+
+
+def read_jsonl(path: Path) -> Iterator[pb.ImportRecordsRequest]:
+    """The parts in a file of JSON lines. Raises BadRequest that names the line when one is no such thing."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parse_line(f"{path}:{number}", line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRequest(f"cannot read {path}: {error}") from error
+
+
+def _parse_line(where: str, line: str) -> pb.ImportRecordsRequest:
+    try:
+        data = read_json(line)
+        if "workload" in data:
+            workload = pb.Workload(workload_hash=data["workload"]["workload_hash"], json=data["workload"]["json"])
+            return pb.ImportRecordsRequest(workload=workload)
+        return pb.ImportRecordsRequest(record=record_to_proto(TuningRecord.from_json(data["record"])))
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise BadRequest(
+            f"{where}: no line of a fractune log ({type(error).__name__}: {error}); nothing was imported"
+        ) from error

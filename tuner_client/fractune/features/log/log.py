@@ -1,0 +1,227 @@
+"""The tuning log of a server: look into it, take records out and in, delete what is not needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, TypeAlias, overload
+
+from fractune.features.log import jsondatabase
+from fractune.features.log.files import read_jsonl, write_csv, write_jsonl
+from fractune.features.log.table import records_table
+from fractune.server.rpc import RpcClient, job_name
+from fractune.sessions.requests import check_record_filter
+from fractune.text.output_files import check_free
+from fractune.text.rendering import Table
+from fractune_core.analysis.roofline import Arithmetic, Roof
+from fractune_core.convert import arithmetic_from_proto, record_from_proto, roof_from_proto
+from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_core.names import Collection
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import Kind, TuningRecord
+from fractune_core.shares import Share
+
+LogFormat: TypeAlias = Literal["csv", "jsonl", "jsondatabase"]
+
+
+@dataclass(frozen=True)
+class Records(Sequence[TuningRecord]):
+    """Records of the log, in the order asked for."""
+
+    records: tuple[TuningRecord, ...]
+    total: int
+    """how many pass the filter in all; `records` may be fewer"""
+    arithmetic: Mapping[str, Arithmetic] = field(default_factory=dict)
+    """what is known of their operators, by workload hash"""
+    roofs: Mapping[str, Roof] = field(default_factory=dict)
+    """what is known of their shares, by record id"""
+
+    @overload
+    def __getitem__(self, index: int) -> TuningRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TuningRecord]: ...
+    def __getitem__(self, index: int | slice) -> TuningRecord | Sequence[TuningRecord]:
+        return self.records[index]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[TuningRecord]:
+        return iter(self.records)
+
+    @property
+    def table(self) -> Table:
+        """A row for each record."""
+        return records_table(self.records, self.arithmetic, self.roofs)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of the records of a file."""
+
+    added: int
+    already_there: int
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What became of the records that passed the filter."""
+
+    deleted: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class UnreadableResult:
+    """A result of a worker that the server could not read, and keeps."""
+
+    set_aside_at: datetime
+    place: str
+    """the stream that it came from, and its id there"""
+    reason: str
+    event: str
+    """as the worker wrote it"""
+
+
+class Log:
+    """The tuning log, as `Client.log`.
+
+    Filters: `model` is part of a model's file name, or `models/SHA256`; `operator` part of an operator's name, or a
+    workload hash; `share` as it was asked for (`cpu:1`); `device` part of a device key; `kind` is `trial` or
+    `validation`; `job` a job's name. What is left empty lets everything pass, but `scope`: records are of one, by
+    default the server's. BadRequest for a share or a kind that there cannot be.
+    """
+
+    def __init__(self, rpc: RpcClient) -> None:
+        self._rpc = rpc
+
+    def query(
+        self,
+        *,
+        model: str = "",
+        operator: str = "",
+        share: str = "",
+        device: str = "",
+        kind: str = "",
+        job: str = "",
+        scope: str = "",
+        limit: int = 100,
+        fastest: bool = False,
+    ) -> Records:
+        """At most `limit` records, the newest first, or the fastest."""
+        wanted = record_filter(model, operator, share, device, kind, job, scope)
+        found = self._rpc.records(wanted, limit, fastest_first=fastest)
+        return Records(
+            tuple(map(record_from_proto, found.records)),
+            found.total_size,
+            {name: arithmetic_from_proto(each) for name, each in found.arithmetic.items()},
+            {Collection.RECORDS.parse(name): roof_from_proto(each) for name, each in found.roofs.items()},
+        )
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        file_format: LogFormat = "jsonl",
+        force: bool = False,
+        model: str = "",
+        operator: str = "",
+        share: str = "",
+        device: str = "",
+        kind: str = "",
+        job: str = "",
+        scope: str = "",
+    ) -> int:
+        """Write all records that pass to `path`, and return their number.
+
+        `jsonl` can be read back; `csv` has one flat row for each record; `jsondatabase` is a folder for stock TVM, of
+        one share of one device, with validations only unless `kind` says otherwise. Raises BadRequest when `path` is
+        there and `force` is False, StateUnusable when it cannot be written, FractuneError without TVM for a folder.
+        """
+        wanted = record_filter(model, operator, share, device, kind, job, scope)
+        check_export(Path(path), file_format, force=force)
+        if file_format == "jsondatabase":
+            wanted.kind = wanted.kind or Kind.VALIDATION.value  # trials were never checked for right output
+        parts = self._rpc.export_records(wanted, with_workloads=file_format != "csv")
+        write = {"csv": write_csv, "jsonl": write_jsonl, "jsondatabase": jsondatabase.write_jsondatabase}[file_format]
+        return write(parts, Path(path))
+
+    def unreadable(self, *, limit: int = 100) -> tuple[list[UnreadableResult], int]:
+        """The newest results that the server could not read, at most `limit`; and how many there are.
+
+        They come from a worker of another version, or are torn. Nothing of them is in the log.
+        """
+        found = self._rpc.unreadable(limit)
+        results = [
+            UnreadableResult(each.set_aside_time.ToDatetime(UTC), each.place, each.reason, each.event)
+            for each in found.results
+        ]
+        return results, found.total_size
+
+    def replay_unreadable(self) -> int:
+        """Have the server try to read all of them once more, and return their number; what it still cannot read is kept
+        again.
+        """
+        return self._rpc.replay_unreadable()
+
+    def import_file(self, path: str | os.PathLike[str], *, share: str = "") -> Imported:
+        """Add the records of a JSON-lines file of ours, or of a JSONDatabase folder, all or none.
+
+        Such a folder does not say what it was measured on: `share` does, and a live measurer of that share says on
+        which device. Raises BadRequest for a file or folder that cannot be read, ShareUnavailable.
+        """
+        path = Path(path)
+        answer = self._rpc.import_records(self._folder_parts(path, share) if path.is_dir() else list(read_jsonl(path)))
+        return Imported(answer.added, answer.already_there)
+
+    def prune(
+        self,
+        *,
+        keep_best: int = 64,
+        dry_run: bool = False,
+        model: str = "",
+        operator: str = "",
+        share: str = "",
+        device: str = "",
+        kind: str = "",
+        job: str = "",
+        scope: str = "",
+    ) -> Pruned:
+        """Delete trials beyond the fastest `keep_best` of each operator, target, device and share, for good.
+
+        Published records stay unless `kind` is `validation`. With `dry_run` they are only counted.
+        """
+        wanted = record_filter(model, operator, share, device, kind, job, scope)
+        answer = self._rpc.prune_records(wanted, keep_best, dry_run=dry_run)
+        return Pruned(answer.deleted, answer.kept)
+
+    def _folder_parts(self, path: Path, share: str) -> list[pb.ImportRecordsRequest]:
+        if not share:
+            raise BadRequest(f"{path} is a JSONDatabase folder, which does not say what it was measured on; pass share")
+        jsondatabase.check_tvm()
+        wanted = str(Share.parse(share))
+        offered = next((each for each in self._rpc.shares() if each.granted.share == wanted), None)
+        if offered is None:
+            raise ShareUnavailable(f"no measurer offers {wanted}, so what it stands for is not known; start one")
+        return list(jsondatabase.read_jsondatabase(path, offered))
+
+
+def record_filter(
+    model: str, operator: str, share: str, device: str, kind: str, job: str, scope: str
+) -> pb.RecordFilter:
+    """Raises BadRequest for a share or a kind that there cannot be."""
+    check_record_filter(share, kind)
+    named = job_name(job) if job else ""
+    return pb.RecordFilter(
+        model=model, operator=operator, share=share, device=device, kind=kind, job=named, scope=scope
+    )
+
+
+def check_export(path: Path, file_format: LogFormat, *, force: bool) -> None:
+    """Raises BadRequest or FractuneError now for what `Log.export` could not write."""
+    check_free(path, force=force)
+    if file_format == "jsondatabase":
+        jsondatabase.check_tvm()

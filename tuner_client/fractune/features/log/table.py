@@ -1,0 +1,117 @@
+"""Matches and records of the tuning log as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fractune.server.job_status import OperatorMatch
+from fractune.text.above_roof import above_roof_notes
+from fractune.text.rendering import Column, Table
+from fractune.text.text import gflops_text, percent_text, time_text
+from fractune_core.analysis.match import How
+from fractune_core.analysis.roofline import Arithmetic, Roof, gflops, reached
+from fractune_core.records import Status, TuningRecord
+from fractune_core.shares import units_text
+
+
+def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> Table:
+    """Which record each operator would use, and why; `roof` is the share's."""
+    names = ("operator", "weight", "how", "time", "GFLOP/s", "of its roof", "regret", "why")
+    rows = tuple(match_json(each, roof) for each in matches)
+    return Table(
+        columns=tuple(map(Column, names)),
+        cells=tuple(_match_cells(each, roof) for each in matches),
+        rows=rows,
+        notes=above_roof_notes(row["roof_part"] for row in rows),
+    )
+
+
+def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
+    """`regret` and `roof_part` are fractions, None where not known; `record` a mapping, None for `none`. The direct
+    `implementation` has an empty name.
+    """
+    speed_gflops, roof_part = _speed(each, roof)
+    return {
+        "operator": each.operator.name,
+        "weight": each.operator.weight,
+        "workload_hash": each.operator.workload_hash,
+        "how": each.how,
+        "regret": each.regret,
+        "reason": each.reason,
+        "gflops": speed_gflops,
+        "roof_part": roof_part,
+        "implementation": each.record.implementation if each.record else None,
+        "record": each.record.to_json() if each.record else None,
+    }
+
+
+def _speed(each: OperatorMatch, roof: Roof | None) -> tuple[float | None, float | None]:
+    """GFLOP/s and the part of the roof, of a record that was measured at the very share."""
+    if each.record is None or each.how != How.EXACT:
+        return None, None
+    work, time_s = each.operator.arithmetic, each.record.median_s
+    return gflops(work, time_s), reached(work, roof, time_s)
+
+
+def _match_cells(each: OperatorMatch, roof: Roof | None) -> tuple[str, ...]:
+    time_s = each.record.median_s if each.record else None
+    regret = "not measured" if each.regret is None else f"{each.regret:.1%}"
+    speed_gflops, roof_part = _speed(each, roof)
+    speeds = (gflops_text(speed_gflops), percent_text(roof_part))
+    name = _named(each.operator.name, each.record)
+    return name, str(each.operator.weight), each.how, time_text(time_s), *speeds, regret, each.reason
+
+
+def records_table(
+    records: Sequence[TuningRecord], arithmetic: Mapping[str, Arithmetic], roofs: Mapping[str, Roof]
+) -> Table:
+    """A row for each record; `rows` are whole records, with `implementation`, `gflops`, `roof_part` and `lost`, None
+    where not known.
+
+    `arithmetic` is what is known of their operators, by workload hash; `roofs` of their shares, by record id.
+    """
+    names = ("record", "kind", "operator", "share", "granted", "median", "GFLOP/s", "of its roof", "spread", "lost")
+    speeds = [_record_speed(record, arithmetic, roofs) for record in records]
+    return Table(
+        columns=tuple(map(Column, (*names, "status", "candidate"))),
+        cells=tuple(map(_record_cells, records, speeds)),
+        rows=tuple(
+            {
+                **record.to_json(),
+                "implementation": record.implementation,
+                "gflops": speed[0],
+                "roof_part": speed[1],
+                "lost": _lost(record),
+            }
+            for record, speed in zip(records, speeds, strict=True)
+        ),
+        notes=above_roof_notes(roof_part for _, roof_part in speeds),
+    )
+
+
+def _record_speed(
+    record: TuningRecord, arithmetic: Mapping[str, Arithmetic], roofs: Mapping[str, Roof]
+) -> tuple[float | None, float | None]:
+    work = arithmetic.get(record.workload_hash)
+    return gflops(work, record.median_s), reached(work, roofs.get(record.record_id), record.median_s)
+
+
+def _named(operator: str, record: TuningRecord | None) -> str:
+    """`fused_conv2d3_relu (winograd2)`: the operator, and what it is computed by where that is not the direct way."""
+    return f"{operator} ({record.implementation})" if record and record.implementation else operator
+
+
+def _record_cells(record: TuningRecord, speed: tuple[float | None, float | None]) -> tuple[str, ...]:
+    granted = f"{record.granted.units} of {units_text(record.granted.units_total, record.granted.unit)}"
+    status = record.status.value if not record.cause else f"{record.status.value}: {record.cause}"
+    spread = f"{record.spread:.1%}" if record.status is Status.OK else "-"
+    names = (record.record_id[:8], record.kind.value, _named(record.operator, record), record.share, granted)
+    speeds = (gflops_text(speed[0]), percent_text(speed[1]))
+    lost = percent_text(_lost(record))
+    return *names, time_text(record.median_s), *speeds, spread, lost, status, record.candidate_id[:8]
+
+
+def _lost(record: TuningRecord) -> float | None:
+    """The part of the time in which the measurement was kept from its cores."""
+    return None if record.disturbance is None else record.disturbance.lost

@@ -1,0 +1,1 @@
+"""How the schedules tuned for each share do at each of the others."""

@@ -1,0 +1,59 @@
+"""The table tuned-at x run-at as a picture, by matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fractune.features.matrix.cross_table import CrossTable, verdict
+from fractune.text.figure import save_figure
+from fractune.text.text import time_text
+from fractune_core.analysis.slowdown_ci import Slowdown
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
+
+_DARKEST = 0.5
+"""the loss that is drawn darkest"""
+
+
+def draw_table(table: CrossTable, path: Path) -> None:
+    """Draw a heat map: a row for each variant, a column for each share it ran at.
+
+    A cell's colour is its loss against the fastest variant in its column, its text the time and that loss; what the
+    noise hides is a tie. Raises StateUnusable.
+    """
+    from matplotlib.figure import Figure
+
+    variants, shares = list(table.cells), list(table.shares)
+    losses = {(v, s): lost for v in variants for s in shares if (lost := table.slowdown(v, s)) is not None}
+    shades = [[_shade(losses.get((variant, share))) for share in shares] for variant in variants]
+    figure = Figure(figsize=(3.0 + 1.9 * len(shares), 1.9 + 0.8 * len(variants)), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(shades, cmap="Blues", vmin=0, vmax=_DARKEST, aspect="auto")
+    axes.set_xticks(range(len(shares)), [f"run at\n{share}" for share in shares])
+    axes.set_yticks(range(len(variants)), [_row_label(variant) for variant in variants])
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    for (variant, share), lost in losses.items():
+        cell = table.cells[variant][share]
+        text = f"{time_text(cell.median_s)}\n{verdict(table, variant, share, lost)}"
+        axes.text(shares.index(share), variants.index(variant), text, **_cell_style(_shade(lost)))
+    bar = figure.colorbar(image, ax=axes, ticks=[0, _DARKEST / 2, _DARKEST])
+    bar.ax.set_yticklabels(["as the fastest", f"+{_DARKEST / 2:.0%}", f"+{_DARKEST:.0%} or more"])
+    axes.set_title(f"{table.name}: latency by the share\nit was tuned at and the share it runs at", pad=14)
+    save_figure(figure, path)
+
+
+def _row_label(variant: str) -> str:
+    return variant if variant in (UNTUNED_VARIANT, ROBUST_VARIANT) else f"tuned at {variant}"
+
+
+def _shade(lost: Slowdown | None) -> float:
+    """The loss as it is coloured: none for a tie, not a number for what was not measured."""
+    if lost is None:
+        return float("nan")
+    return 0.0 if lost.is_tie else max(lost.median, 0.0)
+
+
+def _cell_style(shade: float) -> dict[str, Any]:
+    """Centred, light on the dark cells."""
+    return {"ha": "center", "va": "center", "color": "white" if shade > 0.6 * _DARKEST else "black"}

@@ -1,0 +1,1 @@
+"""What a measurement is worth on this machine."""

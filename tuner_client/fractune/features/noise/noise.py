@@ -1,0 +1,142 @@
+"""What a measurement is worth on this machine, found out and saved where the one-machine stack looks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fractune.features.noise.table import noise_table
+from fractune.local.noise_file import NOISE_FILE, check_noise_file, save_noise
+from fractune.local.programs import measure_noise
+from fractune.local.stack import own_env
+from fractune.local.state import default_state_dir
+from fractune.models.source import ModelSource, model_file
+from fractune.sessions.requests import shapes
+from fractune.text.rendering import Table
+from fractune_core.analysis.noise import FEWEST_CANDIDATES, NoiseAdvice
+from fractune_core.errors import BadRequest
+from fractune_core.shares import Share
+
+MOST_CANDIDATES = 200
+MOST_MEASURERS = 64
+LineProgress: TypeAlias = bool | Callable[[str], None]
+"""True = lines on standard error, False = nothing, or a function that is given each line"""
+_MEASURERS = {"cpu": (1, 2), "cuda": (1, 2, 4, 8)}
+"""what is tried where nothing is said, by kind of device"""
+
+
+@dataclass(frozen=True)
+class NoiseResult:
+    """How well settings agree with the careful reference, and the advice that follows."""
+
+    share: str
+    operator: str
+    """whose candidates were timed"""
+    advice: NoiseAdvice
+    """how many may measure at once, and the racing margin; `tune` in the same state folder follows it"""
+    notes: tuple[str, ...]
+    saved: Path
+    """the file that has the advice"""
+    data: Mapping[str, Any]
+    """everything, as `fractune noise --json` prints it: times in seconds, spreads and regrets as fractions"""
+
+    @property
+    def table(self) -> Table:
+        """A row for each setting."""
+        return noise_table(self.data)
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw each setting's times over the reference's to `path` (.svg or .png).
+
+        Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
+        """
+        from fractune.features.noise.picture import draw_noise
+        from fractune.text.figure import check_picture
+
+        check_picture(Path(path))
+        draw_noise(self.data, Path(path))
+
+
+def noise(
+    share: str,
+    *,
+    measurers: Sequence[int] | None = None,
+    candidates: int = 24,
+    model: ModelSource | None = None,
+    only: str = "",
+    inputs: Mapping[str, Sequence[int]] | None = None,
+    run_script: bool = False,
+    seed: int = 0,
+    state: str | os.PathLike[str] | None = None,
+    progress: LineProgress = True,
+) -> NoiseResult:
+    """Tell what a measurement under `share` is worth here, and how many may run at the same time.
+
+    Times `candidates` (8 to 200) twice in every setting, with each number of `measurers` (default: 1 and 2, on a GPU
+    up to 8), of the heaviest operator of `model` whose name has one of the parts in `only`, by default of a
+    convolution. The advice goes to `noise.json` in the folder `state`. `progress` prints lines to standard error,
+    nothing (False), or calls a function with each line. While it runs, the environment of this process shows child
+    processes where our packages lie.
+
+    Raises ShareUnavailable, BadModel, BadRequest, StateUnusable, and FractuneError when too few could be timed.
+    """
+    wanted = Share.parse(share)
+    counts = list(_MEASURERS[wanted.device_kind] if measurers is None else measurers)
+    _check(counts, candidates)
+    if model is None and (only or inputs):
+        raise BadRequest("only and inputs choose from a model's operators; pass model too")
+    noise_file = Path(state or default_state_dir()).expanduser() / NOISE_FILE
+    check_noise_file(noise_file)
+    with contextlib.ExitStack() as held:
+        path = None if model is None else held.enter_context(model_file(model, run_script=run_script))
+        held.enter_context(_children_find_us())
+        data = measure_noise(
+            wanted,
+            line_reporter(progress),
+            measurers=counts,
+            candidates=candidates,
+            seed=seed,
+            model=path,
+            inputs=shapes(inputs or {}),
+            only=only,
+        )
+    advice = NoiseAdvice(**data["advice"])
+    save_noise(noise_file, data["device"], data["share"], advice)
+    return NoiseResult(data["share"], data["operator"], advice, tuple(data["notes"]), noise_file, data)
+
+
+def _check(measurers: Sequence[int], candidates: int) -> None:
+    if not measurers or not all(1 <= count <= MOST_MEASURERS for count in measurers):
+        raise BadRequest(f"measurers is {list(measurers)}; name at least one, each from 1 to {MOST_MEASURERS}")
+    if not FEWEST_CANDIDATES <= candidates <= MOST_CANDIDATES:
+        raise BadRequest(f"candidates is {candidates}; it must be from {FEWEST_CANDIDATES} to {MOST_CANDIDATES}")
+
+
+def line_reporter(progress: LineProgress) -> Callable[[str], None]:
+    """A function that reports a line as asked for."""
+    if callable(progress):
+        return progress
+    return _print_line if progress else lambda _: None
+
+
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _children_find_us() -> Iterator[None]:
+    """Child processes import our packages from where this process has them, never from the folder they run in."""
+    before = dict(os.environ)
+    added = own_env()
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in added if name in before})

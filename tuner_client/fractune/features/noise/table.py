@@ -1,0 +1,94 @@
+"""What `fractune noise` found out, as a table and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fractune.text.rendering import Column, Table
+from fractune.text.text import percent_text, score_text, time_text
+from fractune_core.analysis.noise import REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, NoiseAdvice
+from fractune_core.analysis.noise_causes import Explanation
+from fractune_core.shares import units_text
+
+_NUMBERS = ("A/A median", "A/A p90", "tau", "tau, all pairs", "top-1 regret", "lost", "failed", "a candidate")
+
+
+def noise_table(report: Mapping[str, Any]) -> Table:
+    """A row for each setting; `rows` as `fractune noise --json` prints them."""
+    granted = report["granted"]
+    share = f"{report['share']} ({granted['units']} of {units_text(granted['units_total'], granted['unit'])})"
+    return Table(
+        title=f"{report['operator']} at {share}, {report['candidates']} candidates, two passes each",
+        columns=(Column("timed"), *(Column(name, numbers=True) for name in _NUMBERS)),
+        cells=tuple(map(_cells, report["settings"])),
+        rows=tuple(dict(setting) for setting in report["settings"]),
+        notes=(
+            _reference_line(report),
+            *(f"note: {note}" for note in report["notes"]),
+            *explanation_lines(report),
+            *advice_lines(report),
+        ),
+    )
+
+
+def _cells(setting: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        setting["name"],
+        percent_text(setting["spread_median"]),
+        percent_text(setting["spread_p90"]),
+        score_text(setting["tau"]),
+        score_text(setting["tau_all"]),
+        percent_text(setting["regret"]),
+        percent_text(setting["lost"]),
+        str(setting["failures"]),
+        time_text(setting["secs_per_candidate"]),
+    )
+
+
+def _reference_line(report: Mapping[str, Any]) -> str:
+    return (
+        f"reference: {report['settings'][0]['name']}. tau: Kendall's tau-b over the pairs that the reference times "
+        f"further apart than {percent_text(report['tie_width'])} (its own A/A p90, at most {percent_text(WIDEST_TIE)})."
+    )
+
+
+def explanation_lines(report: Mapping[str, Any]) -> list[str]:
+    """What explains the spread of what was timed with nothing else running; none where nothing was counted."""
+    if report["explanation"] is None:
+        return []
+    found = Explanation(**report["explanation"])
+    machine = _machine_text(found)
+    if not found.causes:
+        return [f"none of what the kernel counts explains the spread ({found.pairs} pairs); {machine}"]
+    causes = ", ".join(f"{cause} (tau {score_text(found.taus[cause])})" for cause in found.causes)
+    calm, disturbed = percent_text(found.calm_spread), percent_text(found.disturbed_spread)
+    halves = f"{calm} apart (median), the other half {disturbed}"
+    less = f"of {found.pairs} pairs the half with less {found.causes[0]} lies"
+    return [f"the spread is explained by {causes}: {less} {halves}; {machine}"]
+
+
+def _machine_text(found: Explanation) -> str:
+    """What the anchor says: it suffers from the causes too, and without one it tells of the machine itself."""
+    if found.anchor_spread is None:
+        return "the anchor could not be timed"
+    left = f"{percent_text(found.anchored_spread)} in place of {percent_text(found.spread)}"
+    divided = f"divided by the anchor beside, the pairs lie {left} apart"
+    if not found.anchor_explains:
+        return f"nor does the speed of the machine: {divided}" if not found.causes else divided
+    moved = f"by {percent_text(found.anchor_spread)} (the anchor, median)"
+    return f"{divided}; it changes {moved}" if found.causes else f"the machine changes its speed {moved}: {divided}"
+
+
+def advice_lines(report: Mapping[str, Any]) -> list[str]:
+    """What to do, and why."""
+    advice = NoiseAdvice(**report["advice"])
+    bar = f"tau of at least {TAU_WANTED:g} and a winner that loses at most {percent_text(REGRET_ALLOWED)}"
+    tau, regret = score_text(advice.tau), percent_text(advice.regret)
+    found = f"tau {tau}, regret {regret}; wanted: {bar}"
+    keeps = "keeps" if report["race_keeps_winner"] else "does not keep"
+    return [
+        f"measurers at the same time: {advice.measurers} ({found})",
+        f"builds beside a measurement: {'yes' if advice.builds_beside else 'no'}",
+        f"racing margin: {advice.margin:g}; the race at margin {report['race_margin']:g} {keeps} a winner",
+    ]

@@ -1,0 +1,156 @@
+"""What sharing costs two models: a table, sentences, and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from fractune.features.pair.result import PairResult, PairSide, RateLatency
+from fractune.text.rendering import Column, Table
+from fractune.text.text import time_text
+from fractune_core.analysis.sharing import SideFigures, Verdict
+from fractune_core.analysis.slowdown_ci import Estimate
+
+_NUMBERS = ("alone", "alone there", "together", "s: share", "i: neighbour", "r = s * i", "A/A control")
+
+
+def pair_table(found: PairResult) -> Table:
+    """A row for each model; `rows` as the `models` of the JSON."""
+    names = " beside ".join(side.name for side in found.sides)
+    whole = f"alone, {found.whole}" if found.whole else "alone, whole"
+    return Table(
+        title=f"{names}: {found.arrangement}",
+        columns=(
+            Column("model"),
+            Column("share"),
+            *(Column(whole if name == "alone" else name, numbers=True) for name in _NUMBERS),
+        ),
+        cells=tuple(_cells(side, each) for side, each in zip(found.sides, found.figures.sides, strict=False)),
+        rows=tuple(_model_json(found, index) for index in range(len(found.figures.sides))),
+        notes=tuple(_sentences(found)),
+    )
+
+
+def pair_json(found: PairResult) -> dict[str, Any]:
+    """Times in seconds, slow-downs as factors, an estimate as its median and its 95 % interval, None = not known."""
+    figures = found.figures
+    return {
+        "event": "pair",
+        "arrangement": found.how,
+        "whole": found.whole,
+        "neighbour": None if len(figures.sides) > 1 else found.sides[1].name,
+        "models": [_model_json(found, index) for index in range(len(figures.sides))],
+        "stp": _estimate_json(figures.stp),
+        "antt": _estimate_json(figures.antt),
+        "makespan": _estimate_json(figures.makespan),
+        "makespan_verdict": figures.makespan_verdict,
+        "mean_completion": _estimate_json(figures.mean_completion),
+        "mean_completion_verdict": figures.mean_completion_verdict,
+        "notes": list(found.notes),
+        "rounds": [[asdict(times) for times in each] for each in found.rounds],
+    }
+
+
+def _cells(side: PairSide, each: SideFigures) -> tuple[str, ...]:
+    return (
+        side.name,
+        side.share,
+        *(time_text(None if secs is None else secs.median) for secs in (each.whole_s, each.share_s, each.together_s)),
+        *map(_estimate_text, (each.s, each.i, each.r, each.control)),
+    )
+
+
+def _model_json(found: PairResult, index: int) -> dict[str, Any]:
+    side, each = found.sides[index], found.figures.sides[index]
+    latency = found.latencies[index] if found.latencies else None
+    return {
+        "name": side.name,
+        "share": side.share,
+        "variant": side.variant,
+        "reason": side.reason,
+        "whole_variant": side.whole_variant,
+        **{name: _estimate_json(getattr(each, name)) for name in ("whole_s", "share_s", "together_s")},
+        **{name: _estimate_json(getattr(each, name)) for name in ("s", "i", "r", "control", "per_s")},
+        "rate_per_s": None if latency is None else latency.rate_per_s,
+        "p50_s": None if latency is None else latency.p50_s,
+        "p99_s": None if latency is None else latency.p99_s,
+        "latency_s": None if latency is None or latency.latency_s is None else list(latency.latency_s),
+    }
+
+
+def _estimate_json(found: Estimate | None) -> dict[str, float | None] | None:
+    """JSON knows no NaN."""
+    if found is None:
+        return None
+    low, high = (None if math.isnan(edge) else edge for edge in (found.low, found.high))
+    return {"median": found.median, "low": low, "high": high}
+
+
+def _sentences(found: PairResult) -> Iterator[str]:
+    figures, (one, other) = found.figures, found.sides
+    if len(figures.sides) < 2:
+        yield _sensitivity(found)
+    else:
+        each = ", ".join(
+            f"{side.name} {side_figures.per_s.median:.3g}/s"
+            for side, side_figures in zip(found.sides, figures.sides, strict=True)
+        )
+        yield f"closed loop, one request of each under way, two in all: {each}"
+    if figures.stp is not None and figures.antt is not None:
+        yield f"STP {_estimate_text(figures.stp)}, ANTT {_estimate_text(figures.antt)}"
+    yield from _verdicts(found)
+    if found.latencies:
+        yield "at random requests, one of each under way, two in all: " + "; ".join(
+            _latency_text(side, latency) for side, latency in zip((one, other), found.latencies, strict=False)
+        )
+    if found.how == "in turn":
+        yield "i holds the wait for the other's turn"
+    yield f"intervals are 95 % each, over {len(found.rounds)} rounds"
+    yield from (f"note: {note}" for note in found.notes)
+
+
+def _sensitivity(found: PairResult) -> str:
+    name, bubble, i = found.sides[0].name, found.sides[1].name, found.figures.sides[0].i
+    if i.low <= 1.0 <= i.high:
+        return f"{name} does not notice {bubble} beyond the noise ({_change_text(i)})"
+    word = "slower" if i.median > 1.0 else "faster"
+    return f"{name} is {word} beside {bubble}: {_change_text(i)}. What the two compete for was not measured"
+
+
+def _verdicts(found: PairResult) -> Iterator[str]:
+    figures = found.figures
+    if figures.makespan is None or figures.mean_completion is None:
+        return
+    makespan, mean = figures.makespan_verdict, figures.mean_completion_verdict
+    spans = f"{_change_text(figures.makespan)} until both are done with as many inferences"
+    yield f"makespan: {_verdict_text(makespan)} ({spans}, against one after the other)"
+    means = f"{_change_text(figures.mean_completion)} in the mean, against the shorter one first"
+    yield f"mean completion: {_verdict_text(mean)} ({means})"
+    if {makespan, mean} == {Verdict.TOGETHER, Verdict.APART}:
+        yield "the two disagree: choose by what you wait for, the last of both or each of them"
+
+
+def _verdict_text(verdict: Verdict | None) -> str:
+    return "tie, the interval decides nothing" if verdict is Verdict.TIE else f"{verdict}"
+
+
+def _latency_text(side: PairSide, latency: RateLatency) -> str:
+    if latency.latency_s is None:
+        return f"{side.name} at {latency.rate_per_s:g}/s not measured"
+    few = "" if latency.p99_s else f" (of {len(latency.latency_s)} requests; p99 takes 100)"
+    return (
+        f"{side.name} at {latency.rate_per_s:g}/s p50 {time_text(latency.p50_s)}, p99 {time_text(latency.p99_s)}{few}"
+    )
+
+
+def _estimate_text(found: Estimate | None) -> str:
+    """`1.32 (1.30 .. 1.35)`; `-` for what is not known."""
+    return "-" if found is None else f"{found.median:.2f} ({found.low:.2f} .. {found.high:.2f})"
+
+
+def _change_text(factor: Estimate) -> str:
+    """`-12 % (-15 .. -9)`: a factor as the change that it makes."""
+    median, low, high = (100 * (edge - 1.0) for edge in (factor.median, factor.low, factor.high))
+    return f"{median:+.1f} % ({low:+.1f} .. {high:+.1f})"

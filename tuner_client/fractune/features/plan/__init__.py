@@ -1,0 +1,1 @@
+"""Which model goes onto which part of which device."""

@@ -1,0 +1,124 @@
+"""Plans: which model goes onto which part of which device, by bundles, by stated times, or by what a log knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
+from fractune.features.plan.result import PlanResult
+from fractune.server.rpc import RECONNECT_S
+from fractune.sessions.progress import ProgressOption, choose_view
+from fractune.sessions.requests import job_spec
+from fractune.sessions.running import finished_job
+from fractune.sessions.session import session
+from fractune_core.errors import BadModel, BadRequest
+from fractune_core.planning.planner import make_plan
+from fractune_core.planning.speeds import Basis
+
+PlanSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+_ROUNDS = 4
+"""of planning and measuring what the plan then depends on: each changes what the next one depends on"""
+
+
+def plan(
+    source: PlanSource,
+    *,
+    gpus: int | None = None,
+    layouts: str = "",
+    simulate: bool = False,
+    seed: int = 0,
+    measure: bool = False,
+    server: str | None = None,
+    state: str | os.PathLike[str] | None = None,
+    progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
+) -> PlanResult:
+    """Plan the models of a plan file (or of a mapping with the same content) onto devices; docs/cli.md describes it.
+
+    Models with rates get the fewest devices, then the fewest units of them, and no more than `gpus` devices; without
+    rates one device is divided for the most throughput. `layouts` is `mig`, `mps`, `green` or `cpu` and goes before
+    what the file says. With `simulate` requests arrive at random in a simulation by `seed`, and the plan has as much
+    headroom as p99 needs. Times come from bundles and profiles, and of the file's `model` entries from the log of
+    `server`, or of the one-machine stack in `state`; with `measure` the shares that the plan depends on are timed there
+    first, without a search. A server that went away meanwhile is waited for `reconnect_s`.
+
+    Raises BadRequest, PlanInfeasible with the model that binds and what would do, BadBundle, FractuneError without the
+    solver, and what `tune` raises where a log is asked.
+    """
+    read = read_plan(source, gpus=gpus, layouts=layouts)
+    if measure:
+        _check_can_measure(read)
+        return _measured_plan(source, read, gpus, layouts, _Asked(simulate, seed, server, state, progress, reconnect_s))
+    if not read.logged and server is None:
+        return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
+    where = None if state is None else Path(state)
+    with session(where, server, compile=bool(read.logged)) as client:
+        return client.plan(source, gpus=gpus, layouts=layouts, simulate=simulate, seed=seed)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    simulate: bool
+    seed: int
+    server: str | None
+    state: str | os.PathLike[str] | None
+    progress: ProgressOption
+    reconnect_s: float
+
+
+def _measured_plan(source: PlanSource, read: PlanFile, gpus: int | None, layouts: str, asked: _Asked) -> PlanResult:
+    """Time the ends and the middle of each model's curve, then the parts that the plan takes without a measured time of
+    the whole model, until there are none that can be timed.
+    """
+    done: set[tuple[str, str]] = set()
+    wanted = {(name, share) for name in read.logged for share in _ends_and_middle(read)}
+    for _ in range(_ROUNDS):
+        for name, model in read.logged.items():
+            shares = [share for of, share in sorted(wanted - done) if of == name]
+            if shares:
+                _time(model, shares, asked)
+        done |= wanted
+        result = plan(
+            source,
+            gpus=gpus,
+            layouts=layouts,
+            simulate=asked.simulate,
+            seed=asked.seed,
+            server=asked.server,
+            state=asked.state,
+        )
+        parts = [part for parts in result.plan.devices for part in parts]
+        wanted = {
+            (part.model, part.share)
+            for part in parts
+            if part.model in read.logged and part.basis in (Basis.PREDICTED, Basis.OPERATORS)
+        }
+        if not wanted - done:
+            break
+    return result
+
+
+def _ends_and_middle(read: PlanFile) -> list[str]:
+    """Shares that make a curve: the smallest, one between, and the whole device."""
+    parts = read.request.device.parts
+    return list(dict.fromkeys(part.share for part in (parts[0], parts[(len(parts) - 1) // 2], parts[-1])))
+
+
+def _time(model: LogModel, shares: list[str], asked: _Asked) -> None:
+    """A job that searches nothing: the best that the log knows is measured at these shares."""
+    spec = job_spec(model.path.name, shares, model.inputs, rerank=1)
+    state = None if asked.state is None else Path(asked.state)
+    with finished_job(model.path, spec, state, asked.server, choose_view(asked.progress), asked.reconnect_s):
+        pass
+
+
+def _check_can_measure(read: PlanFile) -> None:
+    if not read.logged:
+        raise BadRequest("--measure: no model of the plan can be timed; give one as model = 'FILE.onnx'")
+    for model in read.logged.values():
+        if not model.path.is_file():
+            raise BadModel(f"{model.path}: no such model file")

@@ -1,0 +1,154 @@
+"""The plan file, TOML: what it may hold, and the request that it makes. docs/cli.md shows one."""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fractune.features.plan.rows import bundle_rows, csv_rows, stated_row
+from fractune.text.toml_table import TableReader
+from fractune_core.errors import BadRequest
+from fractune_core.planning.devices import DeviceType, device_type
+from fractune_core.planning.requests import (
+    DEFAULT_LATENCY_PART,
+    DEFAULT_PENALTY,
+    MOST_DEVICES,
+    ModelDemand,
+    PlanRequest,
+)
+from fractune_core.planning.speeds import Row
+
+_SOURCES = ("profile", "bundle", "model")
+
+
+@dataclass(frozen=True)
+class LogModel:
+    """A model whose times are to be asked of a tuning log."""
+
+    path: Path
+    inputs: dict[str, list[int]] = field(default_factory=dict)
+    requests_per_run: int = 1
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    request: PlanRequest
+    """without rows where the log has to say"""
+    logged: Mapping[str, LogModel]
+    """by the name of the model"""
+
+
+def read_plan(
+    source: str | os.PathLike[str] | Mapping[str, Any], *, gpus: int | None = None, layouts: str = ""
+) -> PlanFile:
+    """Read a plan file, or the same as a mapping; `gpus` and `layouts` go before what it says.
+
+    Paths in it are relative to its folder. Raises BadRequest for a file that cannot be read or that says what it
+    cannot mean, and BadBundle.
+    """
+    if isinstance(source, Mapping):
+        name, folder, content = "plan", Path(), dict(source)
+    else:
+        path = Path(source)
+        name, folder, content = path.name, path.parent, _parse(path)
+    whole = TableReader(name, content)
+    whole.check_keys("device", "models", "interference", "headroom", "penalty", "latency_part")
+    device, count = _device(whole.table("device"), layouts)
+    models, logged = [], {}
+    for table in whole.tables("models"):
+        model, log_model = _model(table, device, folder)
+        models.append(model)
+        if log_model is not None:
+            logged[model.name] = log_model
+    request = PlanRequest(
+        device=device,
+        models=tuple(models),
+        count=_count(count if gpus is None else gpus),
+        interference=_interference(whole),
+        penalty=whole.number("penalty", DEFAULT_PENALTY),
+        headroom=whole.number("headroom", 0.0),
+        latency_part=whole.number("latency_part", DEFAULT_LATENCY_PART),
+    )
+    return PlanFile(request, logged)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadRequest(f"{path}: cannot read the plan file ({error.strerror})") from error
+    except RecursionError:
+        raise BadRequest(f"{path}: not a TOML file that anybody meant (it is nested too deeply)") from None
+    except ValueError as error:  # TOML that is none, text that is none, or a number of thousands of digits
+        raise BadRequest(f"{path}: not a TOML file ({error})") from error
+
+
+def _device(table: TableReader, layouts: str) -> tuple[DeviceType, int | None]:
+    table.check_keys("gpu", "cores", "memory_gib", "layouts", "count")
+    count = table.whole("count", 0)
+    found = device_type(
+        table.text("gpu"), table.whole("cores", 0), layouts or table.text("layouts"), table.number("memory_gib", 0.0)
+    )
+    return found, count if table.has("count") else None
+
+
+def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelDemand, LogModel | None]:
+    name = table.text("name")
+    table = table.called(f"model '{name}'")
+    table.check_keys(
+        *("name", "rate_per_s", "latency_ms", "memory_gib", "inputs", "requests_per_run"),
+        *_SOURCES,
+    )
+    given = [key for key in _SOURCES if table.has(key)]
+    if len(given) != 1:
+        has = " and ".join(given) or "none"
+        raise BadRequest(f"{table.where}: give one of {', '.join(_SOURCES)} to say how fast it is; it has {has}")
+    batch = table.whole("requests_per_run", 1)
+    if batch < 1:
+        raise BadRequest(f"{table.where}: requests_per_run is {batch}; it must be 1 or more")
+    rows: tuple[Row, ...] = ()
+    logged = None
+    if table.has("profile"):
+        rows = _profile(table, name, device, folder)
+    elif table.has("bundle"):
+        rows = bundle_rows(folder / table.text("bundle"), device, batch)
+    else:
+        logged = LogModel(folder / table.text("model"), table.shapes("inputs"), batch)
+    demand = ModelDemand(
+        name=name,
+        rows=rows,
+        rate_per_s=table.number("rate_per_s", math.nan) if table.has("rate_per_s") else None,
+        latency_s=table.number("latency_ms", math.nan) / 1e3 if table.has("latency_ms") else None,
+        memory_gib=table.number("memory_gib", 0.0),
+    )
+    return demand, logged
+
+
+def _profile(table: TableReader, name: str, device: DeviceType, folder: Path) -> tuple[Row, ...]:
+    """Rows in the file itself, or in a CSV file with the same columns."""
+    if table.is_text("profile"):
+        return csv_rows(folder / table.text("profile"), name, device)
+    return tuple(stated_row(row, device) for row in table.tables("profile"))
+
+
+def _count(count: int | None) -> int | None:
+    """Here already, since 0 is no count for a server."""
+    if count is not None and not 1 <= count <= MOST_DEVICES:
+        raise BadRequest(f"count is {count}; it must be from 1 to {MOST_DEVICES} devices")
+    return count
+
+
+def _interference(whole: TableReader) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for table in whole.tables("interference"):
+        table.check_keys("model", "beside", "i")
+        pair = table.text("model"), table.text("beside")
+        if pair in found:
+            raise BadRequest(f"{table.where}: '{pair[0]}' beside '{pair[1]}' is there twice; keep one")
+        found[pair] = table.number("i", math.nan)
+    return found

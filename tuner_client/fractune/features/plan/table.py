@@ -1,0 +1,119 @@
+"""A plan as tables and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fractune.text.rendering import Column, Table
+from fractune.text.text import percent_text, time_text
+from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart, SimulatedModel
+from fractune_core.planning.speeds import Basis
+
+
+def parts_table(plan: Plan) -> Table:
+    """A row for each part of each device."""
+    headings = ("device", "share", "at", "model", "batch", "processes", "requests/s", "latency", "by")
+    numbers = {"device", "at", "batch", "processes", "requests/s", "latency"}
+    return Table(
+        title=_title(plan),
+        columns=tuple(Column(heading, numbers=heading in numbers) for heading in headings),
+        cells=tuple(
+            (
+                str(number),
+                part.share,
+                str(part.place),
+                part.model,
+                str(part.batch),
+                str(part.processes),
+                rate_text(part.throughput_per_s),
+                time_text(part.latency_s),
+                _basis(part),
+            )
+            for number, parts in enumerate(plan.devices)
+            for part in parts
+        ),
+        rows=tuple({"device": number, **asdict(part)} for number, parts in enumerate(plan.devices) for part in parts),
+        notes=(*summary(plan), *plan.notes),
+    )
+
+
+def models_table(plan: Plan) -> Table:
+    """A row for each model: what it asks for, what it gets, and what a simulation made of it."""
+    simulated = {each.name: each for each in plan.simulated}
+    columns = [Column("model"), *(Column(heading, numbers=True) for heading in _headings(plan))]
+    return Table(
+        title="models" if not simulated else "models (p50, p99 and late are simulated)",
+        columns=tuple(columns),
+        cells=tuple((model.name, *_model_cells(plan, model, simulated.get(model.name))) for model in plan.models),
+        rows=tuple(plan_json(plan)["models"]),
+    )
+
+
+def summary(plan: Plan) -> list[str]:
+    """What the plan comes to, in a sentence or two."""
+    units = f"{plan.units_used} of {len(plan.devices) * plan.units_per_device} {plan.unit}s"
+    if plan.stp is not None:
+        return [f"STP {plan.stp:.2f}: {len(plan.models)} jobs on {units}, as much as {plan.stp:.2f} whole devices do"]
+    count = len(plan.devices)
+    head = f" with {plan.headroom:.0%} headroom" if plan.headroom else ""
+    return [f"{count} x {plan.device}{head}: {units}, solved in {plan.solve_s:.2f} s"]
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Times in seconds, parts as fractions; None for what is not known."""
+    simulated = {each.name: asdict(each) for each in plan.simulated}
+    return {
+        "device": plan.device,
+        "layouts": plan.layouts,
+        "unit": plan.unit,
+        "units_per_device": plan.units_per_device,
+        "units_used": plan.units_used,
+        "headroom": plan.headroom,
+        "stp": plan.stp,
+        "proved": plan.is_proved,
+        "solve_s": plan.solve_s,
+        "devices": [[asdict(part) for part in parts] for parts in plan.devices],
+        "models": [
+            {**asdict(model), "utilisation": model.utilisation, "simulated": simulated.get(model.name)}
+            for model in plan.models
+        ],
+        "notes": list(plan.notes),
+    }
+
+
+def rate_text(per_s: float) -> str:
+    """`1374`, `95.2`, `0.104`."""
+    return f"{per_s:.0f}" if per_s >= 99.5 else f"{per_s:.3g}"
+
+
+def _title(plan: Plan) -> str:
+    return f"plan for {plan.device} by {plan.layouts}, to be confirmed by a person"
+
+
+def _basis(part: PlannedPart) -> str:
+    text = part.basis.value
+    if part.basis is Basis.PREDICTED:
+        text += f" (+{part.error:.1%})"
+    return f"{text}, beside others x{part.slowdown:.2f}" if part.slowdown > 1 else text
+
+
+def _headings(plan: Plan) -> list[str]:
+    if plan.stp is not None:
+        return ["of its speed on the whole", "may be off by"]
+    asked = ["rate", "capacity", "used", "target"]
+    return [*asked, "p50", "p99", "late"] if plan.simulated else asked
+
+
+def _model_cells(plan: Plan, model: PlannedModel, simulated: SimulatedModel | None) -> list[str]:
+    if plan.stp is not None:
+        return [percent_text(model.speed), percent_text(model.speed_error) if model.speed_error else "measured"]
+    cells = [
+        f"{rate_text(model.rate_per_s or 0.0)}/s",
+        f"{rate_text(model.capacity_per_s)}/s",
+        percent_text(model.utilisation),
+        time_text(model.latency_s),
+    ]
+    if simulated is not None:
+        cells += [time_text(simulated.p50_s), time_text(simulated.p99_s), percent_text(simulated.late)]
+    return cells

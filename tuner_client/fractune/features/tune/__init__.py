@@ -1,0 +1,1 @@
+"""Tuning a model, with or without a goal."""

@@ -1,0 +1,177 @@
+"""Tuning until a peer is beaten: in steps of ever more trials, each bundle timed beside the peer at every share."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide, goal_end, next_trials
+from fractune.features.tune.goal_table import goal_news
+from fractune.features.tune.peer import check_share, time_beside, time_peer
+from fractune.features.tune.result import BundleFile, TuneResult
+from fractune.local.stack import own_env
+from fractune.server.job_status import JobStatus
+from fractune.sessions.progress import View
+from fractune.sessions.running import run_job
+from fractune.sessions.session import tuning_session
+from fractune_core.errors import BadRequest
+from fractune_core.jobs import JobSpec
+from fractune_core.shares import Share
+
+PEERS = ("onnxruntime",)
+DEFAULT_MINUTES = 15.0
+_REPEATS = 15
+"""times that both are timed at each share after each step"""
+_FAR, _REPEATS_FAR = 2.0, 6
+"""what the job found this many times as slow as the peer is timed less often: it may take seconds"""
+_SHORTEST_SEARCH_S = 1.0
+
+
+@dataclass(frozen=True)
+class GoalSpec:
+    """What is to be reached, and what it may cost."""
+
+    peer: str
+    by: float
+    """a part: 0.05 = 5 %"""
+    minutes: float
+    """of the whole; the last search ends then, and its finals come after"""
+    trials: int | None
+    """trials at most, those in the log counted in; None = no limit"""
+
+
+def goal_spec(
+    until_beats: str | None,
+    by: float | None,
+    spec: JobSpec,
+    *,
+    minutes: float | None,
+    trials: int | None,
+    server: str | None,
+) -> GoalSpec | None:
+    """The goal that a caller asks for, checked; None for none. Raises BadRequest, ShareUnavailable."""
+    if until_beats is None:
+        if by is not None:
+            raise BadRequest(f"by is {by} and goes with until_beats; name what is to be beaten, or leave it out")
+        return None
+    if until_beats not in PEERS:
+        raise BadRequest(f"until_beats '{until_beats}' is unknown; write {' or '.join(PEERS)}")
+    if by is not None and not 0 <= by < 1:
+        raise BadRequest(f"by is {by}; it must be at least 0 and below 1, 0.05 being 5 %")
+    if server is not None:
+        raise BadRequest(
+            f"until_beats times the peer on this machine; leave the server out ({server}), or tune without a goal"
+        )
+    if spec.more or spec.rerank:
+        raise BadRequest("until_beats makes as many trials as it needs; leave more and rerank out, trials bounds them")
+    for share in map(Share.parse, spec.shares):
+        if share.device_kind != "cpu":
+            raise BadRequest(f"share '{share}': until_beats compares on the CPU; name shares such as cpu:1")
+        check_share(share)
+    return GoalSpec(until_beats, by or 0.0, DEFAULT_MINUTES if minutes is None else minutes, trials)
+
+
+def tune_until_beaten(
+    model: Path, spec: JobSpec, wanted: GoalSpec, written: Path, state: Path | None, view: View, reconnect_s: float
+) -> TuneResult:
+    """Tune `model` until its bundle, in the file `written` from the first step on, beats the peer at every share.
+
+    1. The peer is timed at each share.
+    2. The first step searches nothing; each later one goes to more trials in the same log.
+    3. After each step the bundle is timed beside the peer. What seems to beat it is timed once more, and that counts:
+       of many timings one would be lucky.
+    4. The end is a beaten peer, or the limit of time or trials, or a search that finds nothing new.
+
+    Raises what `fractune.tune` raises; the bundle of the step before stays where it is.
+    """
+    with view:
+        pursuit = _Pursuit(model, spec, wanted, view)
+        with tuning_session(state, None, spec.shares, reconnect_s) as place:
+            target = 0
+            while True:
+                job = run_job(place, model, pursuit.spec_of_step(target), view)
+                place.client.download_bundle(job.bundle, written)
+                pursuit.take(job, written)
+                if pursuit.goal.end is not None:
+                    return TuneResult(job, BundleFile(written, job.name), place.client.measurers(), pursuit.goal)
+                operators = sum(operator.selected for operator in job.operators)
+                target = next_trials(max(target, _known(job)), operators, wanted.trials)
+
+
+class _Pursuit:
+    """How far the goal is, and the time that goes by; made by timing the peer."""
+
+    def __init__(self, model: Path, spec: JobSpec, wanted: GoalSpec, view: View) -> None:
+        self._model, self._spec, self._wanted, self._view = model, spec, wanted, view
+        self._began = time.monotonic()
+        self._empty_steps = 0
+        self.goal = _timed_peer(model, spec, wanted)
+        self._timing_s = self._elapsed_s
+        self._show()
+
+    def _show(self) -> None:
+        self._view.show_goal(goal_news(self.goal))
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def spec_of_step(self, target: int) -> JobSpec:
+        """The job that goes to `target` trials; the first has none, and is not cut short."""
+        left_s = max(self._wanted.minutes * 60 - self._elapsed_s, _SHORTEST_SEARCH_S)
+        return replace(self._spec, trials=target, minutes=left_s / 60 if target else 0.0)
+
+    def take(self, job: JobStatus, bundle: Path) -> None:
+        """Time the bundle of a step beside the peer, and find out whether to go on."""
+        tuning_s = self._elapsed_s - self._timing_s
+        searched = bool(self.goal.steps)
+        self._empty_steps = self._empty_steps + 1 if searched and not job.candidates_had else 0
+        timings = self._timed_beside(job, bundle)
+        if all(timing.beats(self._wanted.by) for timing in timings):
+            timings = self._timed_beside(job, bundle)
+        self._timing_s = self._elapsed_s - tuning_s
+        trials = job.candidates_had + (self.goal.steps[-1].trials if searched else 0)
+        self.goal = replace(self.goal, steps=(*self.goal.steps, GoalStep(tuning_s, trials, timings)))
+        over = self._elapsed_s >= self._wanted.minutes * 60
+        end = goal_end(self.goal, _known(job), self._wanted.trials, self._empty_steps, minutes_over=over)
+        self.goal = replace(self.goal, end=end)
+        self._show()
+
+    def _timed_beside(self, job: JobStatus, bundle: Path) -> tuple[PeerTiming, ...]:
+        far = {each.share for each in job.results if each.tuned_s > _FAR * self.goal.peer_s[each.share]}
+        return tuple(
+            peer_timing(share, self._model, bundle, _REPEATS_FAR if share in far else _REPEATS)
+            for share in self._spec.shares
+        )
+
+
+def _known(job: JobStatus) -> int:
+    """Trials that the log holds of the job's operators."""
+    return sum(operator.trials for operator in job.operators if operator.selected)
+
+
+def _timed_peer(model: Path, spec: JobSpec, wanted: GoalSpec) -> Goal:
+    timed = {share: time_peer(Share.parse(share), model, spec.inputs, _REPEATS, own_env()) for share in spec.shares}
+    version = next(iter(timed.values()))["version"]
+    peer_s = {share: statistics.median(each["run_secs"]) for share, each in timed.items()}
+    return Goal(wanted.peer, version, wanted.by, peer_s)
+
+
+def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTiming:
+    """The bundle and the ONNX file that it was made from, in turn at `share` of this machine's CPU, `repeats` times.
+
+    Raises ShareUnavailable, BadModel, BadBundle, FractuneError when ONNX Runtime is not installed.
+    """
+    timed = time_beside(Share.parse(share), model, bundle, repeats, own_env())
+    ours, theirs = timed["ours"][timed["variant"]], timed["theirs"]
+    return PeerTiming(
+        tuple(ours["loop_secs"]),
+        tuple(theirs["loop_secs"]),
+        share=share,
+        variant=timed["variant"],
+        paced=SideBySide(tuple(ours["paced_secs"]), tuple(theirs["paced_secs"])),
+        max_rel_difference=timed["max_rel_difference"],
+        outputs_agree=timed["outputs_agree"],
+    )

@@ -1,0 +1,143 @@
+"""A goal and how far it was reached, in lines, as tables and as JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide
+from fractune.sessions.progress import GoalNews
+from fractune.text.rendering import Column, Table
+from fractune.text.text import percent_text, span_text, time_text
+
+
+def goal_line(goal: Goal) -> str:
+    """`goal  onnxruntime 1.31.1: cpu:1 9.10 ms, cpu:2 5.90 ms`; what is to be beaten."""
+    times = ", ".join(f"{share} {time_text(secs)}" for share, secs in goal.peer_s.items())
+    margin = f", to be beaten by {percent_text(goal.by)}" if goal.by else ""
+    return f"goal  {goal.peer} {goal.version}: {times}{margin}"
+
+
+def goal_news(goal: Goal) -> GoalNews:
+    """What is to be beaten, then how far each step has come."""
+    return GoalNews((goal_line(goal), *map(step_line, goal.steps)), goal_json(goal))
+
+
+def step_line(step: GoalStep) -> str:
+    """`116 trials, 1 min 20 s, ours / theirs: cpu:1 1.42 (1.40 .. 1.45)`; how far a step has come."""
+    ratios = ", ".join(f"{timing.share} {_ratio_text(timing)}" for timing in step.timings)
+    return f"{step.trials} trials, {span_text(step.tuning_s)}, ours / theirs: {ratios}"
+
+
+def verdict_line(goal: Goal) -> str:
+    """How it ended, in one sentence."""
+    verdict = "is beaten" if goal.beaten else "is not beaten at every share"
+    why = "" if goal.beaten or goal.end is None else f": {goal.end.value}"
+    step = goal.steps[-1]
+    trials = f"{step.trials} trial{'' if step.trials == 1 else 's'}"
+    return f"goal: {goal.peer} {goal.version} {verdict}{why}, after {trials} and {span_text(step.tuning_s)} of tuning"
+
+
+def goal_table(goal: Goal) -> Table:
+    """A row for each share: both times, the ratio with its interval, and when the peer's time was reached."""
+    headings = (
+        "ours",
+        goal.peer,
+        "ours / theirs (95 % interval)",
+        "paced, ours / theirs",
+        "parity after",
+        "largest output difference",
+    )
+    timings = goal.steps[-1].timings
+    return Table(
+        title=f"beside {goal.peer} {goal.version}, in turn, alone, from NumPy to NumPy",
+        columns=(Column("share"), *(Column(name, numbers=True) for name in headings), Column("beaten")),
+        cells=tuple(_cells(goal, timing) for timing in timings),
+        rows=tuple(_share_json(goal, timing) for timing in timings),
+        notes=tuple(
+            f"note: at {timing.share} the outputs differ from {goal.peer}'s by {timing.max_rel_difference:.1e} of the "
+            "largest, on random inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz --beside "
+            f"{goal.peer} --model MODEL'"
+            for timing in timings
+            if not timing.outputs_agree
+        ),
+    )
+
+
+def goal_json(goal: Goal) -> dict[str, Any]:
+    """Times in seconds, ratios ours over theirs; `end` is null while it goes on."""
+    timings = goal.steps[-1].timings if goal.steps else ()
+    return {
+        "peer": goal.peer,
+        "version": goal.version,
+        "by": goal.by,
+        "peer_s": dict(goal.peer_s),
+        "beaten": goal.beaten,
+        "end": None if goal.end is None else goal.end.name.lower(),
+        "trials": goal.steps[-1].trials if goal.steps else 0,
+        "tuning_s": goal.steps[-1].tuning_s if goal.steps else 0.0,
+        "shares": [_share_json(goal, timing) for timing in timings],
+        "steps": [
+            {
+                "tuning_s": step.tuning_s,
+                "trials": step.trials,
+                "shares": {timing.share: _ratio_json(timing) for timing in step.timings},
+            }
+            for step in goal.steps
+        ],
+    }
+
+
+def _share_json(goal: Goal, timing: PeerTiming) -> dict[str, Any]:
+    return {
+        "share": timing.share,
+        "variant": timing.variant,
+        **timing_json(timing),
+        "beaten": timing.beats(goal.by),
+        "parity_s": goal.parity_s(timing.share),
+    }
+
+
+def timing_json(timing: PeerTiming) -> dict[str, Any]:
+    """All repeats, medians and ratios, in a loop and `paced`, and how far the outputs agree."""
+    return {
+        **_repeats_json(timing),
+        "paced": _repeats_json(timing.paced),
+        "max_rel_difference": timing.max_rel_difference,
+        "outputs_agree": timing.outputs_agree,
+    }
+
+
+def _repeats_json(timed: SideBySide) -> dict[str, Any]:
+    return {**_ratio_json(timed), "our_run_secs": list(timed.our_secs), "peer_run_secs": list(timed.peer_secs)}
+
+
+def _ratio_json(timed: SideBySide) -> dict[str, float | None]:
+    """Both medians in seconds, and ours over theirs with its 95 % interval, None where it is not known."""
+    low, high = (None if math.isnan(edge) else edge for edge in timed.interval)
+    return {
+        "our_s": timed.our_s,
+        "peer_s": timed.peer_s,
+        "ratio": timed.ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+    }
+
+
+def _cells(goal: Goal, timing: PeerTiming) -> tuple[str, ...]:
+    parity_s = goal.parity_s(timing.share)
+    return (
+        timing.share,
+        time_text(timing.our_s),
+        time_text(timing.peer_s),
+        _ratio_text(timing),
+        _ratio_text(timing.paced),
+        "-" if parity_s is None else span_text(parity_s),
+        f"{timing.max_rel_difference:.1e}",
+        "yes" if timing.beats(goal.by) else "no",
+    )
+
+
+def _ratio_text(timed: SideBySide) -> str:
+    low, high = timed.interval
+    return f"{timed.ratio:.2f} ({low:.2f} .. {high:.2f})"

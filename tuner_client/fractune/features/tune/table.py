@@ -1,0 +1,168 @@
+"""What a finished job came to: as JSON, as tables, and as the table tuned-at x run-at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fractune.features.matrix.cross_table import model_table
+from fractune.features.matrix.table import cross_text
+from fractune.features.tune.times_table import operator_time, operators_s, time_table
+from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
+from fractune.text.rendering import Column, Table
+from fractune.text.text import counts_text, moment_text, ratio_text, span_text, spent_text, table_console, time_text
+from fractune_core.analysis.roofline import NEAR
+from fractune_core.names import changes_layout
+from fractune_core.shares import units_text
+
+HEAVIEST = 8
+"""operators that the closing table shows one by one"""
+DOUBTFUL_DIFFERENCE = 1e-3
+"""outputs that differ by more than this, relative to the largest one, are pointed out"""
+
+
+def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
+    """The `result` event: times in seconds, `trials` new in this job, `bundle` a path or a resource name."""
+    return {
+        "event": "result",
+        "job": job.name,
+        "wall_s": job.wall_s,
+        "trials": {share: job.trials_done.get(share, 0) for share in job.shares},
+        "trials_shared": job.candidates_shared,
+        "trials_saved": job.trials_saved,
+        "trials_per_s": job.trials_per_s,
+        "phases_s": dict(job.phases_s),
+        "busy_s": dict(job.busy_s),
+        "failures": dict(job.failures),
+        "shares": [_share_json(job, each) for each in job.results],
+        "layout_transforms": layout_transforms(job),
+        "operators": [operator_result_json(job, each) for each in job.operators if each.selected],
+        "bundle": bundle,
+    }
+
+
+def layout_transforms(job: JobStatus) -> int:
+    """How many operators of one inference change a layout."""
+    return sum(each.weight for each in job.operators if changes_layout(each.name))
+
+
+def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
+    roof, in_operators_s = job.roofs.get(each.share), operators_s(job, each.share)
+    return {
+        "share": each.share,
+        "granted": each.granted.to_json(),
+        "untuned_s": each.untuned_s,
+        "tuned_s": each.tuned_s,
+        "timed_by": each.earlier_job or job.name,
+        "timed_at": each.timed_at or None,
+        "roof": None if roof is None else roof.to_json(),
+        "operators_s": in_operators_s,
+        "rest_s": each.tuned_s - in_operators_s,
+    }
+
+
+def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
+    """`step` says of which part of the work the job was, where there were others: ` in the last step`."""
+    console = table_console()
+    latency, cross = latency_table(job), cross_text(model_table(job))
+    console.print(latency.grid())
+    console.print(cross.grid())
+    times = time_table(job, HEAVIEST)
+    console.print(times.grid())
+    for line in (*times.notes, *cross.notes, *latency.notes):
+        print(line)
+    done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
+    print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
+    if job.candidates_shared:
+        print(f"shared: {job.candidates_shared} more trials, which other jobs asked for")
+    print(f"layout transforms in one inference: {layout_transforms(job)}")
+    if job.trials_saved:
+        print(
+            f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
+        )
+    print(f"took {span_text(job.wall_s)}{step}, {job.trials_per_s:.1f} trials/s while searching")
+    for title, spent_s in (("by phase", job.phases_s), ("by what workers did, side by side", job.busy_s)):
+        if spent_s:
+            print(f"  {title}: {spent_text(spent_s)}")
+    print(f"bundle: {bundle}")
+
+
+def doubts(job: JobStatus) -> list[str]:
+    """A line for each share whose tuned model's outputs are far from the untuned model's."""
+    return [
+        f"note: at {each.share} the outputs differ from the untuned model's by {each.max_error[each.share]:.1e} of the "
+        "largest, on random inputs; every operator was right on its own, so the model may be ill-conditioned on "
+        "such inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz'"
+        for each in job.results
+        if each.max_error.get(each.share, 0.0) > DOUBTFUL_DIFFERENCE
+    ]
+
+
+def timed_before(job: JobStatus) -> list[str]:
+    """A line for each earlier job that the latencies are from."""
+    shares: dict[tuple[str, str], list[str]] = {}
+    for each in job.results:
+        if each.earlier_job:
+            shares.setdefault((each.earlier_job, moment_text(each.timed_at)), []).append(each.share)
+    return [
+        f"note: the latencies at {', '.join(at)} are from {earlier}, which timed this very bundle on {day}; "
+        f"'fractune run BUNDLE --share {at[0]}' times it now"
+        for (earlier, day), at in shares.items()
+    ]
+
+
+def latency_table(job: JobStatus) -> Table:
+    """A row for each share: what it granted, the latencies and the largest difference of the outputs."""
+    numbers = (Column(name, numbers=True) for name in ("untuned", "tuned", "speed-up", "largest output difference"))
+    return Table(
+        title=f"{job.model_name}: latency, measured alone",
+        columns=(Column("share"), Column("granted"), *numbers),
+        cells=tuple(map(_latency_cells, job.results)),
+        rows=tuple(map(_latency_row, job.results)),
+        notes=(*timed_before(job), *doubts(job)),
+    )
+
+
+def _latency_cells(each: ShareResult) -> tuple[str, ...]:
+    granted = f"{each.granted.units} of {units_text(each.granted.units_total, each.granted.unit)}"
+    error = each.max_error.get(each.share)
+    difference = "-" if error is None else f"{error:.1e}"
+    times = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
+    return each.share, granted, *times, difference
+
+
+def _latency_row(each: ShareResult) -> dict[str, Any]:
+    return {
+        "share": each.share,
+        "units": each.granted.units,
+        "units_total": each.granted.units_total,
+        "unit": each.granted.unit,
+        "untuned_s": each.untuned_s,
+        "tuned_s": each.tuned_s,
+        "speed_up": each.speed_up,
+        "max_error": each.max_error.get(each.share),
+    }
+
+
+def operator_json(operator: OperatorStatus) -> dict[str, Any]:
+    work = operator.arithmetic
+    return {
+        "name": operator.name,
+        "weight": operator.weight,
+        "workload_hash": operator.workload_hash,
+        "trials": operator.trials,
+        "best_s": dict(operator.best_s),
+        "flops": None if work is None else work.flops,
+        "io_bytes": None if work is None else work.io_bytes,
+    }
+
+
+def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, Any]:
+    """`gflops`, `roof_part` and `model_part` (fractions) by share; null for what is not known."""
+    found = {each.share: operator_time(operator, each, job.roofs.get(each.share)) for each in job.results}
+    measured = {share: time for share, time in found.items() if time is not None}
+    return {
+        **operator_json(operator),
+        "gflops": {share: time.gflops for share, time in measured.items()},
+        "roof_part": {share: time.roof_part for share, time in measured.items()},
+        "model_part": {share: time.model_part for share, time in measured.items()},
+    }

@@ -1,0 +1,112 @@
+"""Where a model's time goes: its heaviest operators at each share, how fast they are, and what is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
+from fractune.text.above_roof import above_roof_notes
+from fractune.text.rendering import Column, Table
+from fractune.text.text import gflops_text, time_text
+from fractune_core.analysis.roofline import Roof, gflops, reached
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """One operator of a model at one share."""
+
+    secs: float
+    """of all its runs in one inference: weight times the best median, measured alone"""
+    model_part: float
+    """of the model's measured latency there"""
+    gflops: float | None
+    """10^9 operations a second; None when not known"""
+    roof_part: float | None
+    """1.0 = as fast as the share's arithmetic and memory allow; None when not known"""
+
+
+def operator_time(operator: OperatorStatus, result: ShareResult, roof: Roof | None) -> OperatorTime | None:
+    """None when the operator was not measured there."""
+    best_s = operator.best_s.get(result.share)
+    if best_s is None or result.tuned_s <= 0:
+        return None
+    secs = operator.weight * best_s
+    work = operator.arithmetic
+    return OperatorTime(secs, secs / result.tuned_s, gflops(work, best_s), reached(work, roof, best_s))
+
+
+def operators_s(job: JobStatus, share: str) -> float:
+    """Seconds of all tuned operators in one inference."""
+    return sum(each.weight * each.best_s.get(share, 0.0) for each in job.operators if each.selected)
+
+
+def time_table(job: JobStatus, most: int | None = None) -> Table:
+    """Of a finished job: a row for each operator, the heaviest first, and one for what is left over.
+
+    With `most` there are no more rows than that for operators, and one for the others together; `rows` has all.
+    """
+    found = {
+        operator.workload_hash: [operator_time(operator, each, job.roofs.get(each.share)) for each in job.results]
+        for operator in job.operators
+        if operator.selected
+    }
+    names = {each.workload_hash: each for each in job.operators}
+    order = sorted((name for name in found if any(found[name])), key=lambda name: -_weight(found[name]))
+    shown, others = order[:most], order[len(order[:most]) :]
+    cells = [(*_operator_cells(names[key]), *map(_cell, found[key])) for key in shown]
+    if others:
+        sums = (sum(time.secs for key in others if (time := found[key][at])) for at in range(len(job.results)))
+        cells.append((f"{len(others)} others", "", "", *map(_sum_cell, sums, job.results)))
+    rests = (each.tuned_s - operators_s(job, each.share) for each in job.results)
+    cells.append(("what is left over", "", "", *map(_sum_cell, rests, job.results)))
+    numbers = (Column(name, numbers=True) for name in ("weight", "trials"))
+    return Table(
+        title=f"{job.model_name}: where the time goes",
+        columns=(Column("operator"), *numbers, *(Column(each.share) for each in job.results)),
+        cells=tuple(cells),
+        rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
+        notes=above_roof_notes(time.roof_part for key in shown for time in found[key] if time),
+    )
+
+
+def _weight(times: list[OperatorTime | None]) -> float:
+    return sum(time.model_part for time in times if time)
+
+
+def _measured(job: JobStatus, times: list[OperatorTime | None]) -> Iterator[tuple[ShareResult, OperatorTime]]:
+    return ((each, time) for each, time in zip(job.results, times, strict=True) if time)
+
+
+def _row(operator: OperatorStatus, result: ShareResult, time: OperatorTime) -> dict[str, Any]:
+    return {
+        "operator": operator.name,
+        "weight": operator.weight,
+        "trials": operator.trials,
+        "share": result.share,
+        "secs": time.secs,
+        "model_part": time.model_part,
+        "gflops": time.gflops,
+        "roof_part": time.roof_part,
+    }
+
+
+def _operator_cells(operator: OperatorStatus) -> tuple[str, ...]:
+    return operator.name, str(operator.weight), str(operator.trials)
+
+
+def _cell(time: OperatorTime | None) -> str:
+    """`1.23 ms  31 %  80.1 GFLOP/s  71 % of its roof`, without what is not known."""
+    if time is None:
+        return "-"
+    said = [time_text(time.secs), f"{time.model_part * 100:.0f} %"]
+    said += [f"{gflops_text(time.gflops)} GFLOP/s"] if time.gflops is not None else []
+    said += [f"{time.roof_part * 100:.0f} % of its roof"] if time.roof_part is not None else []
+    return "  ".join(said)
+
+
+def _sum_cell(secs: float, result: ShareResult) -> str:
+    """Below 0 when operators take longer alone than within the model."""
+    sign = "-" if secs < 0 else ""
+    return f"{sign}{time_text(abs(secs))}  {secs / result.tuned_s * 100:.0f} %" if result.tuned_s > 0 else "-"

@@ -1,1 +1,0 @@
-"""The tuning log as files: JSON lines, CSV, and MetaSchedule's own database."""

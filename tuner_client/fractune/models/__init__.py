@@ -1,0 +1,1 @@
+"""A model as a caller has it, as the file that is sent."""

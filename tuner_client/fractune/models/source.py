@@ -1,0 +1,85 @@
+"""A model as a caller has it, in a file or in memory, as the file that is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+from fractune.models.conversion import is_model_script, json_of_script
+from fractune_core.errors import BadModel
+from fractune_core.files.scripts import REFUSAL
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+    import tvm
+
+ModelSource: TypeAlias = Union[str, os.PathLike[str], "onnx.ModelProto", "torch.export.ExportedProgram", "tvm.IRModule"]
+"""A path, or a model in memory. None of these packages is imported for it: who has such a model, has imported it."""
+
+
+@contextlib.contextmanager
+def model_file(model: ModelSource, *, run_script: bool = False) -> Iterator[Path]:
+    """The model as a file until the block ends; one in memory is written to a temporary folder, as `model.*`.
+
+    With `run_script` the code of a Python file runs in a process of its own, and the file is the module that it makes.
+    Raises BadModel when there is no such file, for an object of another type, for a model that cannot be written, and
+    for a Python file without `run_script`.
+    """
+    path = Path(model) if isinstance(model, str | os.PathLike) else None
+    if path is not None and not path.is_file():
+        raise BadModel(f"{path}: no such model file")
+    if path is not None and not is_model_script(path):
+        yield path
+        return
+    if path is not None and not run_script:
+        raise BadModel(f"{path.name}: {REFUSAL}")
+    with tempfile.TemporaryDirectory(prefix="fractune-model-") as folder:
+        yield _written(model, Path(folder)) if path is None else json_of_script(path, Path(folder))
+
+
+def _written(model: object, folder: Path) -> Path:
+    """A model in memory, as the file `model.*` in the folder. Raises BadModel."""
+    suffix, write = _writer(model)
+    path = folder / f"model{suffix}"
+    try:
+        write(model, path)
+    except Exception as error:
+        raise BadModel(f"a {type(model).__name__} cannot be written to a file: {error}") from error
+    return path
+
+
+def _writer(model: object) -> tuple[str, Callable[[Any, Path], None]]:
+    """Suffix and function for the type of the model, which is known by its name and its package."""
+    for kind in type(model).__mro__:
+        found = _WRITERS.get((kind.__module__.partition(".")[0], kind.__name__))
+        if found is not None:
+            return found
+    raise BadModel(
+        f"a {type(model).__name__} is no model: pass a path, an onnx.ModelProto, a program by torch.export, or a TVM "
+        "IRModule"
+    )
+
+
+def _write_onnx(model: Any, path: Path) -> None:
+    path.write_bytes(model.SerializeToString())
+
+
+def _write_torch(model: Any, path: Path) -> None:
+    sys.modules["torch"].export.save(model, path)
+
+
+def _write_tvm(model: Any, path: Path) -> None:
+    path.write_text(sys.modules["tvm"].ir.save_json(model), encoding="utf-8")
+
+
+_WRITERS = {
+    ("onnx", "ModelProto"): (".onnx", _write_onnx),
+    ("torch", "ExportedProgram"): (".pt2", _write_torch),
+    ("tvm", "IRModule"): (".json", _write_tvm),
+}

@@ -1,1 +1,0 @@
-"""What was measured, for people and for programs: in tables and in pictures."""

@@ -1,1 +1,0 @@
-"""What was measured as tables, with the sentences and the JSON that say the same."""

@@ -1,0 +1,197 @@
+"""A job and what it came to, as plain values: what the client shows, and what a program that uses it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fractune_core.analysis.roofline import Arithmetic, Roof
+from fractune_core.errors import JobCancelled, JobFailed, error_from_name
+from fractune_core.jobs import JobState
+from fractune_core.records import TuningRecord
+from fractune_core.shares import Device, GrantedShare
+
+
+@dataclass(frozen=True)
+class OperatorStatus:
+    """An operator of a job's model, as far as the job is."""
+
+    name: str
+    workload_hash: str
+    weight: int = 1
+    """how often it occurs in the model"""
+    trials: int = 0
+    """candidates in the log for it, measured at all of the job's shares"""
+    best_s: Mapping[str, float] = field(default_factory=dict)
+    """best median run time so far, in seconds, by share"""
+    untuned_s: Mapping[str, float] = field(default_factory=dict)
+    """run time of the untuned default, in seconds, by share; known when the job is validating"""
+    selected: bool = True
+    """False for an operator that `only` left out"""
+    arithmetic: Arithmetic | None = None
+    """what one run asks of a processor; None = not known"""
+
+
+@dataclass(frozen=True)
+class ShareResult:
+    """The whole model at one share, measured alone, all variants in turn."""
+
+    share: str
+    """as it was asked for, such as `cpu:1`"""
+    granted: GrantedShare
+    """what the measurer proved from inside"""
+    untuned_s: float
+    """median latency without tuning, in seconds"""
+    tuned_s: float
+    """median latency of the variant for this share, in seconds"""
+    run_secs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """all repeats in seconds, by variant: `untuned`, `robust`, or the share that it was tuned at"""
+    max_error: Mapping[str, float] = field(default_factory=dict)
+    """largest difference to the untuned outputs over their largest value, by variant"""
+    earlier_job: str = ""
+    """`jobs/...` that measured all this, where this job took it from there: the very same bundle; empty = this job"""
+    timed_at: float = 0.0
+    """when it was measured, in seconds since 1970, UTC; 0 = not known"""
+
+    @property
+    def speed_up(self) -> float:
+        """Untuned over tuned: 2.0 = twice as fast. Not a number when a time is not known."""
+        return self.untuned_s / self.tuned_s if self.tuned_s > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job at one moment. Times are seconds; what is not known yet is empty or 0."""
+
+    name: str
+    """`jobs/...`"""
+    state: JobState
+    model: str = ""
+    """`models/SHA256`"""
+    model_name: str = ""
+    """name of the model file, a label"""
+    shares: tuple[str, ...] = ()
+    inputs: Mapping[str, list[int]] = field(default_factory=dict)
+    """shapes given for inputs that the model leaves open"""
+    target: str = ""
+    """TVM's target as asked for; empty = the measuring processor's own"""
+    scope: str = ""
+    """jobs of one scope share; empty = the server's"""
+    priority: str = "normal"
+    """`low`, `normal` or `high`: what it gets beside other jobs"""
+    minutes: float = 0.0
+    """limit of the search; 0 = none"""
+    created_at: float = 0.0
+    """seconds since 1970, UTC"""
+    error: str = ""
+    """class name of the error that ended the job"""
+    message: str = ""
+    """what that error says"""
+    notes: tuple[str, ...] = ()
+    """what is being waited for, and what ingest did to the model"""
+    trials_planned: int = 0
+    """new candidates that the job will have, its own and shared ones, as planned now"""
+    trials_done: Mapping[str, int] = field(default_factory=dict)
+    """new measurements by share, failed ones included"""
+    candidates_done: int = 0
+    """new candidates measured at every share for this job"""
+    candidates_shared: int = 0
+    """new candidates that it has at every share because another job asked for them"""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """failed measurements by cause"""
+    trials_per_s: float = 0.0
+    """candidates per second since the search began"""
+    elapsed_s: float = 0.0
+    """since the job was created"""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """seconds in each phase so far: `starting` (the stack, where the job had one of its own), then the job's states"""
+    busy_s: Mapping[str, float] = field(default_factory=dict)
+    """seconds that workers worked, by what they did, without waits for cores; side by side, so that the sum says
+    nothing"""
+    operators: tuple[OperatorStatus, ...] = ()
+    results: tuple[ShareResult, ...] = ()
+    """one for each share, once the job is done"""
+    wall_s: float = 0.0
+    """from its creation to its end, once the job is done"""
+    bundle: str = ""
+    """`bundles/...`, once the job is done"""
+    revision: int = 0
+    """grows with every change"""
+    roofs: Mapping[str, Roof] = field(default_factory=dict)
+    """what a share can do at best, by share; one that is not known is absent"""
+    trials_saved: int = 0
+    """candidates of the budget that were not searched for, because the operators are near their roof"""
+
+    @property
+    def candidates_had(self) -> int:
+        """New candidates measured at every share, whoever asked for them."""
+        return self.candidates_done + self.candidates_shared
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Seconds until the search has its trials at the present rate; None when that is not known."""
+        if self.state is not JobState.TUNING or self.trials_per_s <= 0:
+            return None
+        left_s = max(self.trials_planned - self.candidates_had, 0) / self.trials_per_s
+        return min(left_s, max(self.minutes * 60 - self.elapsed_s, 0.0)) if self.minutes else left_s
+
+
+def check_ended_well(job: JobStatus) -> None:
+    """Raises the error that ended the job, JobCancelled when somebody cancelled it."""
+    if job.state is JobState.FAILED:
+        raise error_from_name(job.error, job.message) if job.error else JobFailed(f"{job.name} failed: {job.message}")
+    if job.state is JobState.CANCELLED:
+        raise JobCancelled(f"{job.name} was cancelled{f': {job.message}' if job.message else ''}")
+    if job.state is not JobState.DONE:
+        raise JobFailed(f"{job.name} has not ended: it is {job.state.value}")
+
+
+@dataclass(frozen=True)
+class OperatorRecords:
+    """Published records of one operator: how the schedule of each share does at each of the shares."""
+
+    operator: OperatorStatus
+    cells: tuple[tuple[str, str, TuningRecord], ...]
+    """tuned at, run at, record; what was never measured is absent"""
+
+
+@dataclass(frozen=True)
+class OperatorMatch:
+    """Which record an operator would use at a share, and why."""
+
+    operator: OperatorStatus
+    how: str
+    """`exact`, `near`, `robust`, or `none`: then the untuned default is used"""
+    regret: float | None
+    """worst relative loss at the shares that were looked at, 0.02 = 2 %; None = not measured"""
+    reason: str
+    record: TuningRecord | None
+    """None for `none`"""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A live worker of a server."""
+
+    name: str
+    """`workers/...`"""
+    role: str
+    """`compile`, `tune`, `build` or `measure`"""
+    host: str
+    pid: int
+    started_at: float
+    """seconds since 1970, UTC"""
+    device: Device | None = None
+    """of a measurer: the processor it measures on"""
+    granted: GrantedShare | None = None
+    """of a measurer: the share that it proved"""
+
+
+@dataclass(frozen=True)
+class OfferedShare:
+    """A share that can be asked for now."""
+
+    device: Device
+    granted: GrantedShare
+    measurers: int
+    """how many live workers measure at it"""

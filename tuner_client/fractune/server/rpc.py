@@ -1,0 +1,368 @@
+"""The calls of the public contract, with its protobuf messages: every call has a deadline, and every failure is one of
+our errors. `fractune.features.client.Client` is what users are given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fractune.server.credentials import PLAIN, Credentials
+from fractune.server.uploads import send_model
+from fractune_core.access.addresses import UNIX
+from fractune_core.access.connections import CLIENT_KEEPALIVE
+from fractune_core.convert import state_from_proto, timestamp
+from fractune_core.errors import FractuneError, ServerUnreachable, StateUnusable, error_from_name
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.pb import fractune_pb2_grpc as rpc
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+ERROR_METADATA = "fractune-error"
+CALL_TIMEOUT_S = 30.0
+TRANSFER_TIMEOUT_S = 600.0
+"""downloads, exports and imports"""
+MATCH_TIMEOUT_S = 300.0
+"""a model that the server has not seen is ingested first"""
+RECONNECT_S = 60.0
+"""how long following a job waits for a server that went away, unless the caller says otherwise: it may be starting
+again
+"""
+SAY_EVERY_S = 5.0
+"""how often whoever follows a job is told that its server is away"""
+RECONNECT_EVERY_S = 0.1
+_NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+_MAX_MESSAGE_BYTES = 64 << 20
+_MAX_RECONNECT_MS = 5000
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A server that went away, and is waited for. Times in seconds."""
+
+    server: str
+    away_s: float
+    reconnect_s: float
+    """how long it is waited for in all"""
+
+
+def _tell_nobody(_: Absence) -> None:
+    pass
+
+
+def job_name(text: str) -> str:
+    """The resource name of a job that a user named, with or without its `jobs/`."""
+    return text if text.startswith("jobs/") else f"jobs/{text}"
+
+
+class RpcClient:
+    """A connection to a server at HOST:PORT or unix:PATH; close it, or use it as a context manager.
+
+    Thread-safe. Every method raises what the server answered, as an error of fractune_core.errors, and
+    ServerUnreachable when there is no server or it did not answer in time.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float = CALL_TIMEOUT_S,
+        credentials: Credentials = PLAIN,
+        reconnect_s: float = RECONNECT_S,
+    ) -> None:
+        """`reconnect_s`: how long `watch_job` waits for a server that went away. Raises BadRequest for credentials that
+        cannot be used with this address.
+        """
+        self.address = address
+        self._tls = credentials.ca is not None and not address.startswith(UNIX)
+        self._timeout_s = timeout_s
+        self._reconnect_s = reconnect_s
+        self._closed = False
+        limits = [
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            *CLIENT_KEEPALIVE,
+        ]
+        # A proxy from the environment is for the web, not for a server on this machine or in this cluster.
+        # Nor is a server that comes back waited for longer than it takes: gRPC would wait up to two minutes.
+        options = [*limits, ("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS)]
+        self._channel = credentials.channel(address, options)
+        self._models = rpc.ModelServiceStub(self._channel)
+        self._jobs = rpc.JobServiceStub(self._channel)
+        self._log = rpc.LogServiceStub(self._channel)
+        self._bundles = rpc.BundleServiceStub(self._channel)
+        self._fleet = rpc.FleetServiceStub(self._channel)
+        self._plans = rpc.PlanServiceStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)  # its methods are not in its types
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection and every call in progress."""
+        self._closed = True
+        self._channel.close()
+
+    # ---- models and jobs -----------------------------------------------------------------------------------
+
+    def upload_model(self, path: Path) -> pb.Model:
+        """Send what the server lacks of the model file. Raises BadModel when it cannot be read."""
+        return send_model(self._call, self._models, path, lambda: self._closed)
+
+    def create_job(self, spec: pb.JobSpec) -> pb.Job:
+        return self._call(self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
+
+    def get_job(self, job: str) -> pb.Job:
+        return self._call(self._jobs.GetJob, pb.GetJobRequest(name=job_name(job)))
+
+    def cancel_job(self, job: str) -> pb.Job:
+        return self._call(self._jobs.CancelJob, pb.CancelJobRequest(name=job_name(job)))
+
+    def jobs(self, *, open_only: bool = False, limit: int = 1000) -> Iterator[pb.Job]:
+        """Jobs, newest first, at most `limit`."""
+        token = ""
+        while limit > 0:
+            request = pb.ListJobsRequest(page_size=min(limit, 1000), page_token=token, open_only=open_only)
+            page = self._call(self._jobs.ListJobs, request)
+            yield from page.jobs
+            limit -= len(page.jobs)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def costs(self, job: str = "", *, since: float | None, tokens: bool, limit: int) -> Iterator[pb.JobCost]:
+        """What the job, else what each that took anything, took: newest first, at most `limit`."""
+        request = pb.ListCostsRequest(
+            job=job and job_name(job), with_tokens=tokens, page_size=min(max(limit, 50), 1000)
+        )
+        if since is not None:
+            request.since.CopyFrom(timestamp(since))
+        while limit > 0:
+            page = self._call(self._jobs.ListCosts, request)
+            yield from page.costs[:limit]
+            limit -= len(page.costs)
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
+
+    def watch_job(self, job: str, tell: Callable[[Absence], None] = _tell_nobody) -> Iterator[pb.Job]:
+        """The job now and whenever it changes, until it has ended. A server that went away is waited for, and `tell` is
+        called every SAY_EVERY_S meanwhile.
+        """
+        revision = -1
+        lost_at: float | None = None
+        request = pb.WatchJobRequest(name=job_name(job))
+        while True:
+            try:
+                for seen in self._stream(self._jobs.WatchJob, request, timeout_s=None):
+                    lost_at = None
+                    if seen.revision != revision:
+                        revision = seen.revision
+                        yield seen
+                    if not state_from_proto(seen.state).open:
+                        return
+                raise self._unreachable()  # a server that shuts down in order ends the stream before the job
+            except ServerUnreachable as error:
+                lost_at = lost_at or time.monotonic()
+                # A named error is the server's own word; only silence is waited out.
+                if type(error) is not ServerUnreachable or self._closed:
+                    raise
+                time.sleep(RECONNECT_EVERY_S)
+                self._await_connection(lost_at, tell)
+
+    def _await_connection(self, lost_at: float, tell: Callable[[Absence], None]) -> None:
+        """Raises ServerUnreachable when there is none `reconnect_s` after `lost_at`, or this client is closed."""
+        deadline = lost_at + self._reconnect_s
+        while not self._closed and (now := time.monotonic()) < deadline:
+            end = min(deadline, now + SAY_EVERY_S - (now - lost_at) % SAY_EVERY_S)
+            if self._answers_within(end - now):
+                return
+            if end <= time.monotonic() < deadline:
+                tell(Absence(self.address, time.monotonic() - lost_at, self._reconnect_s))
+            time.sleep(RECONNECT_EVERY_S)
+        raise self._unreachable()
+
+    def _answers_within(self, timeout_s: float) -> bool:
+        """Whether a server answers, whatever it says. Closing this client ends the wait."""
+        try:
+            self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
+        except grpc.RpcError as error:
+            call: Any = error  # what a call raises is the call
+            return call.code() not in _NO_ANSWER
+        except ValueError:  # the channel is closed
+            return False
+        return True
+
+    # ---- the tuning log ------------------------------------------------------------------------------------
+
+    def records(
+        self, record_filter: pb.RecordFilter, limit: int, *, fastest_first: bool = False
+    ) -> pb.ListRecordsResponse:
+        """At most `limit` records that pass the filter, all pages as one."""
+        found = pb.ListRecordsResponse()
+        token = ""
+        while len(found.records) < limit:
+            size = min(limit - len(found.records), 1000)
+            request = pb.ListRecordsRequest(
+                filter=record_filter, page_size=size, page_token=token, fastest_first=fastest_first
+            )
+            page = self._call(self._log.ListRecords, request)
+            found.MergeFrom(page)
+            found.next_page_token = token = page.next_page_token
+            if not token:
+                break
+        return found
+
+    def export_records(
+        self, record_filter: pb.RecordFilter, *, with_workloads: bool
+    ) -> Iterator[pb.ExportRecordsResponse]:
+        """All records that pass the filter, oldest first; a workload before the first that needs it."""
+        request = pb.ExportRecordsRequest(filter=record_filter, with_workloads=with_workloads)
+        return self._stream(self._log.ExportRecords, request, TRANSFER_TIMEOUT_S)
+
+    def import_records(self, parts: Iterable[pb.ImportRecordsRequest]) -> pb.ImportRecordsResponse:
+        """Add records to the log, all or none."""
+        return self._call(self._log.ImportRecords, iter(parts), TRANSFER_TIMEOUT_S)
+
+    def prune_records(
+        self, record_filter: pb.RecordFilter, keep_best: int, *, dry_run: bool
+    ) -> pb.PruneRecordsResponse:
+        request = pb.PruneRecordsRequest(filter=record_filter, keep_best=keep_best, dry_run=dry_run)
+        return self._call(self._log.PruneRecords, request, TRANSFER_TIMEOUT_S)
+
+    def match_model(self, request: pb.MatchModelRequest) -> pb.MatchModelResponse:
+        return self._call(self._log.MatchModel, request, MATCH_TIMEOUT_S)
+
+    def tabulate_model(self, request: pb.TabulateModelRequest) -> list[pb.OperatorTable]:
+        """How the schedule published for each share does at each of the others, operator by operator."""
+        return list(self._call(self._log.TabulateModel, request, MATCH_TIMEOUT_S).operators)
+
+    def make_plan(self, request: pb.MakePlanRequest) -> pb.Plan:
+        return self._call(self._plans.MakePlan, request, MATCH_TIMEOUT_S)
+
+    def unreadable(self, limit: int) -> pb.ListUnreadableResponse:
+        """The newest results that the server could not read, at most `limit`."""
+        return self._call(self._log.ListUnreadable, pb.ListUnreadableRequest(page_size=limit))
+
+    def replay_unreadable(self) -> int:
+        return self._call(self._log.ReplayUnreadable, pb.ReplayUnreadableRequest(), TRANSFER_TIMEOUT_S).replayed
+
+    # ---- bundles and the fleet -----------------------------------------------------------------------------
+
+    def download_bundle(self, name: str, to: Path) -> None:
+        """Write the bundle `bundles/...` to the file `to`, whole or not at all. Raises StateUnusable."""
+        draft = to.with_name(f".{to.name}.{os.getpid()}.part")
+        request = pb.DownloadBundleRequest(name=name)
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("wb") as file:
+                for part in self._stream(self._bundles.DownloadBundle, request, TRANSFER_TIMEOUT_S):
+                    file.write(part.data)
+            draft.replace(to)
+        except OSError as error:
+            raise StateUnusable(
+                f"cannot write the bundle {to}: {error.strerror}; pass --out with a folder that has room"
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    def workers(self) -> list[pb.Worker]:
+        return list(self._call(self._fleet.ListWorkers, pb.ListWorkersRequest()).workers)
+
+    def shares(self) -> list[pb.OfferedShare]:
+        """What can be asked for now."""
+        return list(self._call(self._fleet.ListShares, pb.ListSharesRequest()).shares)
+
+    def measurers(self) -> Counter[str]:
+        """How many measurers each share has now, by share as text."""
+        counts: Counter[str] = Counter()
+        for offered in self.shares():
+            counts[offered.granted.share] += offered.workers
+        return counts
+
+    def is_serving(self, service: str) -> bool:
+        """What gRPC's health service says of a service, or of a `fractune_core.names.HealthPart`."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = self._call(self._health.Check, request)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    # ---- calls ---------------------------------------------------------------------------------------------
+
+    def _call(self, method: Callable[..., Answer], request: object, timeout_s: float | None = None) -> Answer:
+        with self._own_errors():
+            return method(request, timeout=timeout_s or self._timeout_s)
+
+    def _stream(
+        self,
+        method: grpc.UnaryStreamMultiCallable[Request, Answer],
+        request: Request,
+        timeout_s: float | None,
+    ) -> Iterator[Answer]:
+        with self._own_errors():
+            call = method(request, timeout=timeout_s)
+            try:
+                yield from call
+            finally:
+                call.cancel()
+
+    @contextlib.contextmanager
+    def _own_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._error_from(error) from error
+        except RuntimeError as error:
+            # A signal's exception within gRPC's wait for a lock comes out as a lock that cannot be released.
+            if error.__context__ is None or isinstance(error.__context__, Exception):
+                raise
+            raise error.__context__ from None
+        except ValueError as error:  # how gRPC says that the channel was closed under a call
+            if "closed channel" not in str(error):
+                raise
+            raise ServerUnreachable(f"the connection to {self.address} was closed") from error
+
+    def _error_from(self, error: grpc.RpcError) -> FractuneError:
+        code, details = error.code(), " ".join((error.details() or "").split())
+        metadata = error.trailing_metadata() or ()
+        named = next((entry.value for entry in metadata if entry.key == ERROR_METADATA), None)
+        if named is not None:
+            return error_from_name(str(named), details)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return ServerUnreachable(f"the server at {self.address} did not answer in time; look at its log")
+        if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
+            return self._unreachable(details)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ServerUnreachable(f"{self.address} is no fractune server, or one of another version: {details}")
+        return FractuneError(f"the server at {self.address} failed: {code.name} {details}; look at its log")
+
+    def _unreachable(self, details: str = "") -> ServerUnreachable:
+        """`details` are gRPC's own: the one place that tells why a connection with TLS was not made."""
+        if "WRONG_VERSION_NUMBER" in details:
+            return ServerUnreachable(f"what answers at {self.address} speaks no TLS; check --server, or leave --ca out")
+        if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+            return ServerUnreachable(
+                f"the server at {self.address} has no certificate for that name by the authority in --ca; nothing was "
+                "sent to it: check --ca and --server"
+            )
+        if self._tls:
+            return ServerUnreachable(
+                f"no fractune server answers at {self.address} with TLS; check --server, and whether it asks for "
+                "--client-cert and --client-key"
+            )
+        closed = "; one that asks for TLS needs --ca" if "Socket closed" in details else ""
+        return ServerUnreachable(
+            f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server{closed}"
+        )

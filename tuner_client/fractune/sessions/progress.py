@@ -1,0 +1,169 @@
+"""How a job is followed: by a bar, by plain lines, by a function of the caller's, or not at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from fractune.server.job_status import JobStatus
+from fractune.server.rpc import Absence
+from fractune.text.rendering import literal
+from fractune.text.text import counts_text, span_text
+from fractune_core.errors import one_line
+from fractune_core.jobs import JobState
+
+LINE_EVERY_S = 5.0
+"""plain lines: at most this often while nothing but numbers change"""
+
+
+@dataclass(frozen=True)
+class GoalNews:
+    """What a view shows of a goal."""
+
+    lines: Sequence[str]
+    """of the goal, then one of each step"""
+    fields: Mapping[str, Any]
+    """everything, as plain JSON values"""
+
+
+class View:
+    """Shows a job as it goes on, between entering and leaving; this one shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, job: JobStatus) -> None:
+        pass
+
+    def show_goal(self, goal: GoalNews) -> None:
+        """Of a tuning that has one, when it is known and after each step."""
+
+    def show_absence(self, absence: Absence) -> None:
+        """Every few seconds while the job's server is away."""
+
+    def leaves(self, job: str, stop: BaseException) -> bool:
+        """Whether the server is to go on with `job` although `stop` ends the following. Else it is cancelled."""
+        del job, stop
+        return False
+
+
+def print_absence(absence: Absence) -> None:
+    """A line on standard error; what is redrawn on a terminal stays below it."""
+    print(
+        f"waiting for the server at {absence.server}, which has been away for {absence.away_s:.0f} s of "
+        f"{absence.reconnect_s:g}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+ProgressOption: TypeAlias = bool | Callable[[JobStatus], None] | View
+"""True = a bar (plain lines where nothing can be redrawn), False = nothing, or a function that is given each status"""
+
+
+def choose_view(progress: ProgressOption) -> View:
+    """The view that an option `progress` asks for."""
+    if isinstance(progress, View):
+        return progress
+    if callable(progress):
+        return CallingView(progress)
+    if not progress:
+        return View()
+    console = Console()
+    # In a notebook rich redraws by a widget, and warns where there are no widgets.
+    redraws = importlib.util.find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+    return BarView(console) if redraws else LineView()
+
+
+def status_text(job: JobStatus) -> str:
+    """One line: state, trials, how many of them are shared, rate, time left, failures."""
+    parts = [job.state.value, f"{job.candidates_had}/{job.trials_planned} trials"]
+    if job.candidates_shared:
+        parts.append(f"{job.candidates_shared} shared")
+    if job.trials_per_s > 0:
+        parts.append(f"{job.trials_per_s:.1f} trials/s")
+    if job.time_left_s is not None:
+        parts.append(f"{span_text(job.time_left_s)} left")
+    if job.failures:
+        parts.append(f"failed: {counts_text(dict(job.failures))}")
+    return ", ".join(parts)
+
+
+class CallingView(View):
+    """Gives each status to a function; what that raises ends the work, as Ctrl-C would."""
+
+    def __init__(self, call: Callable[[JobStatus], None]) -> None:
+        self._call = call
+
+    def show(self, job: JobStatus) -> None:
+        self._call(job)
+
+
+class BarView(View):
+    """A bar of the trials, redrawn whenever the job has changed."""
+
+    def __init__(self, console: Console) -> None:
+        # The texts are a model's and a server's own: no markup.
+        name, status = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[status]}"))
+        columns = (name, BarColumn(), status)
+        self._progress = Progress(*columns, console=console, auto_refresh=False)
+        self._task = self._progress.add_task("", total=None, status="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, job: JobStatus) -> None:
+        ended = job.state is JobState.DONE
+        self._progress.update(
+            self._task,
+            description=one_line(job.model_name),
+            total=1 if ended else job.trials_planned or None,
+            completed=1 if ended else job.candidates_had,
+            status=status_text(job),
+            refresh=True,
+        )
+
+    def show_goal(self, goal: GoalNews) -> None:
+        self._progress.console.print(literal(goal.lines[-1]))
+
+    def show_absence(self, absence: Absence) -> None:
+        print_absence(absence)
+
+
+class LineView(View):
+    """A line for each change of state and each new note, and every few seconds."""
+
+    def __init__(self) -> None:
+        self._state: JobState | None = None
+        self._notes: set[str] = set()
+        self._printed_at = 0.0
+
+    def show(self, job: JobStatus) -> None:
+        for note in job.notes:
+            if note not in self._notes:
+                print(f"note: {one_line(note)}")
+        self._notes.update(job.notes)
+        now = time.monotonic()
+        if job.state is not self._state or now - self._printed_at >= LINE_EVERY_S:
+            self._state, self._printed_at = job.state, now
+            print(f"{job.name}: {status_text(job)}", flush=True)
+
+    def show_goal(self, goal: GoalNews) -> None:
+        print(goal.lines[-1], flush=True)
+
+    def show_absence(self, absence: Absence) -> None:
+        print_absence(absence)

@@ -1,0 +1,1 @@
+"""Numbers, tables, pictures and files as people read and write them."""

@@ -1,0 +1,35 @@
+"""A picture's file: whether it can be drawn and written is found out before the work."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fractune.text.output_files import check_writable
+from fractune_core.errors import BadRequest, FractuneError, StateUnusable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_SUFFIXES = (".svg", ".png")
+
+
+def check_picture(path: Path) -> None:
+    """Raises BadRequest for a format that cannot be drawn, FractuneError when matplotlib is missing, StateUnusable when
+    the file cannot be written.
+    """
+    if path.suffix not in _SUFFIXES:
+        raise BadRequest(f"--picture {path}: write a name that ends in {' or '.join(_SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise FractuneError("--picture needs matplotlib; install 'fractune[plot]'")
+    check_writable("--picture", path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Raises StateUnusable when the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except OSError as error:
+        raise StateUnusable(f"cannot write the picture {path}: {error.strerror}") from error
