@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -24,12 +24,12 @@ from redis.retry import Retry
 
 from fractune_core import tracing
 from fractune_core.access.connections import SERVER_KEEPALIVE
-from fractune_core.access.tls_files import TlsFiles
 from fractune_core.access.webhooks import WebhookRules
 from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.fleet.clocks import check_clock, redis_time_s
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
 from fractune_core.fleet.redis_url import no_redis
+from fractune_core.fleet.server_options import ServerOptions
 from fractune_core.fleet.signed_messages import seal_greeting
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
@@ -54,7 +54,7 @@ from fractune_server.store.database.server_lock import ServerLock
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.files.folder import StateFolder
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.context import MODEL_LIMIT_BYTES, ServerContext
+from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_server.webhooks import WebhookSender, read_secret
@@ -69,41 +69,6 @@ _LAST_TICK_S = 1.0
 _INTERRUPTED = "interrupted: its stack ended; run the same command to go on"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How to run a server."""
-
-    listen: str
-    """HOST:PORT (port 0 = any free one) or unix:PATH"""
-    redis_url: str
-    state_dir: Path
-    """models, bundles and, unless `database_url` says otherwise, the database; locked while the server runs, but for a
-    server with a PostgreSQL, whose lock is there"""
-    secret: bytes
-    """the fleet's: bundles are signed with it"""
-    database_url: str | None = None
-    """SQLAlchemy's URL of another database than SQLite in the state folder; one server a PostgreSQL, others wait"""
-    insecure: bool = False
-    """allow an address that other machines can reach, though calls carry neither encryption nor credentials"""
-    tls: TlsFiles | None = None
-    """serve with TLS, and ask every call for a token (or, with `client_ca`, every connection for a certificate)"""
-    local_socket: Path | None = None
-    """with TLS: serve at this Unix socket too, without credentials, for the user of this process"""
-    upload_limit_bytes: int = MODEL_LIMIT_BYTES
-    """of one model file"""
-    resume: bool = True
-    """go on with the jobs that an earlier server left open; otherwise they end as cancelled"""
-    metrics: str | None = None
-    """HOST:PORT for Prometheus and for probes of health, over HTTP; None = no such port. Where others can reach it,
-    over HTTPS with `tls`, and then metrics need a token of the scope `read`."""
-    webhook_hosts: str = ""
-    """HOST[:PORT],...: addresses that jobs may name to be called at their end; empty = none"""
-    webhook_secret_file: Path | None = None
-    """signs these calls; none are made without it"""
-    ready_file: Path | None = None
-    """the bound address is written here when the server serves"""
 
 
 def run_server(options: ServerOptions) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import FractuneError
+from fractune_core.fleet.server_options import ServerOptions
 from fractune_core.fleet.worker_options import WorkerOptions
 from fractune_core.shares import Share
 
@@ -22,46 +21,13 @@ PROOF_FAILED = "proof failed"
 """`proof` of an offer whose share was entered and did not hold"""
 
 
-@dataclass(frozen=True)
-class Listening:
-    """Where and how to serve: `fractune_server.main.ServerOptions` says what each means."""
-
-    listen: str
-    insecure: bool
-    tls: TlsFiles | None
-    local_socket: Path | None
-    metrics: str | None
-    ready_file: Path | None
-    webhook_hosts: str = ""
-    webhook_secret_file: Path | None = None
-
-
-def run_server(
-    listening: Listening,
-    redis_url: str,
-    state_dir: Path,
-    secret: bytes,
-    *,
-    database_url: str | None,
-    upload_limit_bytes: int,
-    resume: bool,
-) -> None:
+def run_server(options: ServerOptions) -> None:
     """Serve until stopped. Raises BadRequest for an address or TLS files, StateUnusable for the folder, RedisGone."""
     require("server", "rq", "sqlalchemy", "prometheus_client")
-    require_driver(database_url)
-    from fractune_server.main import ServerOptions, run_server
+    require_driver(options.database_url)
+    from fractune_server.main import run_server
 
-    run_server(
-        ServerOptions(
-            redis_url=redis_url,
-            state_dir=state_dir,
-            database_url=database_url,
-            secret=secret,
-            upload_limit_bytes=upload_limit_bytes,
-            resume=resume,
-            **vars(listening),
-        )
-    )
+    run_server(options)
 
 
 def back_up_state(state: Path, file: Path) -> Any:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from redis import Redis
 
 from fractune_core.access.webhooks import WebhookRules
+from fractune_core.fleet.server_options import MODEL_LIMIT_BYTES
 from fractune_server.counts.instruments import Instruments
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.store import Store
 from fractune_server.transport.model_ingests import ModelIngests
-
-MODEL_LIMIT_BYTES = 2 << 30
-"""of one model file, where nothing else is said"""
 
 
 class JobNotifier:

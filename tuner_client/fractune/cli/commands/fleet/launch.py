@@ -11,10 +11,11 @@ import typer
 from fractune.cli import logs, options
 from fractune.cli.environment import database_address, fleet_secret, redis_address
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
-from fractune.local.programs import Listening, run_server, run_worker
+from fractune.local.programs import run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune.text.quantities import parse_bytes
 from fractune_core.errors import BadRequest
+from fractune_core.fleet.server_options import ServerOptions
 from fractune_core.fleet.worker_options import RoleName, WorkerOptions
 from fractune_core.records import COLD, WARM
 
@@ -75,22 +76,22 @@ def server(
     """Run the server alone."""
     set_up_logs(log_level, log_format)
     run_server(
-        Listening(
-            listen,
-            insecure,
-            options.tls_files(tls_cert, tls_key, client_ca),
-            local_socket,
-            metrics,
-            ready_file,
-            webhook_hosts,
-            webhook_secret_file,
-        ),
-        redis_address(redis, redis_password_file),
-        state or default_state_dir(),
-        fleet_secret(secret_file),
-        database_url=database_address(database, database_password_file),
-        upload_limit_bytes=parse_bytes("--upload-limit", upload_limit),
-        resume=resume,
+        ServerOptions(
+            listen=listen,
+            redis_url=redis_address(redis, redis_password_file),
+            state_dir=state or default_state_dir(),
+            secret=fleet_secret(secret_file),
+            database_url=database_address(database, database_password_file),
+            insecure=insecure,
+            tls=options.tls_files(tls_cert, tls_key, client_ca),
+            local_socket=local_socket,
+            upload_limit_bytes=parse_bytes("--upload-limit", upload_limit),
+            resume=resume,
+            metrics=metrics,
+            webhook_hosts=webhook_hosts,
+            webhook_secret_file=webhook_secret_file,
+            ready_file=ready_file,
+        )
     )
 
 
