@@ -56,7 +56,7 @@ def fill(store: Store, total: int, operators: int) -> dict[str, int]:
 def _write_trials(store: Store, number: int, operators: int, count: int) -> None:
     """Past SQLAlchemy and without waiting for the disk: a million rows in minutes."""
     rows = _trial_rows(number, operators, count)
-    connection = store.database.engine.raw_connection()
+    connection = store.engine.raw_connection()
     try:
         cursor = connection.cursor()
         for pragma in ("synchronous=OFF", "cache_size=-500000"):

@@ -98,7 +98,7 @@ def test_an_engine_outlasts_a_redis_that_is_out_of_memory_for_a_while(
 def test_a_full_disk_ends_the_engine_and_no_result_is_acknowledged(context: ServerContext) -> None:
     context.store.close()
 
-    @event.listens_for(context.store.database.engine, "connect")
+    @event.listens_for(context.store.engine, "connect")
     def _small(connection: object, _: object) -> None:
         connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
 

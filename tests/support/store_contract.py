@@ -47,7 +47,7 @@ def job(name: str, **changes: Any) -> StoredJob:
 def rows_by_group(store: Store) -> dict[tuple[str, str, str], int]:
     """How many rows the log has now, by share, kind and status."""
     query = text("SELECT share, kind, status, count(*) FROM records GROUP BY share, kind, status")
-    with store.database.read() as connection:
+    with store.read() as connection:
         return {(share, kind, status): count for share, kind, status, count in connection.execute(query)}
 
 

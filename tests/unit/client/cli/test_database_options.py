@@ -23,7 +23,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setenv("FRACTUNE_SECRET", "secret")
     monkeypatch.setattr(
-        "fractune.cli.commands.fleet.launch.run_server", lambda *_, database_url, **__: found.append(database_url)
+        "fractune.cli.commands.fleet.launch.run_server", lambda options: found.append(options.database_url)
     )
     monkeypatch.setattr("fractune.cli.commands.fleet.admin_token.list_tokens", list_tokens)
     return found

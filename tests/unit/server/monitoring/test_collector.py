@@ -162,7 +162,7 @@ def test_a_scrape_costs_the_same_however_many_workers_there_are(
 
     monkeypatch.setattr(AbstractConnection, "send_packed_command", counted)
     queries: list[str] = []
-    event.listen(context.store.database.engine, "before_cursor_execute", lambda *told: queries.append(told[2]))
+    event.listen(context.store.engine, "before_cursor_execute", lambda *told: queries.append(told[2]))
     found = samples(context)
     assert found["fractune_workers", ("measure", "cpu:1", "idle")] == 1_000
     assert found["fractune_work_duration_seconds_count", ("measure",)] == 1_001

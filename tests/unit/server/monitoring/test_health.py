@@ -42,7 +42,7 @@ class Parts:
         return self.health.servicer.Check(health_pb2.HealthCheckRequest(service=service), None).status
 
     def break_store(self) -> None:
-        engine = self.context.store.database.engine
+        engine = self.context.store.engine
 
         @event.listens_for(engine, "connect")
         def _read_only(connection: Any, _: object) -> None:

@@ -70,7 +70,7 @@ def test_what_is_written_together_is_one_transaction(tmp_path: Path) -> None:
 def test_what_is_read_together_takes_one_connection(tmp_path: Path) -> None:
     store = Store(sqlite_url(tmp_path))
     taken = []
-    event.listen(store.database.engine, "checkout", lambda *_: taken.append(1))
+    event.listen(store.engine, "checkout", lambda *_: taken.append(1))
     with store.reading():
         assert store.jobs.open_ids() == set()
         assert store.log.count(RecordFilter()) == 0

@@ -35,11 +35,11 @@ def rows_written(store: Store, table: str) -> Iterator[list[int]]:
         if table in statement and not statement.startswith("SELECT"):
             found.append(len(parameters) if executemany else 1)
 
-    event.listen(store.database.engine, "before_cursor_execute", note)
+    event.listen(store.engine, "before_cursor_execute", note)
     try:
         yield found
     finally:
-        event.remove(store.database.engine, "before_cursor_execute", note)
+        event.remove(store.engine, "before_cursor_execute", note)
 
 
 @contextmanager
@@ -52,11 +52,11 @@ def counts_from(store: Store) -> Iterator[list[int]]:
             values = list(parameters.values()) if isinstance(parameters, dict) else list(parameters)
             found.append(next(value for value in values if isinstance(value, int)))
 
-    event.listen(store.database.engine, "before_cursor_execute", note)
+    event.listen(store.engine, "before_cursor_execute", note)
     try:
         yield found
     finally:
-        event.remove(store.database.engine, "before_cursor_execute", note)
+        event.remove(store.engine, "before_cursor_execute", note)
 
 
 class JobsContract(StoreContract):

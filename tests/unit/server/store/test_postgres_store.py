@@ -78,7 +78,7 @@ class TestPostgresStore(LogContract, ValidatedContract, JobsContract, TokensCont
     ) -> None:
         for default, used in (("off", "on"), ("remote_apply", "remote_apply")):
             changed = Store(f"{postgres.url(database)}&options=-csynchronous_commit%3D{default}")
-            with changed.database.write() as connection:
+            with changed.write() as connection:
                 assert connection.scalar(text("SHOW synchronous_commit")) == used
             changed.close()
 
@@ -90,7 +90,7 @@ class TestPostgresStore(LogContract, ValidatedContract, JobsContract, TokensCont
         assert store.log.count(EVERYTHING) == 1
 
     def test_a_read_only_database_is_said_in_one_line(self, store: Store) -> None:
-        @event.listens_for(store.database.engine, "connect")
+        @event.listens_for(store.engine, "connect")
         def _read_only(connection: object, _: object) -> None:
             connection.execute("SET default_transaction_read_only = on")  # type: ignore[attr-defined]
             connection.commit()  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ class TestServerLock:
         self, postgres: Postgres, database: str
     ) -> None:
         def write_while_the_lock_is_lost() -> None:
-            with store.database.write() as connection:
+            with store.write() as connection:
                 connection.execute(text("INSERT INTO spaces VALUES ('w', 't', false, 'v', 1)"))
                 postgres.end_lock_holder(database)
 
@@ -158,7 +158,7 @@ class TestServerLock:
             store = Store(postgres.url(database), lock)
             with pytest.raises(StateUnusable, match="is lost"):
                 write_while_the_lock_is_lost()
-            with store.database.read() as connection:
+            with store.read() as connection:
                 assert connection.scalar(text("SELECT count(*) FROM spaces")) == 0
             store.close()
 

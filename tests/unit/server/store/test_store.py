@@ -48,7 +48,7 @@ class KeptContract(StoreContract):
             "SELECT * FROM jobs WHERE id='a'",
             "SELECT * FROM rounds WHERE round_id='a'",
         ]
-        with store.database.read() as connection:
+        with store.read() as connection:
             for query in queries:
                 plan = self.plan(connection, query).lower()
                 assert "index" in plan, query
@@ -114,7 +114,7 @@ class TestSqliteStore(OnSqlite, KeptContract):
         store.log.add([trial("a", 1, 1.0)])
         store.close()
 
-        @event.listens_for(store.database.engine, "connect")
+        @event.listens_for(store.engine, "connect")
         def _small(connection: object, _: object) -> None:
             connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
 
@@ -123,7 +123,7 @@ class TestSqliteStore(OnSqlite, KeptContract):
         assert store.log.count(EVERYTHING) == 1
 
     def test_a_read_only_database_is_said_in_one_line(self, store: Store) -> None:
-        @event.listens_for(store.database.engine, "connect")
+        @event.listens_for(store.engine, "connect")
         def _read_only(connection: object, _: object) -> None:
             connection.execute("PRAGMA query_only=1")  # type: ignore[attr-defined]
 

@@ -34,7 +34,7 @@ class TokensContract(StoreContract):
         assert store.tokens.find(replace(made, secret="0" * 64)) is None
         assert store.tokens.find(replace(made, token_id="0" * 12)) is None
         assert store.tokens.all() == [found]
-        with store.database.read() as connection:
+        with store.read() as connection:
             (row,) = connection.execute(text("SELECT * FROM tokens")).all()
         assert made.secret not in str(row)
 

@@ -31,7 +31,7 @@ def plans(store: Store) -> list[str]:
     """How each statement that is run from now on finds its records."""
     found: list[str] = []
 
-    @event.listens_for(store.database.engine, "before_cursor_execute")
+    @event.listens_for(store.engine, "before_cursor_execute")
     def explain(connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         rows = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
         found.extend(row[3] for row in rows if "records" in row[3])

@@ -97,7 +97,7 @@ class ValidatedContract(StoreContract):
         writer.log.add([validation("a", 1, 1.0)])
         pending = [validation("b", 1, 1.0), validation("c", 1, 1.0)]
 
-        @event.listens_for(reader.database.engine, "before_cursor_execute")
+        @event.listens_for(reader.engine, "before_cursor_execute")
         def _meanwhile(*call: object) -> None:
             if pending and "FROM records" in str(call[2]):
                 writer.log.add([pending.pop()])
@@ -114,7 +114,7 @@ class ValidatedContract(StoreContract):
         first = store.log.validated_of(WORKLOADS, "")
         reads: list[str] = []
 
-        @event.listens_for(store.database.engine, "before_cursor_execute")
+        @event.listens_for(store.engine, "before_cursor_execute")
         def _listen(*call: object) -> None:
             reads.append(str(call[2]))
 
@@ -125,7 +125,7 @@ class ValidatedContract(StoreContract):
 
     def test_finals_in_memory_are_bounded_those_not_asked_for_go_first(self, store: Store) -> None:
         store.log.add([validation("x" * 5000, 1, 1.0, record_id=name, workload_hash=name) for name in WORKLOADS])
-        cache = ValidatedCache(store.database, kept_bytes=32_000)
+        cache = ValidatedCache(store, kept_bytes=32_000)
         first = {name: cache.of([name], "")[name] for name in WORKLOADS[:3]}
         assert cache.of(WORKLOADS[:1], "")[WORKLOADS[0]] is first[WORKLOADS[0]]
         cache.of(WORKLOADS[3:4], "")

@@ -125,8 +125,3 @@ def upgrade() -> None:
         sa.Column("candidates", sa.JSON(none_as_null=True)),
     )
     op.create_index("ix_rounds_job", "rounds", ["job"])
-
-
-def downgrade() -> None:
-    for table in ("rounds", "job_operators", "jobs", "ingested", "models", "workloads", "records"):
-        op.drop_table(table)

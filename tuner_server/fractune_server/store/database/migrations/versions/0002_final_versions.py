@@ -17,7 +17,3 @@ def upgrade() -> None:
         sa.Column("workload_hash", sa.String(64), primary_key=True),
         sa.Column("version", sa.BigInteger, nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("final_versions")

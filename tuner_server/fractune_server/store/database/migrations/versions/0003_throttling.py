@@ -13,7 +13,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("records", sa.Column("throttled_ns", sa.JSON, nullable=False, server_default="{}"))
-
-
-def downgrade() -> None:
-    op.drop_column("records", "throttled_ns")

@@ -30,15 +30,6 @@ def upgrade() -> None:
         _replace(table, column, before, after)
 
 
-def downgrade() -> None:
-    for table, column, before, after in _VALUES:
-        _replace(table, column, after, before)
-    _replace_policy(_POLICY_AFTER, _POLICY_BEFORE, "final")
-    op.add_column("ingested", sa.Column("notes", sa.JSON, nullable=False, server_default="[]"))
-    op.rename_table("validation_versions", "final_versions")
-    op.alter_column("rounds", "round_id", new_column_name="lease")
-
-
 def _replace(name: str, column: str, before: str, after: str) -> None:
     table = sa.table(name, sa.column(column, sa.String))
     op.execute(sa.update(table).where(table.c[column] == before).values({column: after}))

@@ -22,9 +22,3 @@ def upgrade() -> None:
     )
     op.add_column("workloads", sa.Column("flops", sa.Float, nullable=False, server_default="0"))
     op.add_column("workloads", sa.Column("io_bytes", sa.BigInteger, nullable=False, server_default="0"))
-
-
-def downgrade() -> None:
-    op.drop_column("workloads", "io_bytes")
-    op.drop_column("workloads", "flops")
-    op.drop_table("roofs")

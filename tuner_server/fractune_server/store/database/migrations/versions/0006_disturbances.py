@@ -14,8 +14,3 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("records", sa.Column("disturbance", sa.JSON, nullable=True))
     op.add_column("records", sa.Column("attempts", sa.Integer, nullable=False, server_default="0"))
-
-
-def downgrade() -> None:
-    op.drop_column("records", "attempts")
-    op.drop_column("records", "disturbance")

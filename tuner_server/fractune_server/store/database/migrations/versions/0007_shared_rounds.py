@@ -15,9 +15,3 @@ def upgrade() -> None:
     op.add_column("records", sa.Column("scope", sa.String(64), nullable=False, server_default=""))
     op.add_column("rounds", sa.Column("granted", sa.JSON, nullable=False, server_default="[]"))
     op.drop_index("ix_rounds_job", "rounds")
-
-
-def downgrade() -> None:
-    op.create_index("ix_rounds_job", "rounds", ["job"])
-    op.drop_column("rounds", "granted")
-    op.drop_column("records", "scope")

@@ -20,7 +20,3 @@ def upgrade() -> None:
         sa.Column("version", sa.String(64), nullable=False),
         sa.Column("candidates", sa.Integer, nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("spaces")

@@ -22,7 +22,3 @@ def upgrade() -> None:
     op.execute(
         "INSERT INTO record_counts SELECT share, kind, status, count(*) FROM records GROUP BY share, kind, status"
     )
-
-
-def downgrade() -> None:
-    op.drop_table("record_counts")

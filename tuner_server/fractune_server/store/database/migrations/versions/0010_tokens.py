@@ -28,10 +28,3 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("token", sa.String(64), nullable=False, server_default=""))
     op.create_index("ix_jobs_token", "jobs", ["token", "created_at"])
     op.add_column("models", sa.Column("token", sa.String(64), nullable=False, server_default=""))
-
-
-def downgrade() -> None:
-    op.drop_column("models", "token")
-    op.drop_index("ix_jobs_token", "jobs")
-    op.drop_column("jobs", "token")
-    op.drop_table("tokens")

@@ -13,7 +13,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("tokens", sa.Column("max_priority", sa.String(8), nullable=False, server_default="high"))
-
-
-def downgrade() -> None:
-    op.drop_column("tokens", "max_priority")

@@ -31,9 +31,3 @@ def upgrade() -> None:
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("next_at", sa.Float, nullable=False),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("webhooks")
-    op.drop_index("ix_pieces_job", "pieces")
-    op.drop_table("pieces")

@@ -19,11 +19,3 @@ def upgrade() -> None:
     op.drop_index("ix_records_fastest", "records")
     op.create_index("ix_records_newest", "records", ["scope", "seq"])
     op.create_index("ix_records_fastest", "records", ["scope", "median_s", "seq"])
-
-
-def downgrade() -> None:
-    op.drop_index(_LOOKUP, "records")
-    op.create_index(_LOOKUP, "records", ["workload_hash", "kind", "share_key", "median_s"])
-    op.drop_index("ix_records_fastest", "records")
-    op.drop_index("ix_records_newest", "records")
-    op.create_index("ix_records_fastest", "records", ["median_s", "seq"])
