@@ -58,8 +58,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The addresses of Redis that server and workers were started with."""
     found: list[Any] = []
     monkeypatch.setenv("FRACTUNE_SECRET", "secret")
-    monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_server", lambda options: found.append(options.redis_url))
-    monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", lambda options: found.append(options.redis_url))
+    monkeypatch.setattr(
+        "fractune.cli.commands.fleet.launch.run_server", lambda options: found.append(options.redis_url)
+    )
+    monkeypatch.setattr(
+        "fractune.cli.commands.fleet.launch.run_worker", lambda options: found.append(options.redis_url)
+    )
     return found
 
 
