@@ -12,6 +12,10 @@ from typing import Any
 
 from fractune_core.errors import BadRequest
 from fractune_core.fields import known_fields, own_fields
+from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of, write_one
+
+MOST_MEASURERS = 4
+"""at one share, where the noise was never measured"""
 
 
 @dataclass(frozen=True)
@@ -44,69 +48,86 @@ class Device:
         return cls(**known_fields(cls, data))
 
 
-_MIG_PROFILE = r"[1-7]g\.[1-9][0-9]{0,2}gb(\+me)?"
-_MIG_UUID = r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_FORMS = {
-    "cpu": re.compile(r"[1-9][0-9]{0,3}"),
-    "mps": re.compile(r"[1-9][0-9]?|100"),
-    "mps-sm": re.compile(r"[1-9][0-9]{0,3}"),
-    "mig": re.compile(f"{_MIG_PROFILE}|{_MIG_UUID}"),
-    "green": re.compile(r"[1-9][0-9]{0,3}"),
-}
-_WITHOUT_SIZE = ("full", "none")
-_HINT = "write cpu:N, mps:PERCENT, mps-sm:CHUNKS, mig:PROFILE, mig:UUID, green:SMS, full or none"
-
-
 @dataclass(frozen=True, order=True)
 class Share:
-    """A share as a user asks for it: `mechanism` and its `size` as text (empty for `full` and `none`)."""
+    """A share as a user requests it: `mechanism` and its `size` as text (empty for `full` and `none`)."""
 
     mechanism: str
     size: str = ""
 
     def __str__(self) -> str:
-        return f"{self.mechanism}:{self.size}" if self.size else self.mechanism
+        return f"{self.kind.word}:{self.size}" if self.size else self.kind.word
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """Read `cpu:1`, `mps:25`, `mps-sm:4`, `mig:1g.18gb`, `mig:MIG-<uuid>`, `green:32`, `full` or `none`.
+        """Read `cpu:1`, `mps:25`, `mig:1g.18gb`, `full`: the text of a kind in SHARE_KINDS.
 
-        `full` is a whole GPU, proved. `none` is a GPU as it is found: nothing is proved, and its records say so.
         Raises BadRequest for any other text.
         """
-        mechanism, _, size = text.strip().partition(":")
-        if text.strip() in _WITHOUT_SIZE:
-            return cls(text.strip())
-        form = _FORMS.get(mechanism)
-        if form is None:
-            raise BadRequest(f"share '{text}': unknown mechanism '{mechanism}'; {_HINT}")
-        if not form.fullmatch(size):
-            raise BadRequest(f"share '{text}': '{size}' is no size for {mechanism}; {_HINT}")
-        return cls(mechanism, size)
+        text = text.strip()
+        word, _, size = text.partition(":")
+        kinds = [kind for kind in SHARE_KINDS if kind.word == word]
+        for kind in kinds:
+            share = cls(kind.mechanism, size)
+            if re.fullmatch(kind.size_form, size) and str(share) == text:
+                return share
+        wrong = f"'{size}' is not a size of {word}" if kinds else f"unknown mechanism '{word}'"
+        raise BadRequest(f"share '{text}': {wrong}; {write_one(SHARE_KINDS)}")
+
+    @property
+    def kind(self) -> ShareKind:
+        return kind_of(self.mechanism)
 
     @property
     def device_kind(self) -> str:
         """`cpu` or `cuda`: what kind of device has such shares"""
-        return "cpu" if self.mechanism == "cpu" else "cuda"
+        return self.kind.device_kind
 
     @property
     def cores(self) -> int:
-        """Cores that a `cpu` share asks for. Raises BadRequest for another mechanism."""
-        if self.mechanism != "cpu":
+        """Cores that a CPU share requests. Raises BadRequest for a share of a GPU."""
+        if self.device_kind != CPU:
             raise BadRequest(f"share '{self}' is not a CPU share")
-        return int(self.size)
+        return self.host_cores
 
     @property
     def host_cores(self) -> int:
         """Cores of the host that its measurer computes on: for a GPU share one, from which kernels are launched."""
-        return self.cores if self.device_kind == "cpu" else 1
+        return self.kind.cores(self.size)
+
+    @property
+    def mig_uuid(self) -> str:
+        """UUID of the MIG instance that the share names; empty for any other share."""
+        return self.size if self.size.startswith("MIG-") else ""
+
+    @property
+    def default_measurers(self) -> int:
+        """Measurers of a stack where the noise was never measured: as many as one device may have room for, at most
+        MOST_MEASURERS; one where measurements take turns.
+
+        The text of the share alone decides. Where there is less room (fewer instances, larger chunks), the workers
+        that start last find out.
+        """
+        return max(1, min(self.kind.room(self.size), MOST_MEASURERS))
+
+    def check_serves(self, device_kind: str) -> None:
+        """Raises BadRequest unless a model for such a device can be served at this share."""
+        serving = [kind for kind in SHARE_KINDS if kind.serves and kind.device_kind == device_kind]
+        if self.device_kind != device_kind:
+            own, other = ("GPU", "CPU") if device_kind == CUDA else ("CPU", "GPU")
+            raise BadRequest(f"share '{self}' is of a {other}, and the bundle is for a {own}; {write_one(serving)}")
+        if not self.kind.serves:
+            raise BadRequest(
+                f"share '{self}': a process that serves a model must be under its share as a whole, which this share "
+                f"does not allow; {write_one(serving)}"
+            )
 
 
 def parse_shares(text: str) -> list[Share]:
     """Read a comma-separated list of shares; order kept. Raises BadRequest when empty, wrong or repeated."""
     shares = [Share.parse(part) for part in text.split(",") if part.strip()]
     if not shares:
-        raise BadRequest(f"no share in '{text}'; {_HINT}")
+        raise BadRequest(f"no share in '{text}'; {write_one(SHARE_KINDS)}")
     repeated = {str(share) for share in shares if shares.count(share) > 1}
     if repeated:
         raise BadRequest(f"share '{min(repeated)}' is named twice in '{text}'; name each share once")
@@ -133,8 +154,12 @@ class GrantedShare:
     """which units, where the mechanism can tell"""
 
     @cached_property
+    def kind(self) -> ShareKind:
+        return Share.parse(self.share).kind
+
+    @property
     def mechanism(self) -> str:
-        return Share.parse(self.share).mechanism
+        return self.kind.mechanism
 
     @property
     def fraction(self) -> float:
@@ -150,7 +175,7 @@ class GrantedShare:
         slice of them or with two.
         """
         key = f"{self.mechanism}/{self.units}of{self.units_total}{self.unit}"
-        return f"{key}-{round(self.memory_bytes / 2**30)}gib" if self.mechanism == "mig" else key
+        return f"{key}-{round(self.memory_bytes / 2**30)}gib" if self.kind.has_own_memory else key
 
     def to_json(self) -> dict[str, Any]:
         return {**own_fields(self), "ids": list(self.ids)}

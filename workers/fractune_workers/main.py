@@ -29,6 +29,7 @@ from fractune_core.fleet.signing import Unsigned
 from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
 from fractune_core.fleet.worker_options import WorkerOptions
 from fractune_core.host.sandbox import hide_memory
+from fractune_core.share_kinds import CPU
 from fractune_workers import entry
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
@@ -94,7 +95,7 @@ def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
     core_locks = CoreLocks(options.lock_dir or default_lock_dir())
     cores = options.cores or sorted(os.sched_getaffinity(0))
     share = options.parsed_share
-    if share is not None and share.mechanism == "cpu" and not options.cores:
+    if share is not None and share.device_kind == CPU and not options.cores:
         cores = core_locks.claim(cores, share.cores)
     return WorkerContext(
         name=options.name or f"{options.role}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}",

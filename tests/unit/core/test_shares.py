@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core import share_kinds, shares
 from fractune_core.errors import BadRequest
+from fractune_core.share_kinds import SHARE_KINDS, kind_of
 from fractune_core.shares import GrantedShare, Share, parse_shares
 
 
@@ -71,3 +75,68 @@ def test_instances_with_as_many_sms_and_other_memory_are_other_shares() -> None:
 @pytest.mark.parametrize(("text", "kind"), [("cpu:1", "cpu"), ("mps:25", "cuda"), ("full", "cuda"), ("none", "cuda")])
 def test_a_share_tells_the_kind_of_its_device(text: str, kind: str) -> None:
     assert Share.parse(text).device_kind == kind
+
+
+@pytest.mark.parametrize(
+    ("share", "measurers"),
+    [
+        ("cpu:1", 1),
+        ("mps:25", 4),
+        ("mps:10", 4),
+        ("mps:33", 3),
+        ("mps:50", 2),
+        ("mps:51", 1),
+        ("mps:100", 1),
+        ("mps-sm:4", 4),
+        ("mps-sm:8", 2),
+        ("mps-sm:40", 1),
+        ("mig:1g.18gb", 4),
+        ("mig:2g.35gb", 3),
+        ("mig:3g.71gb", 2),
+        ("mig:7g.141gb", 1),
+        ("mig:MIG-00000001-0000-5000-8000-000000000001", 1),
+        ("green:8", 1),
+        ("full", 1),
+        ("none", 1),
+    ],
+)
+def test_the_default_is_what_may_have_room_but_no_more_than_four(share: str, measurers: int) -> None:
+    assert Share.parse(share).default_measurers == measurers
+
+
+@pytest.mark.parametrize(
+    ("share", "device_kind", "says"),
+    [
+        ("cpu:1", "cpu", ""),
+        ("mig:1g.18gb", "cuda", ""),
+        ("full", "cuda", ""),
+        ("mps:25", "cpu", "is of a GPU, and the bundle is for a CPU; write cpu:N"),
+        ("cpu:1", "cuda", "is of a CPU, and the bundle is for a GPU; write mps:PERCENT, .* or full"),
+        ("green:8", "cuda", "must be under its share as a whole"),
+        ("none", "cuda", "must be under its share as a whole"),
+    ],
+)
+def test_a_model_is_served_at_shares_that_hold_a_whole_process(share: str, device_kind: str, says: str) -> None:
+    if not says:
+        Share.parse(share).check_serves(device_kind)
+        return
+    with pytest.raises(BadRequest, match=f"share '{share}'.*{says}"):
+        Share.parse(share).check_serves(device_kind)
+
+
+@pytest.mark.parametrize("text", ["numa:0", "tpu:1", "cuda:0"])
+def test_a_share_without_a_descriptor_cannot_be_parsed(text: str) -> None:
+    word, size = text.split(":")
+    with pytest.raises(BadRequest, match=rf"unknown mechanism '{word}'; write cpu:N, .* or none"):
+        Share.parse(text)
+    with pytest.raises(BadRequest, match="unknown mechanism"):
+        _ = Share(word, size).device_kind
+
+
+def test_two_kinds_may_share_a_word_if_their_sizes_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = replace(kind_of("cpu"), mechanism="cpu-limit", text="cpu:NUMBERm", size_form=r"[1-9][0-9]*m")
+    monkeypatch.setattr(shares, "SHARE_KINDS", (*SHARE_KINDS, limit))
+    monkeypatch.setitem(share_kinds._BY_MECHANISM, "cpu-limit", limit)
+    found = Share.parse("cpu:1500m")
+    assert (found.mechanism, str(found)) == ("cpu-limit", "cpu:1500m")
+    assert Share.parse("cpu:2").mechanism == "cpu"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractune_core.analysis.match import DEFAULT_POLICY, How, Policy, choose
 from fractune_core.files.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.share_kinds import kind_of
 from fractune_core.shares import units_text
 
 
@@ -36,7 +37,7 @@ def choose_variant(
     (`fractune_core.analysis.match.choose`). Where that has no answer: the variant tuned at just as many units; with
     `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
     """
-    unit = "core" if mechanism == "cpu" else "sm"
+    unit = kind_of(mechanism).unit
     tuned, measured = _tuned_units(bundle, mechanism), bundle.choosing(mechanism)
     row = measured.get(units, {})
     own = next((name for name, at in tuned.items() if at == units and name in row), None)

@@ -27,7 +27,6 @@ from fractune.server.rpc import RpcClient
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
-from fractune_core.gpu_sharing import default_measurers
 from fractune_core.host.host_cores import QUIET_BELOW_CORES
 from fractune_core.shares import Share, parse_shares
 
@@ -100,7 +99,7 @@ def plan_measurers(
     taken = {core for cores in plan.values() for core in cores}
     free = [core for core in available if core not in taken]
     for share in shares:
-        for _ in range(1, wanted.get(str(share), default_measurers(share))):
+        for _ in range(1, wanted.get(str(share), share.default_measurers)):
             if plan.get(str(share)) and share.host_cores < len(free):
                 measurers.append((share, free[: share.host_cores]))
                 free = free[share.host_cores :]

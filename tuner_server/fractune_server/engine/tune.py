@@ -27,6 +27,7 @@ from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_strea
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind, TuningRecord
+from fractune_core.share_kinds import CPU
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
@@ -345,7 +346,7 @@ class TunePhase:
     def _operator_work(self, job: ActiveJob, live: LiveRound) -> RoundWork:
         """The target has the cores of the largest share, as that of a job for all of these shares would."""
         work = job.round_work(live.id, live.key.workload_hash)
-        cores = max((each.units for each in live.stored.granted.values() if each.mechanism == "cpu"), default=0)
+        cores = max((each.units for each in live.stored.granted.values() if each.kind.device_kind == CPU), default=0)
         work["operator"]["target"] = with_cores(job.stored.target, cores)
         return work
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fractune_core.jobs import JobSpec, JobState
+from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare
 
 
@@ -77,7 +78,7 @@ class StoredJob:
     @property
     def cores(self) -> int:
         """Cores of the largest CPU share; 0 for other mechanisms. The target's num-cores."""
-        return max(g.units if g.mechanism == "cpu" else 0 for g in self.granted.values())
+        return max(g.units if g.kind.device_kind == CPU else 0 for g in self.granted.values())
 
     @property
     def latest(self) -> float:

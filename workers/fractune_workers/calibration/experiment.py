@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import TRIAL_POLICY
 from fractune_core.shares import Device, Share
 from fractune_workers.calibration.candidates import (
@@ -38,7 +37,7 @@ from fractune_workers.calibration.measurer_pool import (
 )
 from fractune_workers.calibration.report import FIRST, RACE, REFERENCE, Pass, Setting, report
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
-from fractune_workers.locks.gpu_slots import GpuSlots
+from fractune_workers.locks.gpu_slots import ALONE, GpuSlots
 from fractune_workers.measuring.session import ArtifactBatch
 
 _PASSES = 2

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fractune_core.errors import ShareUnavailable
-from fractune_core.gpu_sharing import claim_of
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.calibration.candidates import OperatorBuilder
 from fractune_workers.calibration.child_thread import ChildThread, running
+from fractune_workers.locks.gpu_slots import claim_of
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 
 BUILDERS_AT_MOST = 8

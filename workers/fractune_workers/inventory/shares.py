@@ -25,15 +25,6 @@ PROOF_FAILED = "proof failed"
 _PROVE_TIMEOUT_S = 60.0
 _PERCENTAGES = (10, 25, 50, 75, 100)
 _CHUNKS = (1, 2, 4, 8)
-_PROOFS = {
-    "cpu": "affinity of every thread, cgroup quota",
-    "mps": "MPS attribute, SM count, %smid",
-    "mps-sm": "MPS attribute, SM count, %smid",
-    "mig": "UUID, SM count, %smid",
-    "green": "resources of the context, %smid on its stream",
-    "full": "UUID, SM count, %smid",
-}
-"""What `verify` of each mechanism reads from inside"""
 
 
 @dataclass(frozen=True)
@@ -188,7 +179,7 @@ def _proved(share: Share, expected: ShareInfo) -> ShareInfo:
         units_total=granted.units_total,
         memory_bytes=granted.memory_bytes,
         reserved=granted.reserved,
-        proof=_PROOFS[share.mechanism],
+        proof=share.kind.proof,
         device_key=device_key,
     )
 

@@ -18,10 +18,9 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fractune_core.gpu_sharing import Claim
 from fractune_core.host.host_cores import QUIET_BELOW_CORES
 from fractune_workers.locks.flock import is_locked, locked, try_lock
-from fractune_workers.locks.gpu_slots import GpuSlots, MeasurementSlot
+from fractune_workers.locks.gpu_slots import Claim, GpuSlots, MeasurementSlot
 
 _log = logging.getLogger(__name__)
 

@@ -11,16 +11,46 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from fractune_core.gpu_sharing import ALONE, Claim
+from fractune_core.shares import GrantedShare
 from fractune_workers.locks.flock import is_locked, lock, locked
 
 _LOOK_EVERY_S = 0.005
 """how soon the first that waits sees that a claim has ended; those behind it sleep in the kernel"""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a measurement takes of a GPU while it runs."""
+
+    exclusion_group: str = ""
+    """claims of one group may be held at the same time, claims of two never; empty = this one only alone"""
+    units: int = 0
+    """SMs that are capped and not reserved: all that are claimed at the same time have to fit into the GPU"""
+    units_total: int = 0
+
+    def fits(self, held: Collection[Claim]) -> bool:
+        """Whether it may be held beside `held`, which are held together."""
+        if not held:
+            return True
+        if not self.exclusion_group or any(other.exclusion_group != self.exclusion_group for other in held):
+            return False
+        return self.units + sum(other.units for other in held) <= self.units_total
+
+
+ALONE = Claim()
+"""the whole GPU, whatever the share: what is published was measured alone"""
+
+
+def claim_of(granted: GrantedShare) -> Claim:
+    """What a measurement under the share takes. SMs that are reserved are its own, and need no room beside others'."""
+    if not granted.kind.side_by_side:
+        return ALONE
+    return Claim(granted.mechanism, 0 if granted.reserved else granted.units, granted.units_total)
 
 
 @dataclass

@@ -109,7 +109,7 @@ def test_a_share_that_is_asked_for(small: Small, affinity: set[int]) -> None:
     assert os.sched_getaffinity(0) == affinity
     with pytest.raises(ShareUnavailable, match=r"share 'cpu:999' is larger"):
         fractune.load(small.bundle, share="cpu:999")
-    with pytest.raises(BadRequest, match="not a CPU share"):
+    with pytest.raises(BadRequest, match="is of a GPU"):
         fractune.load(small.bundle, share="mps:25")
 
 

@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"target": "llvm"}, "target is not JSON"),
         ({"device": replace(validation("a", 1, 1.0).device, units=0)}, "device lacks"),
         ({"granted": replace(validation("a", 1, 1.0).granted, units=17)}, "17 of 16 units"),
-        ({"share": "cpu:many"}, "'many' is no size"),
+        ({"share": "cpu:many"}, "'many' is not a size"),
         ({"run_secs": ()}, "status is 'ok' with 0 run times"),
         ({"status": Status.CRASHED}, f"status is 'crashed' with {VALIDATION_POLICY.repeats} run times"),
         ({"run_secs": (1.0, -1.0)}, "run times must be above 0"),

@@ -14,7 +14,6 @@ import pytest
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.disturbances import Disturbance
 from fractune_core.errors import FractuneError, ShareUnavailable
-from fractune_core.gpu_sharing import ALONE
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Status, TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.calibration import measurer_pool as pool_module
@@ -23,6 +22,7 @@ from fractune_workers.calibration.experiment import Experiment, settings
 from fractune_workers.calibration.measurer_pool import assign_cores, start_pool
 from fractune_workers.calibration.report import Pass, Setting, report
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.locks.gpu_slots import ALONE
 from fractune_workers.measuring.session import Outcome
 from tests.support.hardware.simulated_session import TARGET, SimulatedGpuMachine
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import ShareUnavailable
+from fractune_core.share_kinds import SHARE_KINDS, ShareKind
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement import confinement_for, stream_of
 from fractune_workers.confinement.full import FullConfinement
@@ -281,6 +282,12 @@ def test_none_takes_what_it_finds_and_says_so(
     assert whole.key != full.key
     alone = entered(make("none", h200(), nvmlInit=LIBRARY_NOT_FOUND), monkeypatch)
     assert (alone.units, alone.units_total) == (132, 132)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SHARE_KINDS if not kind.mechanism.startswith("mps")])
+def test_every_kind_of_share_has_a_confinement(kind: ShareKind) -> None:
+    """Those under MPS look for their GPU when they are built: `test_mps.py`."""
+    confinement_for(Share(kind.mechanism, "1" if kind.size_form else ""))
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fractune_core.gpu_sharing import ALONE, Claim, claim_of
 from fractune_core.shares import GrantedShare
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.flock import locked
-from fractune_workers.locks.gpu_slots import GpuSlots
+from fractune_workers.locks.gpu_slots import ALONE, Claim, GpuSlots, claim_of
 from tests.support.processes.redis_process import wait_until
 
 GPU = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
@@ -32,7 +31,7 @@ CLAIMS = {
 _HOLD = """
 import sys
 from pathlib import Path
-from fractune_core.gpu_sharing import Claim
+from fractune_workers.locks.gpu_slots import Claim
 from fractune_workers.locks.core_locks import CoreLocks
 folder, gpu, group, units, total = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 with CoreLocks(folder, 8).measuring_on(gpu, Claim(group, units, total), [0]) as slot:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
 _HALVES = "mps:50,mps:50"
-_WHOLE_MPS = Share("mps", "100")
-_SERVABLE = ("cpu", "mps", "mps-sm", "mig", "full")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Arrangement:
     @property
     def is_verified(self) -> bool:
         """Whether this was ever tried on such a device."""
-        return self.places[0].share.device_kind == "cpu"
+        return self.places[0].share.device_kind == CPU
 
     def __str__(self) -> str:
         if self.how != "own units":
@@ -65,16 +64,16 @@ def arrange(
         shares = f"cpu:{len(cores) // 2},cpu:{len(cores) // 2}" if device_kind == "cpu" else _HALVES
     if shares is None:
         whole = f"cpu:{len(cores)}" if device_kind == "cpu" else "full"
-        share = _checked(Share.parse(overlap or whole), device_kind)
-        place = Place(share, _taken(share, cores, str(share)))
+        share = _served(overlap or whole, device_kind)
+        place = Place(share, _taken([share], cores, str(share)))
         return Arrangement("in turn" if in_turn else "same units", (place, place), place)
     one, other = _two(shares, device_kind)
-    if one.mechanism == "cpu":
-        _taken(Share("cpu", str(one.cores + other.cores)), cores, shares)
-    elif one.mechanism == "mps" and int(one.size) + int(other.size) > 100:
+    taken = _taken([one, other], cores, shares)
+    whole = one.kind.whole
+    if whole and int(one.size) + int(other.size) > int(whole):
         raise ShareUnavailable(f"shares {shares} are more than the whole GPU; ask for less, or for the same by overlap")
-    first = Place(one, _taken(one, cores, shares))
-    second = Place(other, _taken(other, cores[len(first.cores) :], shares))
+    first = Place(one, taken[: one.host_cores])
+    second = Place(other, taken[len(first.cores) :])
     return Arrangement("own units", (first, second), _whole_of(first, second))
 
 
@@ -84,41 +83,36 @@ def usable_cores() -> list[int]:
 
 
 def _two(text: str, device_kind: str) -> tuple[Share, Share]:
-    named = [_checked(Share.parse(part), device_kind) for part in text.split(",")]
+    named = [_served(part, device_kind) for part in text.split(",")]
     if len(named) != 2:
         raise BadRequest(f"shares '{text}': name two, one for each, such as cpu:1,cpu:1")
-    if named[0].mechanism != named[1].mechanism or named[0].mechanism == "full":
+    if named[0].mechanism != named[1].mechanism or not named[0].size:
         raise BadRequest(f"shares '{text}': two parts of one device by one mechanism, such as mps:50,mps:50")
     return named[0], named[1]
 
 
-def _checked(share: Share, device_kind: str) -> Share:
-    if share.mechanism not in _SERVABLE:
-        raise BadRequest(
-            f"share '{share}': a model is served at a share that its whole process is under; write cpu:N, mps:PERCENT, "
-            "mps-sm:CHUNKS, mig:PROFILE or full"
-        )
-    if share.device_kind != device_kind:
-        of = "a CPU" if device_kind == "cpu" else "a GPU"
-        raise BadRequest(f"share '{share}': the bundles are for {of}; name shares of it")
+def _served(text: str, device_kind: str) -> Share:
+    share = Share.parse(text)
+    share.check_serves(device_kind)
     return share
 
 
-def _taken(share: Share, cores: Sequence[int], asked: str) -> tuple[int, ...]:
-    """The cores of a CPU share, the first of those left."""
-    if share.mechanism != "cpu":
+def _taken(shares: Sequence[Share], cores: Sequence[int], requested: str) -> tuple[int, ...]:
+    """The cores of CPU shares, the first of those left; none for shares of a GPU."""
+    if shares[0].device_kind != CPU:
         return ()
-    if share.cores > len(cores):
+    count = sum(share.cores for share in shares)
+    if count > len(cores):
         raise ShareUnavailable(
-            f"{asked} takes {share.cores} cores, and {len(cores)} may be used here; ask for less, or for the same "
+            f"{requested} takes {count} cores, and {len(cores)} may be used here; ask for less, or for the same "
             "cores by overlap"
         )
-    return tuple(cores[: share.cores])
+    return tuple(cores[:count])
 
 
 def _whole_of(first: Place, second: Place) -> Place | None:
     """All units of both. A GPU in instances or static partitions has no whole while they exist."""
-    if first.share.mechanism == "cpu":
-        cores = first.cores + second.cores
+    cores, kind = first.cores + second.cores, first.share.kind
+    if cores:
         return Place(Share("cpu", str(len(cores))), cores)
-    return Place(_WHOLE_MPS) if first.share.mechanism == "mps" else None
+    return Place(Share(kind.mechanism, kind.whole)) if kind.whole else None

@@ -258,8 +258,8 @@ def time_sharing(stage: Stage, rounds: int, report_line: Callable[[str], None]) 
 
 def _device_of(arrangement: Arrangement, gpu_uuid: str | None) -> contextlib.AbstractContextManager[Any]:
     """All that the arrangement runs on, for itself."""
-    from fractune_core.gpu_sharing import ALONE
     from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
+    from fractune_workers.locks.gpu_slots import ALONE
 
     locks = CoreLocks(default_lock_dir())
     if gpu_uuid is not None:

@@ -16,6 +16,7 @@ from fractune.inference.tvm_runtime.variants import MISFITS, load_variant, misfi
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import ShareUnavailable
 from fractune_core.files.bundles import Bundle
+from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 
 class OnCpu:
-    """See `Backend`. Raises BadBundle, FractuneError, BadRequest for a share that is none of a CPU."""
+    """See `Backend`. Raises BadBundle, FractuneError, BadRequest for a share at which no model for a CPU is served."""
 
     def __init__(self, bundle: Bundle, share: Share | None) -> None:
+        if share:
+            share.check_serves(CPU)
         self._cores = share.cores if share else None
         self._bundle = bundle
         check_processor(bundle)

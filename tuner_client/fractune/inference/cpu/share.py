@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import ROOT, cpu_quota
+from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import Share
 
 
@@ -25,16 +26,18 @@ class ShareHere:
     """where `units` comes from, for people"""
     mechanism: str = "cpu"
     """what limits it, as in the text of a share; `full` for a whole GPU"""
+    mig_profile: str = ""
+    """of a MIG instance: `1g.18gb`"""
 
     @property
     def unit(self) -> str:
         """`core` or `sm`"""
-        return "core" if self.mechanism == "cpu" else "sm"
+        return kind_of(self.mechanism).unit
 
     @property
     def threads(self) -> int:
         """threads of the host that run a model: the code around a GPU's kernels needs one"""
-        return self.units if self.mechanism == "cpu" else 1
+        return self.units if kind_of(self.mechanism).device_kind == CPU else 1
 
 
 def share_here(root: Path = ROOT) -> ShareHere:
@@ -57,8 +60,9 @@ def confine(share: Share) -> None:
     """Confine this process to `share`: the first of the CPUs that it may use.
 
     Threads that are there already stay as they are; those of a model are made after. Raises ShareUnavailable when
-    the share is larger than what the process may use, BadRequest for a share that is no CPU share.
+    the share is larger than what the process may use, BadRequest for a share at which no model for a CPU is served.
     """
+    share.check_serves(CPU)
     allowed = sorted(os.sched_getaffinity(0))
     if share.cores > len(allowed):
         raise ShareUnavailable(

@@ -43,6 +43,11 @@ class GpuHere:
     is_mig: bool
     """an instance of a divided GPU"""
 
+    @property
+    def mig_profile(self) -> str:
+        """`1g.18gb`; empty for a GPU that is no MIG instance"""
+        return self.name.rpartition(" ")[2] if self.is_mig else ""
+
 
 class NoDriver(FractuneError):
     """A machine without a driver for NVIDIA GPUs, or with an old one."""

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.driver import GpuHere
 from fractune_core.cuda.environment import MPS_PARTITION, MPS_PERCENTAGE, VISIBLE_DEVICES
-from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
+from fractune_core.errors import BadBundle, ShareUnavailable
 from fractune_core.files.bundles import Bundle
+from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Share, units_text
 from fractune_core.targets import arch_of, runs_on
 
@@ -40,20 +41,21 @@ def check_gpu(bundle: Bundle, gpu: GpuHere) -> None:
 def gpu_share_here(gpu: GpuHere, whole_sms: int, cpus: tuple[int, ...]) -> ShareHere:
     """The share of this process on a GPU of `whole_sms` SMs; `cpus` are those of its host code."""
     mechanism, how = _mechanism(gpu, whole_sms, os.environ)
-    return ShareHere(gpu.sms, cpus, f"{gpu.sms} of {units_text(whole_sms, 'sm')} {how}", mechanism)
+    reason = f"{gpu.sms} of {units_text(whole_sms, 'sm')} {how}"
+    return ShareHere(gpu.sms, cpus, reason, mechanism, gpu.mig_profile)
 
 
 def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
     """Raises ShareUnavailable unless the process is under `share`, as far as CUDA shows, or BadRequest where no process
     can serve at such a share.
     """
-    _check_servable(share)
+    share.check_serves(CUDA)
     wanted = "full" if share == Share("mps", "100") else share.mechanism
     is_held = here.mechanism == wanted
     if share.mechanism == "mps":
         is_held = is_held and here.units <= max(_FEWEST_SMS, math.ceil(whole_sms * int(share.size) / 100))
-    if share.mechanism == "mig" and not share.size.startswith("MIG-"):
-        is_held = is_held and here.reason.endswith(f" {share.size})")
+    if share.mechanism == "mig" and not share.mig_uuid:
+        is_held = is_held and here.mig_profile == share.size
     if not is_held:
         raise ShareUnavailable(
             f"share '{share}' is not in force: this process has {here.reason}; start it under that share, or leave the "
@@ -66,23 +68,11 @@ def confine_gpu(share: Share) -> None:
 
     `check_held` reports afterwards what is in force. Raises BadRequest for a share at which no model is served.
     """
-    _check_servable(share)
+    share.check_serves(CUDA)
     if share.mechanism == "mps":
         os.environ[MPS_PERCENTAGE] = share.size
-    elif share.mechanism == "mig" and share.size.startswith("MIG-"):
-        os.environ[VISIBLE_DEVICES] = share.size
-
-
-def _check_servable(share: Share) -> None:
-    if share.device_kind == "cpu":
-        raise BadRequest(
-            f"share '{share}' is of a CPU, and the bundle is for a GPU; write mps:PERCENT, mig:UUID or full"
-        )
-    if share.mechanism in ("green", "none"):
-        raise BadRequest(
-            f"share '{share}': a bundle is served at a share that its whole process is under, so not at this one; "
-            "write mps:PERCENT, mps-sm:CHUNKS, mig:UUID or full"
-        )
+    elif share.mig_uuid:
+        os.environ[VISIBLE_DEVICES] = share.mig_uuid
 
 
 def _may_be(gpu: GpuHere, sms: int, memory_gib: int) -> bool:

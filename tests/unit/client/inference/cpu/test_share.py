@@ -49,5 +49,5 @@ def test_confining_takes_the_first_cpus_and_no_more_than_there_are(affinity: set
     assert os.sched_getaffinity(0) == {min(affinity)}
     with pytest.raises(ShareUnavailable, match=r"share 'cpu:2' is larger than the 1 core\(s\)"):
         confine(Share.parse("cpu:2"))
-    with pytest.raises(BadRequest, match="not a CPU share"):
+    with pytest.raises(BadRequest, match="is of a GPU"):
         confine(Share.parse("mps:25"))

@@ -78,7 +78,7 @@ def test_torn_bundles_and_wrong_shares_are_one_line(refused: Callable[..., tuple
         ([str(torn)], 8, "torn.fractune: 'manifest.json' does not match its digest, or the file is torn"),
         ([str(tmp_path / "none")], 8, "none: no such file"),
         ([str(good), "--share", too_many], 4, f"share '{too_many}' is larger"),
-        ([str(good), "--share", "mps:25"], 2, "not a CPU share"),
+        ([str(good), "--share", "mps:25"], 2, "is of a GPU, and the bundle is for a CPU"),
         ([str(good), "--repeats", "1"], 2, "--repeats"),
         ([str(good), "--beside", "onnxruntime"], 2, "--beside and --model go together"),
         ([str(good), "--public-key", str(tmp_path / "none")], 2, "--public-key"),

@@ -113,7 +113,7 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         (["--fresh", "--rerank", "2"], 2, "rerank is 2, which reads the log"),
         (["--scope", "a b"], 2, "scope 'a b'"),
         (["--shares", "gpu:1"], 2, "unknown mechanism 'gpu'"),
-        (["--shares", "cpu:0"], 2, "'0' is no size"),
+        (["--shares", "cpu:0"], 2, "'0' is not a size"),
         (["--shares", "cpu:1,cpu:1"], 2, "named twice"),
         (["--shares", ","], 2, "no share"),
         (["--input", "x"], 2, "NAME=1,3,224,224"),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.gpu_sharing import ALONE, Claim, claim_of, default_measurers
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import GrantedShare
+from fractune_workers.locks.gpu_slots import ALONE, Claim, claim_of
 
 SMS = 132
 
@@ -86,30 +86,3 @@ def test_first_come_first_served_lets_everybody_in(coming: list[Claim], chance: 
         elif held:
             held.pop(chance.randrange(len(held)))
     assert queue == []
-
-
-@pytest.mark.parametrize(
-    ("share", "measurers"),
-    [
-        ("cpu:1", 1),
-        ("mps:25", 4),
-        ("mps:10", 4),
-        ("mps:33", 3),
-        ("mps:50", 2),
-        ("mps:51", 1),
-        ("mps:100", 1),
-        ("mps-sm:4", 4),
-        ("mps-sm:8", 2),
-        ("mps-sm:40", 1),
-        ("mig:1g.18gb", 4),
-        ("mig:2g.35gb", 3),
-        ("mig:3g.71gb", 2),
-        ("mig:7g.141gb", 1),
-        ("mig:MIG-00000001-0000-5000-8000-000000000001", 1),
-        ("green:8", 1),
-        ("full", 1),
-        ("none", 1),
-    ],
-)
-def test_the_default_is_what_may_have_room_but_no_more_than_four(share: str, measurers: int) -> None:
-    assert default_measurers(Share.parse(share)) == measurers

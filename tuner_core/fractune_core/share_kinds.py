@@ -1,0 +1,125 @@
+"""Kinds of shares: one descriptor for each mechanism, with everything that the rest of fractune knows of the mechanism.
+
+A share without a descriptor cannot be parsed. The proof (probe, enter, verify, leave) stands in the mechanism's file in
+`fractune_workers/confinement/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fractune_core.errors import BadRequest
+
+CPU, CUDA = "cpu", "cuda"
+"""kinds of devices"""
+
+_MIG_PROFILE = r"[1-7]g\.[1-9][0-9]{0,2}gb(\+me)?"
+_MIG_UUID = r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_MIG_SLICES = 7
+_CHUNKS = 16
+"""of SMs, on an H100; GPUs with more chunks are not filled by default"""
+
+
+def _one(_size: str) -> int:
+    return 1
+
+
+@dataclass(frozen=True)
+class ShareKind:
+    """What is known of a mechanism without asking a machine. `size` is the text after the colon of a share."""
+
+    mechanism: str
+    """identity: records of one mechanism say nothing about another"""
+    text: str
+    """how people write such a share; two kinds may have the same word before the colon, if their sizes differ"""
+    size_form: str
+    """regular expression of `size`; empty where the share has no colon"""
+    device_kind: str
+    """CPU or CUDA"""
+    unit: str
+    """of a granted share: `core` or `sm`"""
+    proof: str
+    """what the confinement's `verify` reads from inside"""
+    serves: bool = True
+    """whether a whole process can be under such a share, so that it can serve a model there"""
+    cores: Callable[[str], int] = _one
+    """cores of the host by size; a GPU share needs one, from which kernels are launched"""
+    side_by_side: bool = False
+    """whether several measurements under such shares run on one device at the same time, each on its part; otherwise
+    a measurement has the device to itself"""
+    room: Callable[[str], int] = _one
+    """how many shares of a size one device may have room for"""
+    whole: str = ""
+    """the size of the whole device, where sizes are numbers that add up to it and it exists beside its parts"""
+    has_own_memory: bool = False
+    """whether memory, its bandwidth and its cache are divided too, so that the amount is part of a share's identity"""
+
+    @property
+    def word(self) -> str:
+        """The text before the colon."""
+        return self.text.partition(":")[0]
+
+
+SHARE_KINDS = (
+    ShareKind("cpu", "cpu:N", r"[1-9][0-9]{0,3}", CPU, "core", "affinity of every thread, cgroup quota", cores=int),
+    ShareKind(
+        "mps",
+        "mps:PERCENT",
+        r"[1-9][0-9]?|100",
+        CUDA,
+        "sm",
+        "MPS attribute, SM count, %smid",
+        side_by_side=True,
+        room=lambda size: 100 // int(size),
+        whole="100",
+    ),
+    ShareKind(
+        "mps-sm",
+        "mps-sm:CHUNKS",
+        r"[1-9][0-9]{0,3}",
+        CUDA,
+        "sm",
+        "MPS attribute, SM count, %smid",
+        side_by_side=True,
+        room=lambda size: _CHUNKS // int(size),
+    ),
+    ShareKind(
+        "mig",
+        "mig:PROFILE, mig:UUID",
+        f"{_MIG_PROFILE}|{_MIG_UUID}",
+        CUDA,
+        "sm",
+        "UUID, SM count, %smid",
+        side_by_side=True,
+        room=lambda size: _MIG_SLICES // int(size[0]) if size[0].isdigit() else 1,
+        has_own_memory=True,
+    ),
+    ShareKind(
+        "green",
+        "green:SMS",
+        r"[1-9][0-9]{0,3}",
+        CUDA,
+        "sm",
+        "resources of the context, %smid on its stream",
+        serves=False,
+    ),
+    ShareKind("full", "full", "", CUDA, "sm", "UUID, SM count, %smid"),
+    ShareKind("none", "none", "", CUDA, "sm", "nothing", serves=False),
+)
+"""`full` is a whole GPU, proved. `none` is a GPU as it is found: nothing is proved, and its records say so."""
+
+_BY_MECHANISM = {kind.mechanism: kind for kind in SHARE_KINDS}
+
+
+def kind_of(mechanism: str) -> ShareKind:
+    """The descriptor of a mechanism. Raises BadRequest where there is none."""
+    if mechanism not in _BY_MECHANISM:
+        raise BadRequest(f"unknown mechanism '{mechanism}'; {write_one(SHARE_KINDS)}")
+    return _BY_MECHANISM[mechanism]
+
+
+def write_one(kinds: Iterable[ShareKind]) -> str:
+    """The hint of an error message: `write cpu:N, mps:PERCENT or full`."""
+    *texts, last = (kind.text for kind in kinds)
+    return f"write {', '.join(texts)} or {last}" if texts else f"write {last}"
