@@ -18,8 +18,8 @@ import redis
 from benchmarks.support.machine import arguments, write_result
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_server.transport.work_queues import WorkQueues
-from fractune_workers import entry
 from fractune_workers.context import WorkerContext
+from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.tune import BATCH
 from fractune_workers.work_loop import WorkLoop
@@ -36,6 +36,9 @@ class SimulatedRole:
     def __init__(self, station: WorkerContext) -> None:
         self._station = station
 
+    def queue(self) -> str:
+        return BUILD_QUEUE
+
     def handle(self, work: Any) -> None:
         delivery = self._station.transaction(work)
         for item in work["candidates"]:
@@ -47,14 +50,15 @@ class SimulatedRole:
 def ms_per_candidate(station: WorkerContext, candidates: int, batch: int) -> float:
     """Milliseconds from before the first piece of work is queued until the last result is in the stream."""
     station.redis.flushall()
-    worker = WorkLoop(uuid.uuid4().hex, station.redis, [BUILD_QUEUE])
+    handler = WorkHandler(station, SimulatedRole(station))  # type: ignore[arg-type]
+    worker = WorkLoop(uuid.uuid4().hex, station.redis, handler.queue, handler.handle)
     queues = WorkQueues(station.redis, station.secret)
     start = time.perf_counter()
     for _ in range(candidates // batch):
         items = [{"candidate": uuid.uuid4().hex, "trace": TRACE} for _ in range(batch)]
         work: Any = {"work_id": uuid.uuid4().hex, "job": "j", "do": "build", "candidates": items}
         queues.enqueue(BUILD_QUEUE, work)
-    worker.work(burst=True, logging_level="ERROR")
+    worker.run(candidates // batch)
     spent_s = time.perf_counter() - start
     if station.redis.xlen(SERVER_STREAM) != candidates + candidates // batch:  # and what each piece has taken
         raise SystemExit("queue_cost: results are missing")
@@ -67,7 +71,6 @@ def costs_of(candidates: int, rounds: int) -> dict[int, list[float]]:
     with running_redis() as url, tempfile.TemporaryDirectory() as folder:
         connection = redis.Redis.from_url(url, socket_timeout=None)
         station = WorkerContext("bench", connection, b"secret", CoreLocks(Path(folder)), [0], Path(folder))
-        entry.install(station, SimulatedRole(station))  # type: ignore[arg-type]
         for _ in range(rounds):  # in turn, so that both meet the same weather
             for batch, found in costs.items():
                 found.append(ms_per_candidate(station, candidates, batch))

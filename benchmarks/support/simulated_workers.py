@@ -41,8 +41,8 @@ from tests.support.secret import SECRET
 SHARE = "cpu:1"
 ARTIFACT = b"\0" * 16_384
 """as many bytes as the object file of an operator usually has"""
-_TTL_S, _WORK_TTL_S = 480, 24 * 3600 + 60
-"""of RQ's entry of a worker, and of what it notes of a piece of work"""
+_TTL_S = 24 * 3600
+"""of what a worker notes of itself and of a piece of work"""
 _BLPOP_S = 405
 _CONNECT_S = 60.0
 """that a connection may take"""
@@ -136,27 +136,14 @@ class SimulatedWorker:
                 break
         await self._end()
 
-    # ---- RQ's bookkeeping -----------------------------------------------------------------------
+    # ---- the loop's bookkeeping--------------------------------------------------------------------
 
     async def _begin(self) -> None:
         if self.role == "tune":
             await self._join_stream()
-        async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.exists(self._key)
-            pipe.delete(self._key)
-            pipe.hset(self._key, mapping={"birth": time.time(), "queues": self._queue, "hostname": "simulated"})
-            pipe.sadd("rq:workers", self._key)
-            pipe.sadd(f"rq:workers:{self._queue}", self._key)
-            pipe.expire(self._key, _TTL_S)
-            await pipe.execute()
 
     async def _end(self) -> None:
-        async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.srem("rq:workers", self._key)
-            pipe.srem(f"rq:workers:{self._queue}", self._key)
-            pipe.hset(self._key, "death", str(time.time()))
-            pipe.expire(self._key, 60)
-            await pipe.execute()
+        await self.redis.delete(self._key)
 
     async def _one(self) -> None:
         """Wait for a piece of work, and do it."""
@@ -165,18 +152,17 @@ class SimulatedWorker:
         if found is None:
             return
         work, queued_at = found
-        execution = await self._note_begun(job)
+        started = await self._note_begun(job)
         self.counts.begin(work["do"], time.time() - queued_at)
         began = time.perf_counter()
         await self._do[work["do"]](work)
         self.counts.end(work["do"], time.perf_counter() - began, 0.0)
         self.life.done[work["do"]] += 1
-        await self._note_ended(job, execution, time.perf_counter() - began)
+        await self._note_ended(job, started)
 
     async def _take(self) -> str:
-        async with self.redis.pipeline(transaction=False) as pipe:
-            pipe.hset(self._key, "state", "idle")
-            self._heartbeat(pipe, _TTL_S)
+        async with self.redis.pipeline(transaction=True) as pipe:
+            self._note_state(pipe, "idle")
             await pipe.execute()
         while True:
             taken: Any = await self.redis.blmove(
@@ -187,63 +173,34 @@ class SimulatedWorker:
 
     async def _read(self, job: str) -> tuple[Any, float] | None:
         """The work, and when it was queued; None when it was taken back meanwhile."""
-        async with self.redis.pipeline(transaction=False) as pipe:
-            pipe.hgetall(f"rq:job:{job}")
-            self._heartbeat(pipe, _TTL_S)
-            fields, *_ = await pipe.execute()
-        if b"data" not in fields:
+        data: Any = await self.redis.hget(f"rq:job:{job}", "data")
+        if data is None:
             return None
-        message = json.loads(zlib.decompress(fields[b"data"]))[2][0]
-        return open_dated_work(SECRET, self._queue, job, message)
+        return open_dated_work(SECRET, self._queue, job, json.loads(zlib.decompress(data))[2][0])
 
     async def _note_begun(self, job: str) -> str:
-        execution, now = uuid.uuid4().hex, time.time()
-        key = f"rq:execution:{job}:{execution}"
+        started, now = f"{job}:{uuid.uuid4().hex}", time.time()
+        key = f"rq:execution:{started}"
         async with self.redis.pipeline(transaction=True) as pipe:
-            about: Any = {"id": execution, "created_at": now, "last_heartbeat": now, "worker_name": self.name}
-            pipe.hset(key, mapping=about)
-            pipe.expire(key, _WORK_TTL_S)
-            pipe.zadd(f"rq:executions:{job}", {execution: now + _WORK_TTL_S})
-            pipe.expire(f"rq:executions:{job}", _WORK_TTL_S + 60)
-            pipe.zadd(f"rq:wip:{self._queue}", {f"{job}:{execution}": now + _WORK_TTL_S})
-            pipe.hset(self._key, "state", "busy")
-            await pipe.execute()
-        async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.hset(self._key, "current_job", job)
-            pipe.hset(self._key, "current_job_working_time", "0")
-            self._heartbeat(pipe, _WORK_TTL_S)
-            pipe.hset(f"rq:job:{job}", "last_heartbeat", _text(now))
-            at = {"last_heartbeat": _text(now), "started_at": _text(now)}
-            started: Any = {**at, "status": "started", "worker_name": self.name}
-            pipe.hset(f"rq:job:{job}", mapping=started)
+            self._note_state(pipe, "busy")
+            pipe.hset(key, mapping={"created_at": now, "worker_name": self.name})
+            pipe.expire(key, _TTL_S)
+            pipe.zadd(f"rq:wip:{self._queue}", {started: now + _TTL_S})
+            pipe.hset(f"rq:job:{job}", "status", "started")
             pipe.lrem(f"rq:queue:{self._queue}:intermediate", 1, job)
             await pipe.execute()
-        return execution
+        return started
 
-    async def _note_ended(self, job: str, execution: str, took_s: float) -> None:
-        await self.redis.hset(f"rq:job:{job}", "last_heartbeat", _text(time.time()))
+    async def _note_ended(self, job: str, started: str) -> None:
         async with self.redis.pipeline(transaction=True) as pipe:
-            pipe.hincrby(self._key, "successful_job_count", 1)
-            pipe.hincrbyfloat(self._key, "total_working_time", took_s)
-            pipe.hdel(self._key, "current_job")
-            pipe.delete(f"rq:execution:{job}:{execution}")
-            pipe.zrem(f"rq:wip:{self._queue}", f"{job}:{execution}")
-            pipe.zrem(f"rq:executions:{job}", execution)
+            pipe.zrem(f"rq:wip:{self._queue}", started)
+            pipe.delete(f"rq:execution:{started}")
             pipe.delete(f"rq:job:{job}")
-            pipe.delete(f"rq:executions:{job}")
-            await pipe.execute()
-        async with self.redis.pipeline(transaction=False) as pipe:
-            pipe.hset(self._key, "state", "idle")
-            self._heartbeat(pipe, _TTL_S)
-            await pipe.execute()
-        async with self.redis.pipeline(transaction=True) as pipe:
-            self._heartbeat(pipe, _TTL_S)
-            pipe.exists("rq:suspended")
             await pipe.execute()
 
-    def _heartbeat(self, pipe: Any, ttl_s: int) -> None:
-        pipe.hset(self._key, "last_heartbeat", _text(time.time()))
-        pipe.expire(self._key, ttl_s)
+    def _note_state(self, pipe: Any, state: str) -> None:
+        pipe.hset(self._key, "state", state)
+        pipe.expire(self._key, _TTL_S)
 
     # ---- roles ----------------------------------------------------------------------------------
 

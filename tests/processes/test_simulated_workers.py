@@ -20,9 +20,9 @@ from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_
 from fractune_core.records import Status, candidate_id
 from fractune_core.shares import Share
 from fractune_server.transport.work_queues import WorkQueues
-from fractune_workers import entry
 from fractune_workers.builder_process import BuiltCandidate
 from fractune_workers.context import WorkerContext
+from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring.session import Conditions, Outcome
 from fractune_workers.roles import measure
@@ -124,10 +124,8 @@ def real(url: str, role: str, pieces: int, folder: Path, monkeypatch: pytest.Mon
             made._process = Process()
         else:
             made = Measurer(context, Share.parse(SHARE))
-        entry.install(context, made)
-        loop = WorkLoop(context.name, connection, made.queues())
-        monkeypatch.setattr(loop, "_install_signal_handlers", lambda: None)
-        loop.work(max_jobs=pieces, logging_level="ERROR")
+        handler = WorkHandler(context, made)
+        WorkLoop(context.name, connection, handler.queue, handler.handle).run(pieces)
 
 
 def simulated(url: str, role: str, pieces: int) -> None:

@@ -30,8 +30,8 @@ from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_fac
 from fractune_core.fleet.worker_options import WorkerOptions
 from fractune_core.host.sandbox import hide_memory
 from fractune_core.share_kinds import CPU
-from fractune_workers import entry
 from fractune_workers.context import WorkerContext
+from fractune_workers.entry import WorkHandler, end
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.roles import Role
 from fractune_workers.roles.build import Builder
@@ -61,11 +61,13 @@ def run_worker(options: WorkerOptions) -> None:
         role = _role(options, context)
         try:
             role.start()
-            entry.install(context, role)
-            with _registered(context, role, options):
+            handler = WorkHandler(context, role)
+            with _registered(context, role, handler, options):
                 role.warm_up()
-                _serve(context, role)
-        except redis.ConnectionError as error:
+                loop = WorkLoop(context.name, context.redis, handler.queue, handler.handle)
+                loop.stop_on_signals(handler.note_stop)
+                loop.run()
+        except (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError) as error:
             raise RedisGone(f"Redis went away ({error}); start it, then start this worker again") from error
         finally:
             role.stop()
@@ -142,7 +144,7 @@ def _role(options: WorkerOptions, context: WorkerContext) -> Role:
 
 
 @contextlib.contextmanager
-def _registered(context: WorkerContext, role: Role, options: WorkerOptions) -> Iterator[None]:
+def _registered(context: WorkerContext, role: Role, handler: WorkHandler, options: WorkerOptions) -> Iterator[None]:
     """Say every second that this worker lives; take the entry back at the end."""
     info = _info(context, options.role)
     role.describe(info)
@@ -152,7 +154,7 @@ def _registered(context: WorkerContext, role: Role, options: WorkerOptions) -> I
     with redis.Redis.from_url(
         options.redis_url, retry=None, socket_timeout=_RENEW_TIMEOUT_S, socket_connect_timeout=_RENEW_TIMEOUT_S
     ) as line:
-        thread = threading.Thread(target=_renew, args=(context, line, info, ended), name="renew", daemon=True)
+        thread = threading.Thread(target=_renew, args=(context, handler, line, info, ended), name="renew", daemon=True)
         thread.start()
         try:
             yield
@@ -163,7 +165,9 @@ def _registered(context: WorkerContext, role: Role, options: WorkerOptions) -> I
                 drop_entry(line, context.name)
 
 
-def _renew(context: WorkerContext, line: redis.Redis, info: WorkerInfo, ended: threading.Event) -> None:
+def _renew(
+    context: WorkerContext, handler: WorkHandler, line: redis.Redis, info: WorkerInfo, ended: threading.Event
+) -> None:
     """Until `ended`. A worker that does not fit its fleet any more ends here, and hands back what it has."""
     began_s = time.monotonic()
     while True:
@@ -175,10 +179,10 @@ def _renew(context: WorkerContext, line: redis.Redis, info: WorkerInfo, ended: t
         except redis.RedisError as error:
             _log.debug("the entry is not renewed: %s", error)
         except FractuneError as error:
-            entry.tell_to_stop()
+            handler.note_stop()
             with contextlib.suppress(redis.RedisError):
                 drop_entry(line, context.name)
-            entry.end(error)
+            end(error)
         if ended.wait(_RENEW_S):
             return
 
@@ -198,9 +202,3 @@ def _info(context: WorkerContext, role_name: str) -> WorkerInfo:
         "target": "",
         "versions": {},
     }
-
-
-def _serve(context: WorkerContext, role: Role) -> None:
-    worker = WorkLoop(context.name, context.redis, role.queues())
-    worker.log.setLevel(logging.WARNING)
-    worker.work(logging_level="WARNING")

@@ -1,130 +1,155 @@
-"""RQ's loop and RQ's job, cut down to what a worker may be made to do through Redis: one piece of signed work."""
+"""The loop of a worker: it takes work from a queue, piece by piece, has it done, and keeps the books that the server
+reads.
+
+Queues and registries lie in Redis as RQ lays them out. RQ's own loop is not used: it calls whatever a job in Redis
+names. This one reads the signed message of a job, and nothing else of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Sequence
+import signal
+import time
+import uuid
+import zlib
+from collections.abc import Callable
 from typing import Any
 
-from redis import Redis
-from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
-from rq import Queue, SimpleWorker
-from rq.exceptions import NoSuchJobError
-from rq.job import Job
-from rq.registry import StartedJobRegistry
+import redis
+from rq import Queue
+from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
-from rq.utils import now
-from rq.worker_registration import clean_worker_registry
+from rq.worker import WorkerStatus
 
-from fractune_core.fleet.redis_names import HANDLER
-from fractune_workers import entry
-
-_DATA = b"data"
-_WORKER_TTL_S = 30
-"""RQ asks a queue anew after 15 s less than this, and takes a line to Redis for dead after 5 s less: so long does a
-worker that waits take to find out that the network has lost the answer"""
 ANSWER_TIMEOUT_S = 25.0
-_TIMEOUT_S = 24 * 3600
-"""RQ's own limit: far out, because the supervisor holds the real deadlines"""
-_FAILURE_TTL_S = 3600
-"""long enough for the server to see it"""
+"""A worker that waits for work gives up a connection after this time: the network may have lost the answer."""
+_WAIT_S = 15
+"""Redis answers by then, though there is no work."""
+_RECONNECT_EVERY_S = 1.0
+_KEPT_S = 24 * 3600
+"""How long Redis keeps the books of a worker that has died."""
+_SAME_REQUEST_S = 1.0
+"""A second signal within this time is the same request: a terminal and the command may both send one."""
 
 _log = logging.getLogger(__name__)
 
 
-class WorkJob(Job):
-    """A job of RQ's that can call one function, `entry.handle`.
+class _Stopped(Exception):
+    """The worker was told to stop while it waited for work."""
 
-    Of what Redis says about it, only its data is read, and of that only the message inside. Whatever else is there
-    (another function, callbacks, webhooks, dependencies, retries, limits) is not.
-    """
 
-    @classmethod
-    def fetch(cls, id: str, connection: Redis | None = None, serializer: Any = None) -> Job:  # noqa: A002
-        """Raises NoSuchJobError for what cannot be read, too: RQ's loop passes over it."""
+class WorkLoop:
+    """Serves `queue` under `name`. `do` is called with the id of a job and the message that it carries."""
+
+    def __init__(self, name: str, connection: redis.Redis, queue: str, do: Callable[[str, str], None]) -> None:
+        self._name = name
+        self._redis = connection
+        self._queue = Queue(queue, connection=connection, serializer=JSONSerializer)
+        self._do = do
+        self._key = f"rq:worker:{name}"
+        self._is_waiting = False
+        self._stopped_at: float | None = None
+
+    def stop_on_signals(self, note: Callable[[], None]) -> None:
+        """At SIGTERM or SIGINT call `note`, and end after the work in hand; at a second one end the process."""
+
+        def stop(_number: int, _frame: Any) -> None:
+            if self._stopped_at is None:
+                self._stopped_at = time.monotonic()
+                note()
+                if self._is_waiting:
+                    raise _Stopped
+            elif time.monotonic() - self._stopped_at > _SAME_REQUEST_S:
+                raise SystemExit
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+
+    def run(self, most: int | None = None) -> None:
+        """Work until stopped, or until `most` jobs were taken. Raises redis.RedisError."""
+        taken = 0
+        with contextlib.suppress(_Stopped):
+            while self._stopped_at is None and taken != most:
+                job_id = self.take()
+                if job_id is not None:
+                    taken += 1
+                    self.work_on(job_id)
+        self._redis.delete(self._key)
+
+    def take(self, wait_s: Any = _WAIT_S) -> str | None:
+        """The id of the next job; None where none came in time, or Redis is away."""
         try:
-            return super().fetch(id, connection, serializer)
-        except NoSuchJobError:
+            with self._redis.pipeline() as pipe:
+                self._note_state(pipe, WorkerStatus.IDLE)
+                pipe.execute()
+            self._is_waiting = True
+            job_id: Any = self._redis.blmove(
+                self._queue.key, self._queue.intermediate_queue_key, wait_s, "LEFT", "RIGHT"
+            )
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            self._is_waiting = False
+            _log.warning("Redis does not answer (%s); trying again", error)
+            time.sleep(_RECONNECT_EVERY_S)
+            return None
+        finally:
+            self._is_waiting = False
+        return None if job_id is None else job_id.decode(errors="replace")
+
+    def work_on(self, job_id: str) -> None:
+        """Do what the job carries. Work that raises is left to the server, which gives it to another worker."""
+        message = self._message(job_id)
+        if message is None:
+            self._redis.lrem(self._queue.intermediate_queue_key, 1, job_id)
+            return
+        started = self.begin(job_id)
+        try:
+            self._do(job_id, message)
+        except redis.RedisError:
             raise
-        except (KeyError, TypeError, ValueError, ResponseError) as error:
-            _log.warning("job %r is refused: it is none of ours, and cannot be read (%r)", id, error)
-            raise NoSuchJobError(f"job {id} cannot be read") from error
+        except Exception:  # noqa: BLE001  whatever it is, the server must hear of it
+            _log.exception("job %s on the queue %s could not be handled", job_id, self._queue.name)
+            self._end(job_id, started, failed=True)
+        else:
+            self._end(job_id, started, failed=False)
 
-    def restore(self, raw_data: Any) -> None:
-        super().restore({field: value for field, value in raw_data.items() if field == _DATA})
-        message = _message(self.data)
-        self.func_name, self.instance, self.args, self.kwargs = HANDLER, None, (message,), {}
-        self.timeout, self.result_ttl, self.failure_ttl = _TIMEOUT_S, 0, _FAILURE_TTL_S
+    def _message(self, job_id: str) -> str | None:
+        """The message that a job carries; empty for a job that is not ours, None where there is none."""
+        try:
+            data: Any = self._redis.hget(Job.key_for(job_id), "data")
+            message = None if data is None else json.loads(zlib.decompress(data))[2][0]
+        except redis.ResponseError as error:
+            _log.warning("job %s is refused: it cannot be read (%s)", job_id, error)
+            return None
+        except (IndexError, KeyError, TypeError, ValueError, zlib.error):
+            return ""
+        return message if message is None or isinstance(message, str) else ""
 
-    def perform(self) -> None:
-        entry.handle(self.origin, self.id, self.args[0])
+    def begin(self, job_id: str) -> str:
+        """Note that this worker works on the job; how the registry of started jobs calls that."""
+        started, now = f"{job_id}:{uuid.uuid4().hex}", time.time()
+        execution = f"rq:execution:{started}"
+        with self._redis.pipeline() as pipe:
+            self._note_state(pipe, WorkerStatus.BUSY)
+            pipe.hset(execution, mapping={"created_at": now, "worker_name": self._name})
+            pipe.expire(execution, _KEPT_S)
+            pipe.zadd(self._queue.started_job_registry.key, {started: now + _KEPT_S})
+            pipe.hset(Job.key_for(job_id), "status", JobStatus.STARTED)
+            pipe.lrem(self._queue.intermediate_queue_key, 1, job_id)
+            pipe.execute()
+        return started
 
-
-class WorkLoop(SimpleWorker):
-    """RQ's worker without a fork for each piece of work: the role's child is the process that may crash.
-
-    It takes no commands over Redis, and leaves the registries of jobs to the server.
-    """
-
-    def __init__(self, name: str, connection: Redis, queues: Sequence[str], job_class: type[WorkJob] = WorkJob) -> None:
-        how: dict[str, Any] = {"connection": connection, "serializer": JSONSerializer, "job_class": job_class}
-        super().__init__([Queue(each, **how) for each in queues], name=name, worker_ttl=_WORKER_TTL_S, **how)
-
-    def dequeue_job_and_maintain_ttl(
-        self, timeout: int | None, max_idle_time: int | None = None
-    ) -> tuple[Job, Queue] | None:
-        """RQ waits for a Redis that is away, and would end over one that does not answer."""
-        while True:
-            try:
-                return super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
-            except RedisTimeoutError as error:
-                _log.warning("Redis does not answer (%s); asking again", error)
-
-    def execute_job(self, job: Job, queue: Queue) -> None:
-        job.origin = queue.name  # whatever the job says
-        super().execute_job(job, queue)
-
-    def handle_job_success(self, job: Job, queue: Queue, started_job_registry: StartedJobRegistry) -> None:  # noqa: ARG002
-        """As RQ's own, for jobs that keep no result and that no other job waits for: one transaction. RQ's looks first
-        for what ours do not have, in nine round trips, and holds a second connection meanwhile.
-        """
-        took = job.ended_at - job.started_at  # type: ignore[operator]  # RQ has set both
-        with self.connection.pipeline() as pipe:
-            self.increment_successful_job_count(pipeline=pipe)
-            self.increment_total_working_time(took, pipe)
-            self.cleanup_execution(job, pipeline=pipe)
-            # Not both by one command: no rule of a worker's user in Redis is for both kinds of key.
-            pipe.delete(job.key)
-            pipe.delete(job.execution_registry.key)
+    def _end(self, job_id: str, started: str, *, failed: bool) -> None:
+        with self._redis.pipeline() as pipe:
+            pipe.zrem(self._queue.started_job_registry.key, started)
+            pipe.delete(f"rq:execution:{started}")
+            if failed:
+                pipe.zadd(self._queue.failed_job_registry.key, {job_id: time.time() + _KEPT_S})
+            else:
+                pipe.delete(Job.key_for(job_id))
             pipe.execute()
 
-    def handle_warm_shutdown_request(self) -> None:
-        """SIGTERM or SIGINT, the first one: RQ's loop ends after the work in hand."""
-        entry.tell_to_stop()
-
-    def _set_ip_address(self, connection: Redis) -> None:  # noqa: ARG002
-        """Not looked for: a worker's user may not list who else is connected."""
-        self.ip_address = "unknown"
-
-    def subscribe(self) -> None:
-        pass
-
-    def unsubscribe(self) -> None:
-        pass
-
-    def run_maintenance_tasks(self) -> None:
-        """Forget workers that are gone. RQ's own tasks also look at jobs, and call what a job names for a failure."""
-        for queue in self.queues:
-            clean_worker_registry(queue)
-        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ takes it for its first value, None
-
-
-def _message(data: bytes) -> str:
-    """What a job carries: the one argument of RQ's call; empty for anything else."""
-    try:
-        message = json.loads(data)[2][0]
-    except (IndexError, KeyError, TypeError, ValueError):
-        return ""
-    return message if isinstance(message, str) else ""
+    def _note_state(self, pipe: Any, state: WorkerStatus) -> None:
+        pipe.hset(self._key, "state", state)
+        pipe.expire(self._key, _KEPT_S)

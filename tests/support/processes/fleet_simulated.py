@@ -24,8 +24,6 @@ from typing import Any
 import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
-from rq.timeouts import TimerDeathPenalty
-from rq.worker import WorkerStatus
 
 from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
@@ -39,7 +37,7 @@ from fractune_core.implementations import DIRECT, text_of
 from fractune_core.records import Status, candidate_id
 from fractune_core.shares import GrantedShare
 from fractune_workers.work_counts import WorkCounts
-from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkJob, WorkLoop
+from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
 from tests.support.client_samples import bundle_bytes
 from tests.support.processes.made_up import (
     DEVICE,
@@ -55,14 +53,7 @@ from tests.support.processes.made_up import (
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
 
-_local = threading.local()
-
-
-class SimulatedJob(WorkJob):
-    """A worker's job, done by the simulated worker of this thread."""
-
-    def perform(self) -> None:
-        _local.handle(*open_dated_work(SECRET, self.origin, self.id, self.args[0]))
+_LOOK_EVERY_S = 0.05
 
 
 class SimulatedWorker:
@@ -173,29 +164,16 @@ class SimulatedWorker:
         }[self.role]
 
     def _work(self) -> None:
-        _local.handle = self._handle
-        queue = Queue(self.queue(), connection=self.redis, serializer=JSONSerializer)
-        idle = False
+        def do(job_id: str, message: str) -> None:
+            self._handle(*open_dated_work(SECRET, self.queue(), job_id, message))
+
+        loop = WorkLoop(self.name, self.redis, self.queue(), do)
         while not self.stopped.is_set():
             try:
-                if not idle:
-                    # As a real worker says that waits; a burst that Redis cut off has left word that it is busy.
-                    self.redis.hset(f"{WorkLoop.redis_worker_namespace_prefix}{self.name}", "state", WorkerStatus.IDLE)
-                    idle = True
-                if not self.redis.llen(queue.key):
-                    self.stopped.wait(0.01)
-                    continue
-                idle = False
-                self._worker().work(burst=True, max_jobs=1, logging_level="ERROR")
+                if (job_id := loop.take(_LOOK_EVERY_S)) is not None:
+                    loop.work_on(job_id)
             except redis.RedisError:
                 self.stopped.wait(0.1)
-
-    def _worker(self) -> WorkLoop:
-        worker = WorkLoop(self.name, self.redis, [self.queue()], SimulatedJob)
-        worker.death_penalty_class = TimerDeathPenalty  # signals are for main threads
-        worker._install_signal_handlers = lambda: None  # type: ignore[method-assign]
-        self.redis.delete(worker.key)  # an earlier burst of this very worker
-        return worker
 
     # ---- work -----------------------------------------------------------------------------------
 

@@ -25,8 +25,8 @@ from fractune_core.fleet.worker_counts import (
     CountKey,
     counts_from_json,
 )
-from fractune_workers import entry
 from fractune_workers.context import WorkerContext
+from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.work_counts import WorkCounts
 from tests.support.secret import SECRET
@@ -69,6 +69,9 @@ def test_clocks_that_differ_make_no_negative_wait() -> None:
 class LoggingRole:
     """Logs a line for each piece of work, and nothing else."""
 
+    def queue(self) -> str:
+        return BUILD_QUEUE
+
     def handle(self, work: Any) -> None:
         logging.getLogger("fractune_workers.somewhere").info("deep inside %s", work["do"])
 
@@ -77,9 +80,7 @@ class LoggingRole:
 def context(tmp_path: Path) -> Iterator[WorkerContext]:
     root, before = logging.getLogger(), (logging.getLogger().handlers[:], logging.getLogger().level)
     context = WorkerContext("w", redis.Redis(), SECRET, CoreLocks(tmp_path / "gate", 1), [0], tmp_path)
-    entry.install(context, cast(Any, LoggingRole()))
     yield context
-    entry._installed.clear()
     root.handlers[:], level = before
     root.setLevel(level)
 
@@ -88,8 +89,9 @@ def test_what_is_logged_during_work_names_the_job_and_the_work(
     context: WorkerContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_up_logs(LogLevel.INFO, LogFormat.JSON)
-    entry.handle(BUILD_QUEUE, "w1", seal_work(SECRET, BUILD_QUEUE, WORK))
-    entry.handle(BUILD_QUEUE, "w2", "forged")
+    handler = WorkHandler(context, cast(Any, LoggingRole()))
+    handler.handle("w1", seal_work(SECRET, BUILD_QUEUE, WORK))
+    handler.handle("w2", "forged")
     logging.getLogger("fractune_workers").info("between two")
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(line.get("job"), line.get("work")) for line in lines] == [("j1", "w1")] * 2 + [(None, "w2"), (None, None)]

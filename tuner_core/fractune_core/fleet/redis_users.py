@@ -38,17 +38,12 @@ def _worker(role: str) -> Sequence[str]:
         "(+zscore %R~fractune:done %R~fractune:cancelled)",
         "(+zadd ~fractune:done ~fractune:handed-back)",
         "(+xadd ~fractune:results:*)",
-        # RQ's own: the worker, its queue, and the work that it has taken from there.
-        f"(+exists +del +expire +hset +hget +hdel +hexists +hincrby +hincrbyfloat ~rq:worker:{role}-*)",
-        f"(+sadd +srem ~rq:workers ~rq:workers:{role}.*)",
-        f"(+smembers %R~rq:workers:{role}.*)",
-        "(+exists %R~rq:worker:* %R~rq:suspended)",
-        f"(+blmove +lmove +lrem +llen ~rq:queue:{role}.*)",
-        "(+hgetall +hget +hset +exists +persist +expire +smembers +watch +del ~rq:job:*)",
-        "(+hset +hgetall +expire +del ~rq:execution:*)",
-        "(+zadd +zrem +zrange +zremrangebyscore +expire +del ~rq:executions:*)",
+        # The books of `fractune_workers.work_loop`: the worker, its queue, and the work that it has taken from there.
+        f"(+hset +expire +del ~rq:worker:{role}-*)",
+        f"(+blmove +lrem ~rq:queue:{role}.*)",
+        "(+hget +hset +del ~rq:job:*)",
+        "(+hset +expire +del ~rq:execution:*)",
         f"(+zadd +zrem ~rq:wip:{role}.* ~rq:failed:{role}.*)",
-        "(+xadd +expire ~rq:results:*)",
     )
 
 

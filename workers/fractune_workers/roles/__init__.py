@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 from fractune_core.fleet.messages import WorkerInfo
 
 
-class Role(Protocol):
-    """One role: which queues it serves, and how it does a piece of work."""
+class Role(ABC):
+    """One role: which queue it serves, and how it does a piece of work."""
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027  only some roles need it
         """Get ready. Raises ShareUnavailable when the share cannot be had."""
-        ...
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> None:  # noqa: B027
         """Do ahead what the first work would wait for, once the worker has registered."""
-        ...
 
-    def queues(self) -> list[str]:
-        """Names of the queues to serve, first one first."""
-        ...
+    @abstractmethod
+    def queue(self) -> str:
+        """Name of the queue to serve, once started."""
 
-    def describe(self, info: WorkerInfo) -> None:
-        """Fill in what this role adds to the worker's own account."""
-        ...
+    def describe(self, info: WorkerInfo) -> None:  # noqa: B027
+        """Fill in what this role adds to the worker's entry."""
 
+    @abstractmethod
     def handle(self, work: Any) -> None:
-        """Do a piece of work and deliver what comes of it."""
-        ...
+        """Do a piece of work and deliver its results."""
 
+    @abstractmethod
     def stop(self) -> None: ...

@@ -9,12 +9,13 @@ from collections.abc import Collection
 from typing import Any
 
 from fractune_core.fleet.blobs import has_blob
-from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, WorkerInfo
+from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate
 from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, unless_killed
 from fractune_workers.context import WorkerContext
+from fractune_workers.roles import Role
 
 _LONGEST_S, _LONGEST_VALIDATED_S = LIMIT_CPU_S, 60
 _TIMES_ANY, _SHORTEST_ANY_S = 8, 2
@@ -49,23 +50,17 @@ def _limit(secs: Collection[float], times: int, shortest_s: int) -> int:
     return min(_LONGEST_S, max(shortest_s, math.ceil(times * usual_s)))
 
 
-class Builder:
+class Builder(Role):
     def __init__(self, context: WorkerContext, memory_bytes: int | None = None) -> None:
         self._context = context
         self._deadline = Deadline()
         self._process = BuilderProcess(memory_bytes)
 
-    def start(self) -> None:
-        pass
-
     def warm_up(self) -> None:
         self._context.load(self._process.child)
 
-    def queues(self) -> list[str]:
-        return [BUILD_QUEUE]
-
-    def describe(self, info: WorkerInfo) -> None:
-        pass
+    def queue(self) -> str:
+        return BUILD_QUEUE
 
     def stop(self) -> None:
         self._process.stop()

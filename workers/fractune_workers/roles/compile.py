@@ -10,7 +10,7 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import put_signed_blob, read_blob
-from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkerInfo, WorkFailed
+from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkFailed
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.host.memory import default_model_memory_bytes
@@ -18,6 +18,7 @@ from fractune_core.host.strangers_files import read_strangers_file, remove_tree
 from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, unless_killed
 from fractune_workers.context import WorkerContext
 from fractune_workers.reader import reader_child
+from fractune_workers.roles import Role
 
 _CHILD = "fractune_workers.children.compiling.child"
 _INGEST_TIMEOUT_S = 600.0
@@ -27,7 +28,7 @@ _RECYCLE_CALLS = 50
 _log = logging.getLogger(__name__)
 
 
-class Compiler:
+class Compiler(Role):
     def __init__(
         self, context: WorkerContext, memory_bytes: int | None = None, secret_files: Sequence[Path] = ()
     ) -> None:
@@ -49,17 +50,10 @@ class Compiler:
             recycle_calls=_RECYCLE_CALLS,
         )
 
-    def start(self) -> None:
-        pass
+    # No warm-up: the child starts with the first work. A command that has none should not load TVM.
 
-    def warm_up(self) -> None:
-        pass  # the child starts with the first work: a command that has none should not load TVM
-
-    def queues(self) -> list[str]:
-        return [COMPILE_QUEUE]
-
-    def describe(self, info: WorkerInfo) -> None:
-        pass
+    def queue(self) -> str:
+        return COMPILE_QUEUE
 
     def stop(self) -> None:
         self._child.stop()

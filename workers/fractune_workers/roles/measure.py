@@ -45,9 +45,10 @@ from fractune_workers.measuring.session import (
     measure_stable,
 )
 from fractune_workers.measuring.validation import validate
+from fractune_workers.roles import Role
 
 
-class Measurer:
+class Measurer(Role):
     def __init__(
         self,
         context: WorkerContext,
@@ -70,11 +71,8 @@ class Measurer:
     def start(self) -> None:
         self._session.handshake()
 
-    def warm_up(self) -> None:
-        pass  # the handshake has started the child
-
-    def queues(self) -> list[str]:
-        return [measure_queue(Device.from_json(self._session.device_info["device"]).key, str(self._share))]
+    def queue(self) -> str:
+        return measure_queue(Device.from_json(self._session.device_info["device"]).key, str(self._share))
 
     def describe(self, info: WorkerInfo) -> None:
         info["device"] = self._session.device_info["device"]

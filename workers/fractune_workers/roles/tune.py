@@ -17,7 +17,6 @@ from fractune_core.fleet.messages import (
     SearchForgotten,
     SearchOpening,
     SearchWork,
-    WorkerInfo,
     WorkFailed,
 )
 from fractune_core.fleet.redis_names import (
@@ -35,6 +34,7 @@ from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_workers.child import Child, unless_killed
 from fractune_workers.context import WorkerContext, chunks
+from fractune_workers.roles import Role
 
 _SEARCH_TIMEOUT_S = 300.0
 _LEARN_TIMEOUT_S = 120.0
@@ -62,7 +62,7 @@ class SearchName(NamedTuple):
     """the scope, and the job where it shares with no other"""
 
 
-class Tuner:
+class Tuner(Role):
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         threads = min(len(context.cores), _THREADS_AT_MOST)
@@ -89,11 +89,8 @@ class Tuner:
                     raise
         self._context.redis.sadd(STREAMS, self._stream)
 
-    def queues(self) -> list[str]:
-        return [tune_queue(self._context.name)]
-
-    def describe(self, info: WorkerInfo) -> None:
-        pass
+    def queue(self) -> str:
+        return tune_queue(self._context.name)
 
     def stop(self) -> None:
         self._child.stop()

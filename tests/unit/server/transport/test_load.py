@@ -32,18 +32,17 @@ STARTED_AT = 1.0
 def begin_work(connection: redis.Redis, count: int) -> None:
     """Have WORKERS live workers begin `count` pieces of work, and end none."""
     queues = WorkQueues(connection, SECRET)
-    loops = [WorkLoop(f"w{number}", connection, [redis_names.COMPILE_QUEUE]) for number in range(WORKERS)]
+    names = [f"w{number}" for number in range(WORKERS)]
+    loops = [WorkLoop(name, connection, redis_names.COMPILE_QUEUE, lambda *_: None) for name in names]
     for number in range(count):
         work: Any = {"do": "time_model", "work_id": f"work{number}", "job": "job1", "share": "cpu:1", "bundle": "b"}
         queues.enqueue(redis_names.COMPILE_QUEUE, work)
         loop = loops[number % WORKERS]
-        found = loop.dequeue_job_and_maintain_ttl(timeout=None)
-        assert found is not None
-        found[0].origin = redis_names.COMPILE_QUEUE
-        loop.prepare_execution(found[0])
-        loop.prepare_job_execution(found[0], remove_from_intermediate_queue=True)
-    for loop in loops:  # last, for nobody renews these entries, and on a slow machine they would expire meanwhile
-        put_entry(connection, loop.name, seal_worker(SECRET, worker_info(loop.name, STARTED_AT, "compile")))
+        job_id = loop.take()
+        assert job_id is not None
+        loop.begin(job_id)
+    for name in names:  # last, for nobody renews these entries, and on a slow machine they would expire meanwhile
+        put_entry(connection, name, seal_worker(SECRET, worker_info(name, STARTED_AT, "compile")))
 
 
 def round_trips(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> int:
