@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.arrows.imports import wrong_arrows
+from tests.support.arrows.imports import import_cycle, wrong_arrows
 from tests.support.arrows.rooms import GRPC_STUBS, ROOMS, SOURCES
 from tests.support.paths import REPOSITORY
 
@@ -18,6 +18,22 @@ def test_every_import_follows_the_arrows() -> None:
 
 def test_the_arrows_go_one_way() -> None:
     TopologicalSorter({name: room.imports & ROOMS.keys() for name, room in ROOMS.items()}).prepare()
+
+
+@pytest.mark.parametrize("package", SOURCES)
+def test_no_module_imports_itself_in_a_circle(package: str) -> None:
+    assert import_cycle(REPOSITORY, package) == []
+
+
+@pytest.mark.parametrize(
+    "back", ["from fractune_core import b", "def f():\n    import fractune_core.b", "from fractune_core.b import x"]
+)
+def test_a_circle_of_imports_is_found(tmp_path: Path, back: str) -> None:
+    package = tmp_path / "tuner_core/fractune_core"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text(back)
+    (package / "b.py").write_text("from fractune_core.a import y")
+    assert set(import_cycle(tmp_path, "fractune_core")) == {"fractune_core.a", "fractune_core.b"}
 
 
 def test_no_folder_is_without_a_room() -> None:

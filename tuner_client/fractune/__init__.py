@@ -25,35 +25,35 @@ if _typing.TYPE_CHECKING:
     from fractune.features.fuse.fuse import FusedModel as FusedModel
     from fractune.features.fuse.fuse import fuse as fuse
     from fractune.features.job import Job as Job
+    from fractune.features.knee.knee import KneeResult as KneeResult
+    from fractune.features.knee.knee import knee as knee
     from fractune.features.knee.report import KneeReport as KneeReport
     from fractune.features.log.log import Imported as Imported
     from fractune.features.log.log import Log as Log
     from fractune.features.log.log import Pruned as Pruned
     from fractune.features.log.log import Records as Records
+    from fractune.features.log.match import MatchResult as MatchResult
+    from fractune.features.log.match import match as match
     from fractune.features.matrix.cross_table import Cell as Cell
     from fractune.features.matrix.cross_table import CrossTable as CrossTable
+    from fractune.features.matrix.matrix import Matrix as Matrix
+    from fractune.features.matrix.matrix import matrix as matrix
     from fractune.features.noise.noise import NoiseResult as NoiseResult
     from fractune.features.noise.noise import noise as noise
+    from fractune.features.pair.pair import PairResult as PairResult
     from fractune.features.pair.pair import pair as pair
-    from fractune.features.pair.result import PairResult as PairResult
     from fractune.features.pair.result import PairSide as PairSide
     from fractune.features.pair.result import RateLatency as RateLatency
     from fractune.features.plan.plan import plan as plan
     from fractune.features.plan.result import PlanResult as PlanResult
+    from fractune.features.tune.bundle import BundleFile as BundleFile
+    from fractune.features.tune.bundle import bundle as bundle
     from fractune.features.tune.goal_result import Goal as Goal
     from fractune.features.tune.goal_result import GoalEnd as GoalEnd
     from fractune.features.tune.goal_result import GoalStep as GoalStep
     from fractune.features.tune.goal_result import PeerTiming as PeerTiming
     from fractune.features.tune.goal_result import SideBySide as SideBySide
-    from fractune.features.tune.result import BundleFile as BundleFile
-    from fractune.features.tune.result import KneeResult as KneeResult
-    from fractune.features.tune.result import MatchResult as MatchResult
-    from fractune.features.tune.result import Matrix as Matrix
     from fractune.features.tune.result import TuneResult as TuneResult
-    from fractune.features.tune.tune import bundle as bundle
-    from fractune.features.tune.tune import knee as knee
-    from fractune.features.tune.tune import match as match
-    from fractune.features.tune.tune import matrix as matrix
     from fractune.features.tune.tune import tune as tune
     from fractune.inference.choosing import VariantChoice as VariantChoice
     from fractune.inference.comparing.compare import Comparison as Comparison
@@ -97,10 +97,14 @@ _HOMES = {
     "fractune.features.client": ("Client", "connect", "local_stack"),
     "fractune.features.job": ("Job",),
     "fractune.features.log.log": ("Imported", "Log", "Pruned", "Records"),
-    "fractune.features.pair.pair": ("pair",),
-    "fractune.features.tune.tune": ("bundle", "knee", "match", "matrix", "tune"),
+    "fractune.features.pair.pair": ("PairResult", "pair"),
+    "fractune.features.tune.tune": ("tune",),
+    "fractune.features.tune.bundle": ("BundleFile", "bundle"),
+    "fractune.features.knee.knee": ("KneeResult", "knee"),
+    "fractune.features.matrix.matrix": ("Matrix", "matrix"),
+    "fractune.features.log.match": ("MatchResult", "match"),
     "fractune.features.plan.result": ("PlanResult",),
-    "fractune.features.tune.result": ("BundleFile", "KneeResult", "MatchResult", "Matrix", "TuneResult"),
+    "fractune.features.tune.result": ("TuneResult",),
     "fractune.features.cost.job_cost": ("JobCost", "Prices"),
     "fractune.features.tune.goal_result": ("Goal", "GoalEnd", "GoalStep", "PeerTiming", "SideBySide"),
     "fractune.inference.choosing": ("VariantChoice",),
@@ -116,7 +120,7 @@ _HOMES = {
         "ShareResult",
         "Worker",
     ),
-    "fractune.features.pair.result": ("PairResult", "PairSide", "RateLatency"),
+    "fractune.features.pair.result": ("PairSide", "RateLatency"),
     "fractune.features.matrix.cross_table": ("Cell", "CrossTable"),
     "fractune.features.knee.report": ("KneeReport",),
     "fractune.text.rendering": ("Table",),

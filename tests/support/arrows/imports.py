@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from tests.support.arrows.rooms import ROOMS, SOURCES
@@ -18,6 +19,8 @@ class Import:
     module: str
     line: int
     lazy: bool
+    name: str
+    """`module`, or what of it is imported: perhaps a module too"""
 
 
 class ImportCollector(ast.NodeVisitor):
@@ -28,8 +31,8 @@ class ImportCollector(ast.NodeVisitor):
         self.lazy_depth = 0
         self.found: list[Import] = []
 
-    def add(self, module: str, node: ast.stmt | ast.expr) -> None:
-        self.found.append(Import(module, node.lineno, self.lazy_depth > 0))
+    def add(self, module: str, node: ast.stmt | ast.expr, name: str | None = None) -> None:
+        self.found.append(Import(module, node.lineno, self.lazy_depth > 0, name or module))
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -43,7 +46,7 @@ class ImportCollector(ast.NodeVisitor):
         # `from fractune_workers import children` imports a room by its last name
         for alias in node.names:
             full = f"{base}.{alias.name}"
-            self.add(full if full in ROOMS else base, node)
+            self.add(full if full in ROOMS else base, node, full)
 
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -95,11 +98,37 @@ def imports_of(path: Path, module: str) -> list[Import]:
     return collector.found
 
 
+def modules_of(root: Path, top: str) -> dict[str, Path]:
+    """The files of a package below `root`, by the names of their modules."""
+    found = {}
+    for path in sorted(root.glob(f"{SOURCES[top]}/{top}/**/*.py")):
+        parts = path.relative_to(root).with_suffix("").parts[1:]
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def import_cycle(root: Path, top: str) -> list[str]:
+    """Modules of a package that import each other in a circle; empty where none do.
+
+    Lazy imports and those for type checkers count too: two modules that need each other are one idea.
+    """
+    modules = modules_of(root, top)
+    graph = {
+        module: {name for found in imports_of(path, module) for name in (found.name, found.module) if name in modules}
+        - {module, top}
+        for module, path in modules.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
 def wrong_arrows(root: Path) -> Iterator[str]:
     """Each forbidden import below `root`, as `file:line room imports module`."""
-    for path in sorted(path for top, source in SOURCES.items() for path in root.glob(f"{source}/{top}/**/*.py")):
-        parts = path.relative_to(root).with_suffix("").parts[1:]
-        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    for module, path in (each for top in SOURCES for each in modules_of(root, top).items()):
         home = room_of(module)
         assert home is not None
         for found in imports_of(path, module):

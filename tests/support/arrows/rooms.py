@@ -259,7 +259,7 @@ ROOMS = {
     "fractune.cli.commands.models": room(*COMMAND, *INFERENCE, lazily=("numpy",)),
     # What `import fractune` offers: a client of a server on top, the features below it.
     "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),
-    "fractune.features.cost": feature("fractune.features.tune"),
+    "fractune.features.cost": feature(),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
     "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
@@ -267,7 +267,6 @@ ROOMS = {
     "fractune.features.noise": feature(lazily=("matplotlib",)),
     # Two models run at the same time, each in a process that is confined as the workers' are.
     "fractune.features.pair": feature(
-        "fractune.features.noise",
         lazily=(
             *INFERENCE,
             *(f"fractune_workers.{name}" for name in ("calibration", "child", "confinement", "locks")),
@@ -276,8 +275,6 @@ ROOMS = {
     "fractune.features.plan": feature(lazily=("matplotlib",)),
     # A peer is timed beside a bundle in a process that is confined as the workers' are.
     "fractune.features.tune": feature(
-        "fractune.features.knee",
-        "fractune.features.log",
         "fractune.features.matrix",
         lazily=(*INFERENCE, *(f"fractune_workers.{name}" for name in ("child", "confinement", "locks"))),
     ),
@@ -289,7 +286,6 @@ ROOMS = {
         "fractune.server",
         "fractune.text",
         "rich",
-        lazily=("fractune.features",),
     ),
     # Models in memory are written by the package that made them, which is loaded then. The user's own Python file runs
     # in a child of the user's command, never in a part of a fleet.

@@ -8,24 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fractune.features.cost.job_cost import JobCost, job_cost
+from fractune.features.cost.job_cost import JobCost, job_costs
 from fractune.features.job import Job
 from fractune.features.log.log import Log
-from fractune.features.tune.result import MatchResult
+from fractune.features.log.match import MatchResult, asked_match, match_request
 from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
 from fractune.server.credentials import PLAIN, Credentials
-from fractune.server.from_proto import job_status, offered_share, operator_match, worker
+from fractune.server.from_proto import job_status, offered_share, worker
 from fractune.server.job_status import JobStatus, OfferedShare, Worker
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient
 from fractune.sessions.finding import named_server, server_address
-from fractune.sessions.following import submit
-from fractune.sessions.requests import shapes, share_names, tuning_spec
+from fractune.sessions.requests import share_names, tuning_spec
+from fractune.sessions.running import submit
 from fractune.sessions.session import session
-from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS, roof_from_proto, shapes_to_proto
-from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.planning.wire import LoggedModel, plan_from_proto, request_to_proto
-from fractune_core.shares import Share
+from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 
 if TYPE_CHECKING:
     from fractune.features.plan.result import PlanResult
@@ -156,7 +153,7 @@ class Client:
 
         Raises NotFound, ScopeMissing.
         """
-        return list(map(job_cost, self._rpc.costs(job or "", since=since, tokens=tokens, limit=limit)))
+        return job_costs(self._rpc, job, since=since, tokens=tokens, limit=limit)
 
     def match(
         self,
@@ -174,22 +171,11 @@ class Client:
 
         Raises BadModel, BadRequest.
         """
-        wanted = str(Share.parse(share))
-        shown = shapes_to_proto(shapes(inputs or {}))
-        with model_file(model, run_script=run_script) as path:
-            name = self._rpc.upload_model(path).name
-        request = pb.MatchModelRequest(
-            model=name,
-            share=wanted,
-            inputs=shown,
-            target=target,
-            loosest=policy,
-            allow_unmeasured=allow_unmeasured,
-            scope=scope,
+        asked = match_request(
+            share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, scope=scope
         )
-        answer = self._rpc.match_model(request)
-        roof = roof_from_proto(answer.roof) if answer.HasField("roof") else None
-        return MatchResult(wanted, tuple(map(operator_match, answer.matches)), roof)
+        with model_file(model, run_script=run_script) as path:
+            return asked_match(self._rpc, path, asked)
 
     def plan(
         self,
@@ -204,17 +190,10 @@ class Client:
 
         Raises BadRequest, BadModel, BadBundle, NotFound, PlanInfeasible.
         """
+        from fractune.features.plan.plan import plan_by_server
         from fractune.features.plan.plan_file import read_plan
-        from fractune.features.plan.result import PlanResult
 
-        read = read_plan(source, gpus=gpus, layouts=layouts)
-        logged = {}
-        for name, each in read.logged.items():
-            with model_file(each.path) as path:
-                model = self._rpc.upload_model(path).name
-            logged[name] = LoggedModel(model, each.inputs, each.requests_per_run)
-        request = request_to_proto(read.request, logged, simulate=simulate, seed=seed)
-        return PlanResult(plan_from_proto(self._rpc.make_plan(request)))
+        return plan_by_server(self._rpc, read_plan(source, gpus=gpus, layouts=layouts), simulate=simulate, seed=seed)
 
     def workers(self) -> list[Worker]:
         """The live workers, by role and name."""
@@ -235,5 +214,5 @@ def local_stack(shares: str | Sequence[str] = (), *, state: str | os.PathLike[st
     named = share_names(shares) if shares else ()
     where = Path(state) if state else default_state_dir()  # named, so that FRACTUNE_SERVER does not count
     runs = bool(named)
-    with session(where, None, shares=named, compile=runs, search=runs, runs_jobs=runs) as client:
+    with session(Client, where, None, shares=named, compile=runs, search=runs, runs_jobs=runs) as client:
         yield client

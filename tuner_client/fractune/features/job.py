@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fractune.features.tune.result import BundleFile, TuneResult
+from fractune.features.tune.bundle import BundleFile, download_bundle
+from fractune.features.tune.result import TuneResult
 from fractune.server.from_proto import job_status
 from fractune.server.job_status import JobStatus, check_ended_well
 from fractune.server.rpc import RpcClient, job_name
-from fractune.sessions.following import follow
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import bundle_file
+from fractune.sessions.running import follow
 from fractune.text.output_files import check_writable
-from fractune_core.errors import JobFailed
 
 
 class Job:
@@ -75,9 +75,6 @@ class Job:
         return TuneResult(ended, self._download(ended, bundle_file(out, ended.model_name)))
 
     def _download(self, job: JobStatus, out: str | os.PathLike[str] | None) -> BundleFile:
-        if not job.bundle:
-            raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
         path = Path(out).absolute() if out is not None else bundle_file(".", job.model_name)
         check_writable("out", path)
-        self._rpc.download_bundle(job.bundle, path)
-        return BundleFile(path, job.name)
+        return download_bundle(self._rpc, job, path)

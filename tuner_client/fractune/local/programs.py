@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fractune_core.errors import FractuneError
@@ -47,6 +48,15 @@ def restore_state(file: Path, state: Path) -> Any:
     from fractune_server.backup import restore
 
     return restore(file, state)
+
+
+def server_admin(database_url: str | None) -> ModuleType:
+    """The module `fractune_server.admin`, which works on a server's database on the server's machine."""
+    require("server", "sqlalchemy")
+    require_driver(database_url)
+    from fractune_server import admin
+
+    return admin
 
 
 def run_worker(options: WorkerOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeAlias
 
 from fractune.local.stack_lock import StackEntry, is_running, read_entry
 from fractune.local.state import default_state_dir
@@ -13,7 +14,10 @@ SERVER = "FRACTUNE_SERVER"
 """the environment variable that names the server where the caller names neither a server nor a state folder"""
 
 
-def named_server(state: Path | None, server: str | None) -> str | None:
+PathText: TypeAlias = str | os.PathLike[str]
+
+
+def named_server(state: PathText | None, server: str | None) -> str | None:
     """The server that the caller or FRACTUNE_SERVER names; None for none. Raises BadRequest for a folder and a server.
 
     What the caller names goes before the environment: with `state`, FRACTUNE_SERVER does not count.
@@ -23,14 +27,14 @@ def named_server(state: Path | None, server: str | None) -> str | None:
     return server if server is not None or state is not None else os.environ.get(SERVER) or None
 
 
-def running_stack_of(state: Path | None) -> StackEntry | None:
+def running_stack_of(state: PathText | None) -> StackEntry | None:
     """The stack that serves in the folder (default: the user's) now; None while none does."""
     folder = _folder(state)
     entry = read_entry(folder) if is_running(folder) else None
     return entry if entry and entry.address else None
 
 
-def server_address(state: Path | None = None, server: str | None = None, *, lasting: bool) -> str:
+def server_address(state: PathText | None = None, server: str | None = None, *, lasting: bool) -> str:
     """Where to find the server that is named, else the running stack of the state folder; no stack is started.
 
     `lasting` asks for a stack that outlives the command that started it, as that of `fractune up` does. Raises
@@ -46,8 +50,8 @@ def server_address(state: Path | None = None, server: str | None = None, *, last
     return found.address
 
 
-def _folder(state: Path | None) -> Path:
-    return (state or default_state_dir()).expanduser().absolute()
+def _folder(state: PathText | None) -> Path:
+    return Path(state or default_state_dir()).expanduser().absolute()
 
 
 def _missing(folder: Path) -> str:

@@ -70,6 +70,9 @@ def print_absence(absence: Absence) -> None:
 ProgressOption: TypeAlias = bool | Callable[[JobStatus], None] | View
 """True = a bar (plain lines where nothing can be redrawn), False = nothing, or a function that is given each status"""
 
+LineProgress: TypeAlias = bool | Callable[[str], None]
+"""True = lines on standard error, False = nothing, or a function that is given each line"""
+
 
 def choose_view(progress: ProgressOption) -> View:
     """The view that an option `progress` asks for."""
@@ -167,3 +170,14 @@ class LineView(View):
 
     def show_absence(self, absence: Absence) -> None:
         print_absence(absence)
+
+
+def line_reporter(progress: LineProgress) -> Callable[[str], None]:
+    """A function that reports a line as asked for."""
+    if callable(progress):
+        return progress
+    return _print_line if progress else lambda _: None
+
+
+def _print_line(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

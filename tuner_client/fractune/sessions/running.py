@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fractune.server.from_proto import job_status
 from fractune.server.job_status import JobStatus, check_ended_well
-from fractune.sessions.following import follow, submit
+from fractune.server.rpc import Absence, RpcClient
+from fractune.sessions.finding import PathText
 from fractune.sessions.progress import View
 from fractune.sessions.session import Workplace, tuning_session
-from fractune_core.errors import FractuneError
+from fractune_core.convert import spec_to_proto
+from fractune_core.errors import FractuneError, JobFailed
 from fractune_core.jobs import JobSpec, JobState
+from fractune_core.names import Collection
 
 _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
 """states that a model which the log knows passes at once; in others, a tuner instance would only be in the way"""
@@ -23,7 +27,7 @@ _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
 
 @contextlib.contextmanager
 def finished_job(
-    model: Path, spec: JobSpec, state: Path | None, server: str | None, view: View, reconnect_s: float
+    model: Path, spec: JobSpec, state: PathText | None, server: str | None, view: View, reconnect_s: float
 ) -> Iterator[tuple[Workplace, JobStatus]]:
     """Run the job for the file `model` to its end, on a server or on a stack of its own, and hand out that place.
 
@@ -67,3 +71,22 @@ def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[
             with contextlib.suppress(FractuneError):
                 place.client.cancel_job(job)
         raise
+
+
+def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
+    """Send the model unless the server has it, and create the job; its name."""
+    sha256 = Collection.MODELS.parse(client.upload_model(model).name)
+    return client.create_job(spec_to_proto(replace(spec, model=sha256))).name
+
+
+def follow(
+    client: RpcClient, job: str, show: Callable[[JobStatus], None], tell: Callable[[Absence], None]
+) -> JobStatus:
+    """Show the job whenever it has changed until it has ended, and return it; `tell` of a server that is away."""
+    ended = None
+    for message in client.watch_job(job, tell):
+        ended = job_status(message)
+        show(ended)
+    if ended is None:
+        raise JobFailed(f"the server said nothing about {job}; look at its log")
+    return ended

@@ -7,17 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import named_server, running_stack_of, server_address
+from fractune.sessions.finding import PathText, named_server, running_stack_of, server_address
 from fractune_core.errors import ServerUnreachable
-
-if TYPE_CHECKING:
-    from fractune.features.client import Client
 
 _VERDICT_S = 1.0
 """how long a lost connection waits for the stack to say what broke"""
@@ -32,39 +29,41 @@ AnyClient = TypeVar("AnyClient", bound=_Closable)
 
 @contextlib.contextmanager
 def session(
-    state: Path | None,
+    connect: Callable[..., AnyClient],
+    state: PathText | None,
     server: str | None,
     *,
     shares: tuple[str, ...] = (),
     compile: bool = False,  # noqa: A002  - the role's name
     search: bool = False,
     runs_jobs: bool = False,
-) -> Iterator[Client]:
-    """Connect to the server that is named or found, or run a stack in `state` with just the workers asked for.
+) -> Iterator[AnyClient]:
+    """`connect` to the server that is named or found, or run a stack in `state` with just the workers asked for.
 
     Who needs no workers is content with the stack of another command, too. Jobs that an earlier stack left open stay
     open, unless this one `runs_jobs`: then they would be in the way, and count as interrupted. Raises BadRequest when
     both are given, else what RpcClient and running_stack raise; a broken stack is reported as such, not as the lost
     connection that follows from it.
     """
-    from fractune.features.client import Client
-
     options = StackOptions(Path(), shares=shares, compile=compile, search=search, resume=not runs_jobs)
     any_stack = not (shares or compile or search)
-    with _connected(Client, state, server, options, any_stack=any_stack) as (client, _):
+    with _connected(connect, state, server, options, any_stack=any_stack) as (client, _):
         yield client
 
 
 @contextlib.contextmanager
 def server_session(
-    state: Path | None, server: str | None, *, lasting: bool, reconnect_s: float = RECONNECT_S
-) -> Iterator[Client]:
+    connect: Callable[..., AnyClient],
+    state: PathText | None,
+    server: str | None,
+    *,
+    lasting: bool,
+    reconnect_s: float = RECONNECT_S,
+) -> Iterator[AnyClient]:
     """As `session`, on a server that runs already, as `server_address` finds it."""
-    from fractune.features.client import Client
-
     address = server_address(state, server, lasting=lasting)
     credentials = _credentials(named_server(state, server))
-    with contextlib.closing(Client(address, credentials=credentials, reconnect_s=reconnect_s)) as client:
+    with contextlib.closing(connect(address, credentials=credentials, reconnect_s=reconnect_s)) as client:
         yield client
 
 
@@ -91,7 +90,7 @@ class Workplace:
 
 @contextlib.contextmanager
 def tuning_session(
-    state: Path | None, server: str | None, shares: tuple[str, ...], reconnect_s: float
+    state: PathText | None, server: str | None, shares: tuple[str, ...], reconnect_s: float
 ) -> Iterator[Workplace]:
     """As `session`, for a job. A server that went away is waited for `reconnect_s`."""
     options = StackOptions(Path(), shares=shares, compile=True)
@@ -103,7 +102,7 @@ def tuning_session(
 @contextlib.contextmanager
 def _connected(
     connect: Callable[..., AnyClient],
-    state: Path | None,
+    state: PathText | None,
     server: str | None,
     options: StackOptions,
     *,
@@ -115,7 +114,7 @@ def _connected(
         with contextlib.closing(connect(address, credentials=_credentials(named))) as client:
             yield client, None
         return
-    options = replace(options, state=state or default_state_dir())
+    options = replace(options, state=Path(state or default_state_dir()))
     with running_stack(options) as stack, contextlib.closing(connect(stack.address)) as client:
         stack.on_failure(client.close)
         with _named_failures(stack):
@@ -127,7 +126,7 @@ def _credentials(named: str | None) -> Credentials:
     return Credentials.found() if named else PLAIN
 
 
-def _found(state: Path | None, *, any_stack: bool) -> str | None:
+def _found(state: PathText | None, *, any_stack: bool) -> str | None:
     stack = running_stack_of(state)
     return stack.address if stack is not None and (any_stack or stack.for_others) else None
 

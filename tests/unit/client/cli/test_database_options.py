@@ -25,7 +25,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(
         "fractune.cli.commands.fleet.launch.run_server", lambda options: found.append(options.database_url)
     )
-    monkeypatch.setattr("fractune.cli.commands.fleet.admin_token.list_tokens", list_tokens)
+    monkeypatch.setattr("fractune_server.admin.list_tokens", list_tokens)
     return found
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.cost.job_cost import JobCost, Prices
+from fractune.features.cost.job_cost import JobCost, Prices, job_costs
 from fractune.features.cost.table import cost_table, token_table
-from fractune.features.tune.tune import folder
+from fractune.server.rpc import RpcClient
 from fractune.sessions.session import session
 from fractune.text.rendering import Table
 from fractune.text.toml_table import TableReader
@@ -60,8 +60,8 @@ def cost(
     Raises BadRequest, NotFound, ScopeMissing, ServerUnreachable.
     """
     priced = None if prices is None else read_prices(prices)
-    with session(folder(state), server) as client:
-        found = client.costs(job, since=since, tokens=tokens, limit=limit)
+    with session(RpcClient, state, server) as client:
+        found = job_costs(client, job, since=since, tokens=tokens, limit=limit)
     return CostResult(tuple(found), priced)
 
 

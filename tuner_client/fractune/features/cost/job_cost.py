@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fractune.server.from_proto import job_status
 from fractune.server.job_status import JobStatus
+from fractune.server.rpc import RpcClient
 from fractune_core.convert import spending_from_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
@@ -76,6 +77,13 @@ class JobCost:
         """What each percent of latency saved is worth; None where nothing is known to be saved."""
         gained = self.gained
         return self.money(prices) / (gained * 100) if gained is not None and gained > 0 else None
+
+
+def job_costs(
+    client: RpcClient, job: str | None = None, *, since: float | None, tokens: bool, limit: int
+) -> list[JobCost]:
+    """What the job, else the newest `limit` jobs that took anything, took. Raises NotFound, ScopeMissing."""
+    return list(map(job_cost, client.costs(job or "", since=since, tokens=tokens, limit=limit)))
 
 
 def job_cost(cost: pb.JobCost) -> JobCost:

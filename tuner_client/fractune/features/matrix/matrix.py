@@ -1,13 +1,91 @@
-"""The tables tuned-at x run-at of a model's operators, asked of a server."""
+"""`fractune.matrix`: how the schedules tuned for each share do at each of the others."""
 
 from __future__ import annotations
 
-from fractune.features.matrix.cross_table import CrossTable, operator_table
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fractune.features.matrix.cross_table import CrossTable, model_table, operator_table, sentences
+from fractune.features.matrix.table import cross_text
+from fractune.models.source import ModelSource, model_file
 from fractune.server.from_proto import operator_records
 from fractune.server.job_status import JobStatus
-from fractune.server.rpc import RpcClient
+from fractune.server.rpc import RECONNECT_S, RpcClient
+from fractune.sessions.finding import PathText
+from fractune.sessions.progress import ProgressOption, choose_view
+from fractune.sessions.requests import check_above_zero, job_spec
+from fractune.sessions.running import finished_job
+from fractune.text.rendering import Table
 from fractune_core.convert import shapes_to_proto
 from fractune_core.pb import fractune_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The tables tuned-at x run-at: of the model, then, where they were asked for, of its operators."""
+
+    tables: tuple[CrossTable, ...]
+
+    @property
+    def table(self) -> Table:
+        """Of the model: a row for each variant, a column for each share, and what that says."""
+        return cross_text(self.tables[0])
+
+    @property
+    def operators(self) -> tuple[Table, ...]:
+        """One for each operator; empty unless they were asked for."""
+        return tuple(map(cross_text, self.tables[1:]))
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the schedules tuned for each share lose at each of the others, with 95 % intervals."""
+        return tuple(sentences(self.tables[0]))
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw the model's table as a heat map to `path` (.svg or .png).
+
+        Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
+        """
+        from fractune.features.matrix.picture import draw_table
+        from fractune.text.figure import check_picture
+
+        check_picture(Path(path))
+        draw_table(self.tables[0], Path(path))
+
+
+def matrix(
+    model: ModelSource,
+    shares: str | Sequence[str],
+    *,
+    operators: bool = False,
+    rerank: int = 1,
+    only: str = "",
+    target: str = "",
+    scope: str = "",
+    inputs: Mapping[str, Sequence[int]] | None = None,
+    run_script: bool = False,
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
+) -> Matrix:
+    """How the schedules tuned for each share do at each of the others; measures what the log lacks, searches nothing.
+
+    With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
+    """
+    check_above_zero("rerank", rerank)
+    options = {"target": target, "only": only, "rerank": rerank, "scope": scope}
+    with model_file(model, run_script=run_script) as path:
+        spec = job_spec(path.name, shares, inputs or {}, **options)
+        with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
+            return Matrix(tuple(job_tables(place.client, job, operators=operators)))
+
+
+def job_tables(client: RpcClient, job: JobStatus, *, operators: bool) -> list[CrossTable]:
+    """Of a finished job: the model's table, then, where they are asked for, its operators'."""
+    return [model_table(job), *(operator_tables(client, job) if operators else ())]
 
 
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:

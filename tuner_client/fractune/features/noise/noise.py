@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from fractune.features.noise.table import noise_table
 from fractune.local.noise_file import NOISE_FILE, check_noise_file, save_noise
@@ -16,6 +15,7 @@ from fractune.local.programs import measure_noise
 from fractune.local.stack import own_env
 from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
+from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.sessions.requests import shapes
 from fractune.text.rendering import Table
 from fractune_core.analysis.noise import FEWEST_CANDIDATES, NoiseAdvice
@@ -24,8 +24,6 @@ from fractune_core.shares import Share
 
 MOST_CANDIDATES = 200
 MOST_MEASURERS = 64
-LineProgress: TypeAlias = bool | Callable[[str], None]
-"""True = lines on standard error, False = nothing, or a function that is given each line"""
 _MEASURERS = {"cpu": (1, 2), "cuda": (1, 2, 4, 8)}
 """what is tried where nothing is said, by kind of device"""
 
@@ -115,17 +113,6 @@ def _check(measurers: Sequence[int], candidates: int) -> None:
         raise BadRequest(f"measurers is {list(measurers)}; name at least one, each from 1 to {MOST_MEASURERS}")
     if not FEWEST_CANDIDATES <= candidates <= MOST_CANDIDATES:
         raise BadRequest(f"candidates is {candidates}; it must be from {FEWEST_CANDIDATES} to {MOST_CANDIDATES}")
-
-
-def line_reporter(progress: LineProgress) -> Callable[[str], None]:
-    """A function that reports a line as asked for."""
-    if callable(progress):
-        return progress
-    return _print_line if progress else lambda _: None
-
-
-def _print_line(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

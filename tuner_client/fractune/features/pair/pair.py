@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fractune.features.noise.noise import LineProgress, line_reporter
 from fractune.features.pair.arrangement import Arrangement, arrange, usable_cores
-from fractune.features.pair.result import PairResult, PairSide, RateLatency
+from fractune.features.pair.result import PairSide, PairTimes, RateLatency
 from fractune.features.pair.run import Player, Program, Stage, staged, time_sharing
+from fractune.features.pair.table import pair_json, pair_table
 from fractune.local.stack import own_env
+from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.sessions.requests import check_above_zero
+from fractune.text.rendering import Table
 from fractune_core.analysis.match import How
 from fractune_core.analysis.sharing import FEWEST_ROUNDS, SharingFigures, sharing_figures
 from fractune_core.analysis.slowdown_ci import Estimate
@@ -27,6 +31,25 @@ _REQUESTS, _MOST_S = 300, 60.0
 """requests at a stated rate: of the rarer model so many, unless that takes longer"""
 _BUSIEST = 0.95
 """part of its closed-loop throughput that a model can be asked for: beyond it the queue only grows"""
+
+
+@dataclass(frozen=True)
+class PairResult(PairTimes):
+    """Two models, or one and a neighbour that is no model, in one arrangement."""
+
+    @property
+    def table(self) -> Table:
+        """A row for each model, and what follows from it in sentences."""
+        return pair_table(self)
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        """STP, ANTT, throughput, the verdicts and the notes."""
+        return self.table.notes
+
+    def to_json(self) -> dict[str, Any]:
+        """As `fractune pair --json` prints it: times in seconds, intervals as lists, None for what is not known."""
+        return pair_json(self)
 
 
 def pair(

@@ -1,15 +1,10 @@
-"""What sharing a processor costs two models, measured: a value that shows itself as a table and in sentences."""
+"""What was measured of two models that share a processor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from fractune_core.analysis.sharing import RoundTimes, SharingFigures, percentile
-
-if TYPE_CHECKING:
-    from fractune.text.rendering import Table
 
 
 @dataclass(frozen=True)
@@ -49,8 +44,8 @@ class RateLatency:
 
 
 @dataclass(frozen=True)
-class PairResult:
-    """Two models, or one and a neighbour that is no model, in one arrangement."""
+class PairTimes:
+    """What was measured of two models, or of one and a neighbour that is no model, in one arrangement."""
 
     arrangement: str
     """`cpu:1 + cpu:1, each on its own, of cpu:2`"""
@@ -66,21 +61,3 @@ class PairResult:
     latencies: tuple[RateLatency, ...] = ()
     """of each model, where a rate was stated"""
     notes: tuple[str, ...] = ()
-
-    @property
-    def table(self) -> Table:
-        """A row for each model, and what follows from it in sentences."""
-        from fractune.features.pair.table import pair_table
-
-        return pair_table(self)
-
-    @property
-    def sentences(self) -> Sequence[str]:
-        """STP, ANTT, throughput, the verdicts and the notes."""
-        return self.table.notes
-
-    def to_json(self) -> dict[str, Any]:
-        """As `fractune pair --json` prints it: times in seconds, intervals as lists, None for what is not known."""
-        from fractune.features.pair.table import pair_json
-
-        return pair_json(self)

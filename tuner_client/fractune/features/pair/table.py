@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from fractune.features.pair.result import PairResult, PairSide, RateLatency
+from fractune.features.pair.result import PairSide, PairTimes, RateLatency
 from fractune.text.rendering import Column, Table
 from fractune.text.text import time_text
 from fractune_core.analysis.sharing import SideFigures, Verdict
@@ -16,7 +16,7 @@ from fractune_core.analysis.slowdown_ci import Estimate
 _NUMBERS = ("alone", "alone there", "together", "s: share", "i: neighbour", "r = s * i", "A/A control")
 
 
-def pair_table(found: PairResult) -> Table:
+def pair_table(found: PairTimes) -> Table:
     """A row for each model; `rows` as the `models` of the JSON."""
     names = " beside ".join(side.name for side in found.sides)
     whole = f"alone, {found.whole}" if found.whole else "alone, whole"
@@ -33,7 +33,7 @@ def pair_table(found: PairResult) -> Table:
     )
 
 
-def pair_json(found: PairResult) -> dict[str, Any]:
+def pair_json(found: PairTimes) -> dict[str, Any]:
     """Times in seconds, slow-downs as factors, an estimate as its median and its 95 % interval, None = not known."""
     figures = found.figures
     return {
@@ -62,7 +62,7 @@ def _cells(side: PairSide, each: SideFigures) -> tuple[str, ...]:
     )
 
 
-def _model_json(found: PairResult, index: int) -> dict[str, Any]:
+def _model_json(found: PairTimes, index: int) -> dict[str, Any]:
     side, each = found.sides[index], found.figures.sides[index]
     latency = found.latencies[index] if found.latencies else None
     return {
@@ -88,7 +88,7 @@ def _estimate_json(found: Estimate | None) -> dict[str, float | None] | None:
     return {"median": found.median, "low": low, "high": high}
 
 
-def _sentences(found: PairResult) -> Iterator[str]:
+def _sentences(found: PairTimes) -> Iterator[str]:
     figures, (one, other) = found.figures, found.sides
     if len(figures.sides) < 2:
         yield _sensitivity(found)
@@ -111,7 +111,7 @@ def _sentences(found: PairResult) -> Iterator[str]:
     yield from (f"note: {note}" for note in found.notes)
 
 
-def _sensitivity(found: PairResult) -> str:
+def _sensitivity(found: PairTimes) -> str:
     name, bubble, i = found.sides[0].name, found.sides[1].name, found.figures.sides[0].i
     if i.low <= 1.0 <= i.high:
         return f"{name} does not notice {bubble} beyond the noise ({_change_text(i)})"
@@ -119,7 +119,7 @@ def _sensitivity(found: PairResult) -> str:
     return f"{name} is {word} beside {bubble}: {_change_text(i)}. What the two compete for was not measured"
 
 
-def _verdicts(found: PairResult) -> Iterator[str]:
+def _verdicts(found: PairTimes) -> Iterator[str]:
     figures = found.figures
     if figures.makespan is None or figures.mean_completion is None:
         return

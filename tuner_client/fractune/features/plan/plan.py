@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
 from fractune.features.plan.result import PlanResult
-from fractune.server.rpc import RECONNECT_S
+from fractune.models.source import model_file
+from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import job_spec
 from fractune.sessions.running import finished_job
@@ -18,6 +18,7 @@ from fractune.sessions.session import session
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.speeds import Basis
+from fractune_core.planning.wire import LoggedModel, plan_from_proto, request_to_proto
 
 PlanSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 _ROUNDS = 4
@@ -55,9 +56,19 @@ def plan(
         return _measured_plan(source, read, gpus, layouts, _Asked(simulate, seed, server, state, progress, reconnect_s))
     if not read.logged and server is None:
         return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
-    where = None if state is None else Path(state)
-    with session(where, server, compile=bool(read.logged)) as client:
-        return client.plan(source, gpus=gpus, layouts=layouts, simulate=simulate, seed=seed)
+    with session(RpcClient, state, server, compile=bool(read.logged)) as client:
+        return plan_by_server(client, read, simulate=simulate, seed=seed)
+
+
+def plan_by_server(client: RpcClient, read: PlanFile, *, simulate: bool, seed: int) -> PlanResult:
+    """A plan by the server, with what its log knows of the file's `model` entries."""
+    logged = {}
+    for name, each in read.logged.items():
+        with model_file(each.path) as path:
+            model = client.upload_model(path).name
+        logged[name] = LoggedModel(model, each.inputs, each.requests_per_run)
+    request = request_to_proto(read.request, logged, simulate=simulate, seed=seed)
+    return PlanResult(plan_from_proto(client.make_plan(request)))
 
 
 @dataclass(frozen=True)
@@ -111,8 +122,7 @@ def _ends_and_middle(read: PlanFile) -> list[str]:
 def _time(model: LogModel, shares: list[str], asked: _Asked) -> None:
     """A job that searches nothing: the best that the log knows is measured at these shares."""
     spec = job_spec(model.path.name, shares, model.inputs, rerank=1)
-    state = None if asked.state is None else Path(asked.state)
-    with finished_job(model.path, spec, state, asked.server, choose_view(asked.progress), asked.reconnect_s):
+    with finished_job(model.path, spec, asked.state, asked.server, choose_view(asked.progress), asked.reconnect_s):
         pass
 
 

@@ -7,12 +7,14 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide, goal_end, next_trials
 from fractune.features.tune.goal_table import goal_news
 from fractune.features.tune.peer import check_share, time_beside, time_peer
-from fractune.features.tune.result import BundleFile, TuneResult
+from fractune.features.tune.result import TuneResult
 from fractune.local.stack import own_env
 from fractune.server.job_status import JobStatus
+from fractune.sessions.finding import PathText
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
 from fractune.sessions.session import tuning_session
@@ -74,7 +76,7 @@ def goal_spec(
 
 
 def tune_until_beaten(
-    model: Path, spec: JobSpec, wanted: GoalSpec, written: Path, state: Path | None, view: View, reconnect_s: float
+    model: Path, spec: JobSpec, wanted: GoalSpec, written: Path, state: PathText | None, view: View, reconnect_s: float
 ) -> TuneResult:
     """Tune `model` until its bundle, in the file `written` from the first step on, beats the peer at every share.
 

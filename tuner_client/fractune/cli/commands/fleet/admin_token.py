@@ -12,7 +12,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.environment import database_address
-from fractune.local.programs_admin import create_token, list_tokens, revoke_token
+from fractune.local.programs import server_admin
 from fractune.local.state import default_state_dir
 from fractune.text.quantities import parse_bytes, parse_lifetime_s
 from fractune.text.rendering import Column, Table
@@ -57,7 +57,9 @@ def create(
     # The file first: a token that nobody has must not be left in the database.
     descriptor = _new_file(out)
     try:
-        made = create_token(state or default_state_dir(), address, name, scope, lifetime_s, quotas, max_priority)
+        made = server_admin(address).create_token(
+            state or default_state_dir(), address, name, scope, lifetime_s, quotas, max_priority
+        )
         with os.fdopen(descriptor, "w") as file:
             file.write(made.text + "\n")
     except BaseException:
@@ -78,7 +80,7 @@ def list_(
 ) -> None:
     """List tokens, oldest first, with what they have used of their quotas."""
     address = _address(state, database, database_password_file)
-    found = list_tokens(state or default_state_dir(), address)
+    found = server_admin(address).list_tokens(state or default_state_dir(), address)
     if as_json:
         for each in found:
             print(json.dumps(each))
@@ -98,7 +100,7 @@ def revoke(
 ) -> None:
     """Revoke a token: its next call is refused. Its jobs go on."""
     address = _address(state, database, database_password_file)
-    changed = revoke_token(state or default_state_dir(), address, token)
+    changed = server_admin(address).revoke_token(state or default_state_dir(), address, token)
     if as_json:
         print(json.dumps({"token": token, "revoked": True, "changed": changed}))
     else:

@@ -12,6 +12,7 @@ import typer
 from fractune.cli import options
 from fractune.cli.on_done import run_when_done
 from fractune.cli.progress import choose_view
+from fractune.features.client import Client
 from fractune.features.tune.table import print_result, result_json
 from fractune.server.job_status import JobStatus, Worker
 from fractune.server.rpc import RECONNECT_S
@@ -32,7 +33,7 @@ def jobs(
     as_json: options.Json = False,
 ) -> None:
     """List jobs, newest first."""
-    with session(state, server) as client:
+    with session(Client, state, server) as client:
         found = client.jobs(open_only=open_only, limit=limit)
     if as_json:
         for job in found:
@@ -63,7 +64,7 @@ def watch(
         check_writable("--out", out)
     view = choose_view(quiet=False, as_json=as_json)
     with run_when_done(on_done, view) as fetched:
-        with server_session(state, server, lasting=False, reconnect_s=reconnect_s) as client:
+        with server_session(Client, state, server, lasting=False, reconnect_s=reconnect_s) as client:
             followed = client.job(job)
             ended = followed.wait(progress=view)
             if out is not None:
@@ -82,7 +83,7 @@ def cancel(
     as_json: options.Json = False,
 ) -> None:
     """Cancel a job; what it has measured stays in the log."""
-    with session(state, server) as client:
+    with session(Client, state, server) as client:
         cancelled = client.job(job).cancel()
     if as_json:
         print(json.dumps(job_json(cancelled)))
@@ -97,7 +98,7 @@ def workers(
     as_json: options.Json = False,
 ) -> None:
     """List the workers, and the shares that can be asked for."""
-    with session(state, server, shares=tuple(shares.split(",")), compile=True, search=True) as client:
+    with session(Client, state, server, shares=tuple(shares.split(",")), compile=True, search=True) as client:
         found = client.workers()
     if as_json:
         for worker in found:

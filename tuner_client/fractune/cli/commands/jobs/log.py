@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.features.client import Client
 from fractune.features.log import jsondatabase
 from fractune.features.log.log import check_export
-from fractune.features.tune.tune import match as match_model
+from fractune.features.log.match import match as match_model
 from fractune.sessions.requests import check_record_filter
 from fractune.sessions.session import session
 from fractune.text.text import table_console
@@ -52,7 +53,7 @@ def show(
 ) -> None:
     """Show records, newest first."""
     check_record_filter(share, kind)
-    with session(state, server) as client:
+    with session(Client, state, server) as client:
         found = client.log.query(
             model=model,
             operator=operator,
@@ -91,7 +92,7 @@ def export(
     """Write records to a file: CSV, JSON lines, or a MetaSchedule JSONDatabase folder for stock TVM."""
     check_record_filter(share, kind)
     check_export(path, file_format.value, force=force)
-    with session(state, server) as client:
+    with session(Client, state, server) as client:
         count = client.log.export(
             path,
             file_format=file_format.value,
@@ -116,7 +117,7 @@ def dead(
     as_json: options.Json = False,
 ) -> None:
     """Show results of workers that the server could not read, newest first: of another version, or torn."""
-    with session(state, server) as client:
+    with session(Client, state, server) as client:
         if replay:
             count = client.log.replay_unreadable()
             print(json.dumps({"replayed": count}) if as_json else f"{count} results are read once more")
@@ -147,7 +148,7 @@ def import_(
 ) -> None:
     """Add records to the log, all or none; those already there are left as they are."""
     wanted = _measured_at(path, share, this_host=this_host) if path.is_dir() else ""
-    with session(state, server, shares=(wanted,) if wanted else ()) as client:
+    with session(Client, state, server, shares=(wanted,) if wanted else ()) as client:
         answer = client.log.import_file(path, share=wanted)
     if as_json:
         print(json.dumps({"added": answer.added, "already_there": answer.already_there}))
@@ -186,7 +187,7 @@ def prune(
 ) -> None:
     """Delete trials beyond the best few; published records stay unless --kind validation asks for them."""
     check_record_filter(share, kind)
-    with session(state, server) as client:
+    with session(Client, state, server) as client:
         answer = client.log.prune(
             keep_best=keep_best,
             dry_run=dry_run,

@@ -13,7 +13,8 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.progress import choose_view
-from fractune.features.tune.tune import bundle as bundle_model
+from fractune.features.client import Client
+from fractune.features.tune.bundle import bundle as bundle_model
 from fractune.inference.signatures import check_private_key, open_bundle
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.session import session
@@ -77,7 +78,7 @@ def bundle(
     if not model.is_file() and (shares or model.suffix):
         raise options.no_model(model)
     if not model.is_file():
-        with session(state, server) as client:
+        with session(Client, state, server) as client:
             made = client.job(of).bundle(out)
     elif not shares:
         raise BadRequest(f"{of}: name the shares that the model is to be served at, such as --shares cpu:1,cpu:2")

@@ -10,8 +10,8 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.progress import choose_view
+from fractune.features.knee.knee import knee as model_knee
 from fractune.features.knee.table import knee_json
-from fractune.features.tune.tune import knee as model_knee
 from fractune.server.rpc import RECONNECT_S
 from fractune.text.figure import check_picture
 from fractune.text.text import table_console

@@ -13,8 +13,8 @@ import typer
 from fractune.cli import options
 from fractune.cli.progress import choose_view
 from fractune.features.matrix.cross_table import CrossTable
+from fractune.features.matrix.matrix import matrix as model_matrix
 from fractune.features.matrix.table import COLUMNS, rows, table_json
-from fractune.features.tune.tune import matrix as model_matrix
 from fractune.server.rpc import RECONNECT_S
 from fractune.text.figure import check_picture
 from fractune.text.output_files import check_writable, replacing

@@ -12,6 +12,7 @@ import typer
 from fractune.cli import options
 from fractune.cli.on_done import run_when_done
 from fractune.cli.progress import choose_view
+from fractune.features.client import Client
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.goal_result import Goal
@@ -178,7 +179,7 @@ def _leave(
     model: Path, shares: str, asked: dict[str, Any], server: str | None, state: Path | None, *, as_json: bool
 ) -> None:
     """Hand the job in and say its name."""
-    with server_session(state, server, lasting=True) as client:
+    with server_session(Client, state, server, lasting=True) as client:
         job = client.submit(model, shares, **asked)
         print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
 

@@ -1,0 +1,82 @@
+"""`fractune.knee`: the share beyond which a model hardly gains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fractune.features.knee.report import KneeReport, fastest_knee
+from fractune.features.knee.table import knee_table
+from fractune.features.matrix.matrix import job_tables
+from fractune.models.source import ModelSource, model_file
+from fractune.server.rpc import RECONNECT_S
+from fractune.sessions.finding import PathText
+from fractune.sessions.progress import ProgressOption, choose_view
+from fractune.sessions.requests import job_spec
+from fractune.sessions.running import finished_job
+from fractune.text.rendering import Table
+from fractune_core.errors import BadRequest
+
+
+@dataclass(frozen=True)
+class KneeResult:
+    """The share beyond which the model hardly gains, then, where they were asked for, that of each operator."""
+
+    reports: tuple[KneeReport, ...]
+    """of the model first; an operator that was never measured is left out"""
+
+    @property
+    def units(self) -> int | None:
+        """Cores or SMs of the model's knee; None when only one share was measured."""
+        return self.reports[0].knee.units
+
+    @property
+    def table(self) -> Table:
+        """Times at the shares, the knee and how sure it is."""
+        return knee_table(self.reports, f"{self.reports[0].name}: the knee")
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw time by share with the knee marked to `path` (.svg or .png).
+
+        Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
+        """
+        from fractune.features.knee.picture import draw_knee
+        from fractune.text.figure import check_picture
+
+        check_picture(Path(path))
+        draw_knee(self.reports, f"{self.reports[0].name}: time by share", Path(path))
+
+
+def knee(
+    model: ModelSource,
+    shares: str | Sequence[str],
+    *,
+    slack: float = 0.1,
+    operators: bool = False,
+    only: str = "",
+    target: str = "",
+    scope: str = "",
+    inputs: Mapping[str, Sequence[int]] | None = None,
+    run_script: bool = False,
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
+) -> KneeResult:
+    """The smallest share at which the model takes at most `slack` longer than on the whole device (0.1 = 10 %).
+
+    By what the log knows, at three shares or more for a curve; measures what it lacks, searches nothing. With
+    `operators` each operator's knee too. The other options and errors are those of `tune`.
+    """
+    if not 0 <= slack <= 1:
+        raise BadRequest(f"slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
+    options = {"target": target, "only": only, "rerank": 1, "scope": scope}
+    with model_file(model, run_script=run_script) as path:
+        spec = job_spec(path.name, shares, inputs or {}, **options)
+        with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
+            tables = job_tables(place.client, job, operators=operators)
+    granted = {each.share: each.granted for each in job.results}
+    measured = (table for table in tables if any(map(table.fastest, table.shares)))
+    return KneeResult(tuple(fastest_knee(table, granted, slack) for table in measured))

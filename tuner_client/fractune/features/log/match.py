@@ -1,0 +1,86 @@
+"""Which record of the log each operator of a model would use at a share, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune.features.log.table import match_table
+from fractune.models.source import ModelSource, model_file
+from fractune.server.from_proto import operator_match
+from fractune.server.job_status import OperatorMatch
+from fractune.server.rpc import RpcClient
+from fractune.sessions.finding import PathText
+from fractune.sessions.requests import shapes
+from fractune.sessions.session import session
+from fractune.text.rendering import Table
+from fractune_core.analysis.roofline import Roof
+from fractune_core.convert import roof_from_proto, shapes_to_proto
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.shares import Share
+
+
+@dataclass(frozen=True)
+class MatchResult:
+    """Which record each operator of a model would use at a share, and why."""
+
+    share: str
+    operators: tuple[OperatorMatch, ...]
+    roof: Roof | None = None
+    """what the share can do at best; None = not known"""
+
+    @property
+    def table(self) -> Table:
+        """A row for each operator."""
+        return match_table(self.operators, self.roof)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As `fractune match --json` prints it, one mapping for each operator."""
+        return [dict(row) for row in self.table.rows]
+
+
+def match(
+    model: ModelSource,
+    share: str,
+    *,
+    policy: str = "robust",
+    allow_unmeasured: bool = False,
+    inputs: Mapping[str, Sequence[int]] | None = None,
+    run_script: bool = False,
+    target: str = "",
+    scope: str = "",
+    server: str | None = None,
+    state: PathText | None = None,
+) -> MatchResult:
+    """Which record of the log each operator of a model would use at `share`, and why; measures nothing.
+
+    `policy` is the loosest way to match that is allowed: `exact`, `near` or `robust`. With `allow_unmeasured` a near
+    share's fastest is offered though its loss was never measured. The other options and errors are those of `tune`.
+    """
+    asked = match_request(share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, scope=scope)
+    with model_file(model, run_script=run_script) as path, session(RpcClient, state, server, compile=True) as client:
+        return asked_match(client, path, asked)
+
+
+def match_request(
+    share: str, policy: str, inputs: Mapping[str, Sequence[int]], *, allow_unmeasured: bool, target: str, scope: str
+) -> pb.MatchModelRequest:
+    """Without its model. Raises BadRequest for a wrong share or shape."""
+    return pb.MatchModelRequest(
+        share=str(Share.parse(share)),
+        inputs=shapes_to_proto(shapes(inputs)),
+        target=target,
+        loosest=policy,
+        allow_unmeasured=allow_unmeasured,
+        scope=scope,
+    )
+
+
+def asked_match(client: RpcClient, model: Path, request: pb.MatchModelRequest) -> MatchResult:
+    """What the server answers for the file `model`."""
+    request.model = client.upload_model(model).name
+    answer = client.match_model(request)
+    roof = roof_from_proto(answer.roof) if answer.HasField("roof") else None
+    return MatchResult(request.share, tuple(map(operator_match, answer.matches)), roof)

@@ -1,0 +1,103 @@
+"""`fractune.bundle`: the best that the log knows of a model, compiled, and the file that holds it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fractune.models.source import ModelSource, model_file
+from fractune.server.job_status import JobStatus
+from fractune.server.rpc import RECONNECT_S, RpcClient
+from fractune.sessions.finding import PathText
+from fractune.sessions.progress import ProgressOption, choose_view
+from fractune.sessions.requests import bundle_file, check_above_zero, job_spec
+from fractune.sessions.running import finished_job
+from fractune.text.output_files import check_writable
+from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.errors import BadRequest, JobFailed
+from fractune_core.names import ROBUST_VARIANT
+
+if TYPE_CHECKING:
+    from fractune.inference.model import Model
+
+
+@dataclass(frozen=True)
+class BundleFile:
+    """A bundle on disk; wherever a path is asked for, it is one."""
+
+    path: Path
+    job: str = ""
+    """`jobs/...`, which made it"""
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def load(
+        self, *, share: str | None = None, public_key: str | bytes | None = None, policy: Policy = DEFAULT_POLICY
+    ) -> Model:
+        """Load the bundle for the share that this process is under, or for `share`: see `fractune.load`.
+
+        Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM's runtime is not installed.
+        """
+        from fractune.inference.model import load
+
+        return load(self.path, share=share, public_key=public_key, policy=policy)
+
+    def sign(self, private_key_pem: str | bytes) -> None:
+        """Sign the file in place by an Ed25519 key: see `fractune.sign_bundle`. Raises BadBundle, BadRequest."""
+        from fractune.inference.signatures import sign_bundle
+
+        sign_bundle(self.path, private_key_pem)
+
+    def verify(self, *, public_key: str | bytes | None = None) -> None:
+        """Check every byte of the file: see `fractune.verify_bundle`. Raises BadBundle, BadRequest."""
+        from fractune.inference.signatures import verify_bundle
+
+        verify_bundle(self.path, public_key=public_key)
+
+
+def bundle(
+    model: ModelSource,
+    shares: str | Sequence[str],
+    *,
+    policy: str = "shares",
+    rerank: int = 1,
+    target: str = "",
+    exact: bool = False,
+    scope: str = "",
+    inputs: Mapping[str, Sequence[int]] | None = None,
+    run_script: bool = False,
+    out: PathText | None = None,
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
+) -> BundleFile:
+    """Compile the best schedules that the log knows of a model for `shares`, without a search.
+
+    By `policy` the bundle has a variant for each share, or one that loses least at the worst of them (`robust`). Of
+    every share's best, `rerank` are measured at these shares where the log lacks them. The bundle is the file `out`, by
+    default `<model>.fractune` in the current folder. The other options and errors are those of `tune`.
+    """
+    if policy not in ("shares", ROBUST_VARIANT):
+        raise BadRequest(f"policy '{policy}': write shares or {ROBUST_VARIANT}")
+    check_above_zero("rerank", rerank)
+    variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
+    with model_file(model, run_script=run_script) as path:
+        written = Path(out).absolute() if out is not None else bundle_file(".", path.name)
+        check_writable("out", written)
+        limits = {"rerank": rerank, "variants": variants, "exact": exact, "scope": scope}
+        spec = job_spec(path.name, shares, inputs or {}, target=target, **limits)
+        with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
+            return download_bundle(place.client, job, written)
+
+
+def download_bundle(client: RpcClient, job: JobStatus, path: Path) -> BundleFile:
+    """The job's bundle, written to `path`. Raises JobFailed when it has none, StateUnusable."""
+    if not job.bundle:
+        raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
+    client.download_bundle(job.bundle, path)
+    return BundleFile(path, job.name)
