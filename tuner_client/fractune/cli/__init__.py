@@ -9,45 +9,19 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
+from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from fractune.cli.closed_output import output_that_may_close
+from fractune.cli.command_list import COMMANDS, GROUPS
 from fractune.cli.credential_options import with_credentials
 from fractune.cli.environment import DEBUG, wants_tracebacks
+from fractune.cli.group import Group
 from fractune.cli.stopped import Stopped, take_signals
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
-
-_COMMANDS = {
-    "tune": "models.tune",
-    "run": "models.run",
-    "jobs": "jobs.jobs",
-    "watch": "jobs.jobs",
-    "cancel": "jobs.jobs",
-    "cost": "jobs.cost",
-    "bundle": "models.bundle",
-    "workers": "jobs.jobs",
-    "knee": "models.knee",
-    "matrix": "models.matrix",
-    "fuse": "models.fuse",
-    "noise": "fleet.noise",
-    "plan": "models.plan",
-    "pair": "models.pair",
-    "shares": "fleet.shares",
-    "match": "jobs.log",
-    "log": "jobs.log",
-    "doctor": "fleet.doctor",
-    "health": "fleet.health",
-    "up": "fleet.up",
-    "server": "fleet.launch",
-    "worker": "fleet.launch",
-    "admin": "fleet.admin",
-}
-"""Room and module of each command. A stack starts many processes: each imports what its own command needs."""
-_GROUPS = frozenset({"log", "admin"})
-"""commands that have commands of their own"""
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,7 +31,10 @@ def _print_version(wanted: bool) -> None:
 
 
 def build_app(wanted: str) -> typer.Typer:
-    """The command line with the command `wanted`, or with all of them when there is none of that name."""
+    """The command line with the command `wanted`, or with all commands where none has that name.
+
+    A stack starts many processes: each imports only the module of its own command.
+    """
     app = typer.Typer(
         name="fractune",
         help="Tunes deep-learning models for the share of a processor that they will really run on.",
@@ -65,16 +42,20 @@ def build_app(wanted: str) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        cls=Group,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_fractune)
-    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
-        module = importlib.import_module(f"fractune.cli.commands.{_COMMANDS[name]}")
-        if name in _GROUPS:
+    for name in [wanted] if wanted in COMMANDS else COMMANDS:
+        heading, place, example = COMMANDS[name]
+        module = importlib.import_module(f"fractune.cli.commands.{place}")
+        shown: dict[str, Any] = {"rich_help_panel": heading, "epilog": f"Example: {example}"}
+        if name in GROUPS:
             for each in module.app.registered_commands:
                 each.callback = with_credentials(each.callback)
-            app.add_typer(module.app, name=name)
+            app.add_typer(module.app, name=name, cls=Group, **shown)
         else:
-            app.command(name)(with_credentials(getattr(module, name)))
+            app.command(name, **shown)(with_credentials(getattr(module, name)))
     return app
 
 
@@ -97,6 +78,7 @@ def main(args: Sequence[str] | None = None) -> int:
     logging.getLogger("fractune").addHandler(logging.NullHandler())
     take_signals()
     try:
+        completion_init()  # the shell asks through the environment
         command = typer.main.get_command(build_app(args[0] if args else ""))
         with output_that_may_close():
             code = command(args=args, prog_name="fractune", standalone_mode=False)
@@ -112,7 +94,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except FractuneError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
-        return _fail(f"{error.format_message()} Try 'fractune --help'.", BadRequest.exit_code)
+        context = getattr(error, "ctx", None)
+        place = context.command_path if context else "fractune"
+        return _fail(f"{error.format_message()} Try '{place} --help'.", BadRequest.exit_code)
     except Exception as error:  # noqa: BLE001  - the outermost frame: nothing else would report it
         why = f"{type(error).__name__}: {error}"
         return _fail(f"unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)

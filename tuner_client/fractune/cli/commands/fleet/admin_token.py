@@ -12,6 +12,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.environment import database_address
+from fractune.cli.group import Group
 from fractune.local.programs import server_admin
 from fractune.local.state import default_state_dir
 from fractune.text.quantities import parse_bytes, parse_lifetime_s
@@ -21,7 +22,7 @@ from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.jobs import Priority
 
-app = typer.Typer(help="Tokens: create, list, revoke.", rich_markup_mode=None)
+app = typer.Typer(help="Tokens: create, list, revoke.", rich_markup_mode=None, cls=Group)
 
 _State = Annotated[Path | None, typer.Option("--state", help="The server's state folder (default: user data folder).")]
 

@@ -1,0 +1,47 @@
+"""The commands of `fractune`: where each lies, under which heading `--help` lists it, and an example of its use."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """A command. Its summary is the first sentence of its docstring."""
+
+    heading: str
+    module: str
+    """below `fractune.cli.commands`; it defines a function of the command's name, or the Typer `app` of a group"""
+    example: str
+
+
+GROUPS = frozenset({"log", "admin"})
+"""commands that have commands of their own"""
+
+_TUNE, _JOBS, _ANALYSIS, _FLEET = "Tune and run", "Jobs and the log", "Analysis", "Fleet"
+
+COMMANDS = {
+    "tune": Entry(_TUNE, "models.tune", "fractune tune model.onnx --shares cpu:1,cpu:2"),
+    "run": Entry(_TUNE, "models.run", "fractune run model.fractune --share cpu:1"),
+    "bundle": Entry(_TUNE, "models.bundle", "fractune bundle model.onnx --shares cpu:1"),
+    "fuse": Entry(_TUNE, "models.fuse", "fractune fuse red.onnx green.onnx --out both.onnx"),
+    "jobs": Entry(_JOBS, "jobs.jobs", "fractune jobs --server tuner:50051"),
+    "watch": Entry(_JOBS, "jobs.jobs", "fractune watch 4f1c9a02d7e8"),
+    "cancel": Entry(_JOBS, "jobs.jobs", "fractune cancel 4f1c9a02d7e8"),
+    "cost": Entry(_JOBS, "jobs.cost", "fractune cost --since 7d"),
+    "log": Entry(_JOBS, "jobs.log", "fractune log show --share cpu:1 --fastest"),
+    "match": Entry(_ANALYSIS, "jobs.log", "fractune match model.onnx --share cpu:3"),
+    "matrix": Entry(_ANALYSIS, "models.matrix", "fractune matrix model.onnx --shares cpu:1,cpu:2"),
+    "knee": Entry(_ANALYSIS, "models.knee", "fractune knee model.onnx --shares cpu:1,cpu:2,cpu:4"),
+    "pair": Entry(_ANALYSIS, "models.pair", "fractune pair a.fractune b.fractune --overlap cpu:2"),
+    "plan": Entry(_ANALYSIS, "models.plan", "fractune plan plan.toml"),
+    "noise": Entry(_ANALYSIS, "fleet.noise", "fractune noise --share cpu:1"),
+    "up": Entry(_FLEET, "fleet.up", "fractune up --shares cpu:1,cpu:2"),
+    "server": Entry(_FLEET, "fleet.launch", "fractune server --redis redis://localhost:6379/0"),
+    "worker": Entry(_FLEET, "fleet.launch", "fractune worker --role build --redis redis://tuner:6379/0"),
+    "workers": Entry(_FLEET, "jobs.jobs", "fractune workers --server tuner:50051"),
+    "shares": Entry(_FLEET, "fleet.shares", "fractune shares --prove"),
+    "doctor": Entry(_FLEET, "fleet.doctor", "fractune doctor"),
+    "health": Entry(_FLEET, "fleet.health", "fractune health --server tuner:50051"),
+    "admin": Entry(_FLEET, "fleet.admin", "fractune admin token create ci --scope submit --out token"),
+    "completion": Entry(_FLEET, "fleet.completion", "fractune completion bash"),
+}
