@@ -149,8 +149,7 @@ ROOMS = {
         "redis",
         "rq",
     ),
-    "fractune_workers.child": room(*CORE, "fractune_workers.child_messages"),
-    "fractune_workers.child_messages": room("fractune_core"),
+    "fractune_workers.child": room(*CORE),
     "fractune_workers.scratch_dir": room("fractune_core.host", "fractune_workers.locks"),
     "fractune_workers.reader": room(*CORE, "fractune_workers.child"),
     "fractune_workers.work_counts": room(*CORE),
@@ -207,7 +206,6 @@ ROOMS = {
     "fractune_workers.locks": room(*CORE),
     # ---- children: run as processes of their own, which may crash; the one place for TVM and all that it needs
     "fractune_workers.children": child_room(
-        "fractune_workers.child_messages",
         "fractune_workers.children.no_torch",
         "fractune_workers.children.tvm_api",
         "fractune_workers.scratch_dir",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.errors import ShareNotReady, ShareUnavailable
-from fractune_workers.child import ChildDied
+from fractune_workers.child.errors import ChildDied
 
 
 def echo(value: Any) -> Any:

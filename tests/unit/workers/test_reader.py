@@ -15,7 +15,8 @@ import pytest
 
 from fractune_core.host import memory
 from fractune_workers import child as child_module
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildKilled, ChildTimeout, LimitMet, unless_killed
+from fractune_workers.child import Child
+from fractune_workers.child.errors import CallFailed, ChildDied, ChildKilled, ChildTimeout, LimitMet, retry_if_killed
 from fractune_workers.reader import reader_child
 from tests.support.paths import REPOSITORY
 
@@ -191,7 +192,7 @@ def test_a_limit_that_is_met_is_not_met_again(start: Start, monkeypatch: pytest.
         child.call("burn", 60)
 
     with pytest.raises(LimitMet, match=r"^it takes more than 1 s of CPU time; make it smaller$"):
-        unless_killed(burn)
+        retry_if_killed(burn)
     assert calls == 1
 
 

@@ -18,7 +18,8 @@ from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.calibration.child_thread import ChildThread
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout
+from fractune_workers.child import Child
+from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.reader import reader_child
 

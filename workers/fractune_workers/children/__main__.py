@@ -18,8 +18,8 @@ from typing import Any
 from fractune_core.errors import FractuneError
 from fractune_core.host.parent_death import die_with_parent
 from fractune_core.host.sandbox import Sandbox
-from fractune_workers.child import ChildDied, LimitMet, memory_met_by
-from fractune_workers.child_messages import decode, encode
+from fractune_workers.child.errors import ChildDied, LimitMet, memory_met_by
+from fractune_workers.child.messages import decode, encode
 from fractune_workers.children.no_torch import keep_torch_out
 from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.scratch_dir import own_temporary_files

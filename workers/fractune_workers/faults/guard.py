@@ -17,7 +17,8 @@ from typing import NoReturn, TypeVar
 
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import Status
-from fractune_workers.child import Child, ChildDied, ChildTimeout
+from fractune_workers.child import Child
+from fractune_workers.child.errors import ChildDied, ChildTimeout
 from fractune_workers.confinement import Confinement
 from fractune_workers.faults.fault_state import Ending, FaultState, Step, Verdict
 from fractune_workers.faults.fault_state_file import FaultStateFile

@@ -27,7 +27,8 @@ from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.shares import Share
-from fractune_workers.child import CallFailed, Child, ChildDied, ChildTimeout, unless_killed
+from fractune_workers.child import Child
+from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, retry_if_killed
 from fractune_workers.confinement import confinement_for
 from fractune_workers.faults.guard import Preparation, Quarantined, guard_for
 from fractune_workers.gpu.nvml import Clocks
@@ -157,7 +158,7 @@ class MeasurementSession:
     def handshake(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
         if self._guard is None:
-            unless_killed(self._prepare)
+            retry_if_killed(self._prepare)
         else:
             self._guard.get_ready(self._preparation())
 
@@ -231,7 +232,7 @@ class MeasurementSession:
             self._prepare(batch)
             return run()
 
-        return unless_killed(prepared)
+        return retry_if_killed(prepared)
 
     def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         """Call the child, within `run`."""

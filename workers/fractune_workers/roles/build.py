@@ -13,7 +13,7 @@ from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem,
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate
-from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, unless_killed
+from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, retry_if_killed
 from fractune_workers.context import WorkerContext
 from fractune_workers.roles import Role
 
@@ -76,7 +76,7 @@ class Builder(Role):
             artifacts.append(artifact)
             if code:
                 transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
-        args_info = unless_killed(lambda: self._learn(work["operator"]["workload_hash"]))
+        args_info = retry_if_killed(lambda: self._learn(work["operator"]["workload_hash"]))
         for place, share in enumerate(work["shares"]):
             measure = _measure_work(work, place, args_info, artifacts)
             transaction.enqueue(measure_queue(work["device_key"], share), measure)
@@ -88,7 +88,7 @@ class Builder(Role):
         if before is not None and has_blob(self._context.redis, artifact_blob(work["round_id"], item["candidate"])):
             return _artifact(item, Status.OK, "", before["build_secs"], before["versions"]), b""
         try:
-            built = unless_killed(lambda: self._build_once(work, item["trace"]))
+            built = retry_if_killed(lambda: self._build_once(work, item["trace"]))
         except CallFailed as error:
             return _artifact(item, Status.BUILD_FAILED, str(error)), b""
         except ChildTimeout as error:

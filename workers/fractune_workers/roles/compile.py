@@ -15,7 +15,7 @@ from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.host.memory import default_model_memory_bytes
 from fractune_core.host.strangers_files import read_strangers_file, remove_tree
-from fractune_workers.child import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, unless_killed
+from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext
 from fractune_workers.reader import reader_child
 from fractune_workers.roles import Role
@@ -109,7 +109,7 @@ class Compiler(Role):
                 self._log_lacking()
             return self._child.call(method, timeout_s, **payload)
 
-        return unless_killed(call)
+        return retry_if_killed(call)
 
     def _log_lacking(self) -> None:
         """Once."""

@@ -32,7 +32,8 @@ from fractune_core.fleet.redis_names import (
 from fractune_core.fleet.signed_messages import open_event
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_workers.child import Child, unless_killed
+from fractune_workers.child import Child
+from fractune_workers.child.errors import retry_if_killed
 from fractune_workers.context import WorkerContext, chunks
 from fractune_workers.roles import Role
 
@@ -105,7 +106,7 @@ class Tuner(Role):
         candidates: list[dict[str, str]] = []
         event: Event
         try:
-            candidates = unless_killed(lambda: self._search(work))
+            candidates = retry_if_killed(lambda: self._search(work))
             event = _proposed(work, candidates)
         except _Forgotten:
             event = _forgotten(work)

@@ -11,7 +11,7 @@ import pytest
 from fractune_core.host import memory
 from fractune_core.records import Status
 from fractune_core.shares import Share
-from fractune_workers.child import LimitMet
+from fractune_workers.child.errors import LimitMet
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from tests.support.client_samples import bundle_bytes
 

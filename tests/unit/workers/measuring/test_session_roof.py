@@ -10,7 +10,7 @@ import pytest
 
 from fractune_core.analysis.roofline import Roof
 from fractune_core.shares import Share
-from fractune_workers.child import CallFailed, ChildDied, ChildTimeout
+from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import MeasurementSession
 

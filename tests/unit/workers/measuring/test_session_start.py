@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fractune_core.shares import Share
-from fractune_workers.child import TRIES, ChildKilled
+from fractune_workers.child.errors import TRIES, ChildKilled
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import MeasurementSession
 

@@ -17,7 +17,8 @@ from rq.serializers import JSONSerializer
 from fractune_core.fleet.blobs import drop_blobs, has_blob, put_signed_blob
 from fractune_core.fleet.redis_names import artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
-from fractune_workers.child import TRIES, Child
+from fractune_workers.child import Child
+from fractune_workers.child.errors import TRIES
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.build import Builder, Deadline

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fractune_workers.child import CallFailed
+from fractune_workers.child.errors import CallFailed
 from fractune_workers.roles import compile as compile_role
 
 MODEL = b"a model"

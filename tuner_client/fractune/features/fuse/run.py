@@ -19,7 +19,7 @@ def describe_fused(path: Path, inputs: Mapping[str, list[int]], env: Mapping[str
     fused.
     """
     require("local", "tvm", "onnx")
-    from fractune_workers.child import CallFailed, ChildDied, ChildTimeout
+    from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout
     from fractune_workers.reader import reader_child
 
     child = reader_child("fractune_workers.children.compiling.child", model=path, env=env)

@@ -24,7 +24,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.host.limits import is_death_by_memory, memory_limit
 from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.records import UNTUNED, Status
-from fractune_workers.child import TRIES, is_kill, memory_met, memory_met_by
+from fractune_workers.child.errors import TRIES, is_kill, memory_met, memory_met_by
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
 from fractune_workers.children.building.fork import Fork, ForkDied
 from fractune_workers.children.tvm_api.artifacts import build_object

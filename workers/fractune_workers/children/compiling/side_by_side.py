@@ -16,7 +16,7 @@ from fractune_core.host.limits import (
     memory_limit,
     set_memory_limit,
 )
-from fractune_workers.child import cpu_met, memory_met
+from fractune_workers.child.errors import cpu_met, memory_met
 from fractune_workers.children.building.fork import Fork, ForkDied
 
 _PIECE_BYTES = 1 << 30

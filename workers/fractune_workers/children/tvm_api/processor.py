@@ -14,7 +14,7 @@ import tvm_ffi
 
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import COLD, TimingPolicy
-from fractune_workers.child import ChildDied
+from fractune_workers.child.errors import ChildDied
 from fractune_workers.children.tvm_api.core_time import core_times
 from fractune_workers.children.tvm_api.error_line import first_line
 

@@ -14,7 +14,8 @@ import pytest
 from fractune_core.host.memory import default_model_memory_bytes
 from fractune_workers import builder_process
 from fractune_workers.builder_process import BuilderProcess
-from fractune_workers.child import TRIES, Child, ChildDied
+from fractune_workers.child import Child
+from fractune_workers.child.errors import TRIES, ChildDied
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
 

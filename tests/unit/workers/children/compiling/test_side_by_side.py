@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import BadModel, FractuneError
-from fractune_workers.child import Child, LimitMet
+from fractune_workers.child import Child
+from fractune_workers.child.errors import LimitMet
 from fractune_workers.reader import reader_child
 from tests.support.paths import REPOSITORY
 

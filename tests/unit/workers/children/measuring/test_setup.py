@@ -18,7 +18,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
-from fractune_workers.child import ChildDied
+from fractune_workers.child.errors import ChildDied
 from fractune_workers.children.measuring import child as child_module
 from fractune_workers.children.measuring.child import MeasurerChild, open_child
 from fractune_workers.children.measuring.setup import MeasuringSetup, gpu_setup

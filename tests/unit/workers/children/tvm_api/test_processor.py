@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import FractuneError
-from fractune_workers.child import ChildDied
+from fractune_workers.child.errors import ChildDied
 from fractune_workers.children.tvm_api.arrays import numpy_dtype, random_args
 from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import ShareNotReady, ShareUnavailable
-from fractune_workers.child import (
+from fractune_workers.child import Child
+from fractune_workers.child.errors import (
     TRIES,
     CallFailed,
-    Child,
     ChildDied,
     ChildKilled,
     ChildTimeout,
     ChildUnwanted,
-    unless_killed,
+    retry_if_killed,
 )
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
@@ -210,7 +210,7 @@ def test_what_a_killed_child_did_is_done_again(child: Child, tmp_path: Path, num
                 child.call("hang", 20, note=str(note))
         return int(child.call("echo", 20, value=calls))
 
-    assert unless_killed(run) == TRIES
+    assert retry_if_killed(run) == TRIES
     assert child.generation == TRIES
 
 
@@ -227,7 +227,7 @@ def test_a_child_that_is_killed_every_time_is_no_accident(child: Child, tmp_path
     with pytest.raises(
         ChildKilled, match=r"^the child was killed by SIGKILL, 3 times in a row; is this machine out of"
     ):
-        unless_killed(run)
+        retry_if_killed(run)
     assert all(note.exists() for note in notes)
 
 
@@ -259,7 +259,7 @@ def test_a_crash_is_not_done_again(child: Child) -> None:
         child.call("crash", 20)
 
     with pytest.raises(ChildDied, match="SIGSEGV"):
-        unless_killed(run)
+        retry_if_killed(run)
     assert calls == 1
 
 

@@ -1,9 +1,8 @@
-"""The supervised process: TVM runs in it; its deadlines are kept out here, and its process group is killed whole.
+"""The supervised process in which TVM runs. The supervisor keeps its deadlines, and kills its process group whole.
 
-The child serves one call at a time over a socket; a message is one JSON object, with bytes beside it
-(`child_messages.py`). It is started when first needed,
-again after it has died, and afresh after `recycle_calls` calls (TVM's compiler leaks memory). The first message names
-the sandbox that it enters, if it is to have one.
+The child serves one call at a time over a socket; a message is one JSON object, with bytes beside it (`messages.py`).
+The child starts when it is first needed, again after it has died, and again after `recycle_calls` calls (TVM's compiler
+leaks memory). The first message names the sandbox that it enters, if it has one.
 """
 
 from __future__ import annotations
@@ -20,27 +19,35 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from fractune_core.errors import FractuneError, ShareNotReady, error_from_name
+from fractune_core.errors import FractuneError, ShareNotReady
 from fractune_core.host.limits import (
     is_death_by_cpu,
     is_death_by_memory,
     limit_cpu,
     limit_memory,
-    memory_limit,
     own_peak_bytes,
     spent_s,
 )
 from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
 from fractune_core.host.strangers_files import empty_dir
-from fractune_workers.child_messages import decode, encode, whole_message
+from fractune_workers.child.errors import (
+    ChildDied,
+    ChildKilled,
+    ChildTimeout,
+    ChildUnwanted,
+    cpu_met,
+    error_of,
+    is_kill,
+    memory_met,
+)
+from fractune_workers.child.messages import decode, encode, whole_message
+from fractune_workers.child.process import await_standstill, peak_bytes_at_end, staying_on
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.01
-_STANDSTILL_TIMEOUT_S = 0.2
-_LOOK_FOR_STANDSTILL_EVERY_S = 0.0005
 _LOOK_AFTER_IT_EVERY_S = 1.0
 _NOT_READY_TIMEOUT_S = 15.0
 _NOT_READY_EVERY_S = 0.5
@@ -48,87 +55,9 @@ _CPU_PART = 0.5
 """of a call's deadline: the CPU time that a child in a sandbox may take for it, and each process that this starts"""
 _IGNORED_FOR_S = 1.0
 """of CPU time: a child that goes on for as long behind its limit ignores the kernel's signal"""
-_REFUSED_MEMORY = "bad_alloc"
-"""in the text of TVM's errors: C++ was refused memory"""
-TRIES = 3
-"""how often a process is killed from outside before that counts against what it did"""
 _PIECE_BYTES = 1 << 20
-_KILLS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-
-
-class ChildDied(FractuneError):
-    """The child process ended in the middle of a call; the message says how.
-
-    Raised in a child it means that the process has lost what it works with, and ends after this answer.
-    """
-
-
-class ChildKilled(ChildDied):
-    """The child process was ended from outside: by somebody, or by a kernel that was out of memory."""
-
-
-class LimitMet(ChildDied):
-    """The child took all the memory or CPU time that it may, by what it was given to do."""
-
-
-class ChildUnwanted(FractuneError):
-    """Nobody wants the answer of a call any more; the child was killed."""
-
-
-class ChildTimeout(FractuneError):
-    """A call took longer than its deadline; the child was killed."""
-
-    def __init__(self, message: str, *, released: bool = True) -> None:
-        super().__init__(message)
-        self.released = released
-        """whether the device let go of the child before it was killed"""
-
-
-class CallFailed(FractuneError):
-    """The call raised inside the child, which goes on living; the message is the exception's first line."""
-
-
-def memory_met(memory_bytes: int) -> LimitMet:
-    return LimitMet(
-        f"it takes more than {memory_bytes / 2**30:.3g} GiB of memory; make it smaller, or start workers with a larger "
-        "--max-model-memory"
-    )
-
-
-def memory_met_by(error: Exception) -> LimitMet | None:
-    """The limit on this process's memory, where an error says that it was refused some; None for another error."""
-    refused = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    limit_bytes = memory_limit()
-    if limit_bytes is None or not (refused or _REFUSED_MEMORY in str(error)):
-        return None
-    return memory_met(limit_bytes)
-
-
-def cpu_met(cpu_s: int) -> LimitMet:
-    return LimitMet(f"it takes more than {cpu_s} s of CPU time; make it smaller")
-
-
-def is_kill(number: int) -> bool:
-    """Whether a process that signal `number` has ended was ended from outside; 0 = by no signal."""
-    return number in _KILLS
-
-
-def unless_killed(run: Callable[[], _T]) -> _T:
-    """What `run` gives, which calls a child; again when that is killed from outside, which is nobody's fault as long as
-    it does not happen every time. Raises what `run` raises.
-    """
-    for _ in range(TRIES - 1):
-        try:
-            return run()
-        except ChildKilled as error:
-            _log.warning("%s, which is held against nobody: what it did is done again", error)
-    try:
-        return run()
-    except ChildKilled as error:
-        raise ChildKilled(f"{error}, {TRIES} times in a row; is this machine out of memory?") from error
 
 
 class Preemption(Protocol):
@@ -220,7 +149,7 @@ class Child:
         if answer is None:
             raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
         if "error" in answer:
-            failure = _error_of(answer)
+            failure = error_of(answer)
             if isinstance(failure, ChildDied):
                 self.stop()  # it is about to end: no other call may find it
             raise failure
@@ -296,7 +225,7 @@ class Child:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGSTOP)
-                _await_standstill(self._process.pid)
+                await_standstill(self._process.pid)
             hold.yield_cores()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGCONT)
@@ -351,7 +280,7 @@ class Child:
         for folder in self._sandbox.writable if self._sandbox else ():
             empty_dir(Path(folder))
         ours, theirs = socket.socketpair()
-        with theirs, _staying_on(self._cores):
+        with theirs, staying_on(self._cores):
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -391,7 +320,7 @@ class Child:
             raise self._death() from error
         if "error" in ready:
             self.kill()
-            raise _error_of(ready)
+            raise error_of(ready)
         self.lacking = ready["lacking"]
 
     def _not_ready(self) -> ChildTimeout:
@@ -402,7 +331,7 @@ class Child:
         self._drop_link()
         if self._process is None:
             return ChildDied("the child was never started")
-        peak_bytes = _peak_bytes_at_end(self._process)
+        peak_bytes = peak_bytes_at_end(self._process)
         # The kernel lets a process begin with the peak of the one that starts it.
         if peak_bytes <= self._inherited_bytes:
             peak_bytes = 0
@@ -445,52 +374,3 @@ def _parsed(message: bytes, wanted: str) -> dict[str, Any]:
     if not (wanted in answer or {"error", "message"} <= answer.keys()):
         raise OSError(errno.EBADMSG, "the child's message is malformed")
     return answer
-
-
-def _peak_bytes_at_end(process: subprocess.Popen[bytes]) -> int:
-    """The most memory that a process had which is ending, or one that it started; 0 when it cannot be told."""
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while process.returncode is None and time.monotonic() < deadline:
-        try:
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        except ChildProcessError:  # somebody has waited for it already
-            return 0
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return usage.ru_maxrss * 1024
-        time.sleep(_LOOK_EVERY_S)
-    return 0
-
-
-def _await_standstill(pid: int) -> None:
-    """Wait until a process that was sent SIGSTOP has stopped or ended: what needs its cores must not be disturbed by
-    its last cycles.
-
-    Not for longer than `_STANDSTILL_TIMEOUT_S`: a process that is starting another one (vfork) sleeps in the kernel
-    until that has begun, which is stopped itself. It computes nothing meanwhile, and stops as soon as it wakes.
-    """
-    deadline = time.monotonic() + _STANDSTILL_TIMEOUT_S
-    while os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        if time.monotonic() >= deadline:
-            return
-        time.sleep(_LOOK_FOR_STANDSTILL_EVERY_S)
-
-
-@contextlib.contextmanager
-def _staying_on(cores: list[int]) -> Iterator[None]:
-    """What this thread starts within the block may run on `cores` only, from its first moment on; none = anywhere."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _error_of(answer: Mapping[str, str]) -> FractuneError:
-    if answer["error"] == CallFailed.__name__:
-        return CallFailed(answer["message"])
-    return error_from_name(answer["error"], answer["message"])

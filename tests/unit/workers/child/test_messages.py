@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fractune_workers.child_messages import decode, encode
+from fractune_workers.child.messages import decode, encode
 
 
 @pytest.mark.parametrize(
