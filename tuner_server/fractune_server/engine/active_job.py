@@ -1,4 +1,7 @@
-"""An open job in memory: the stored job, what is under way for it, and how its operators stand."""
+"""An open job in memory: the stored job, its work in progress, and the state of its operators.
+
+Nothing else changes the plans of its operators.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from fractune_core.analysis.roofline import attainable_s
 from fractune_core.fleet.messages import RoundWork, TargetOperator
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
 from fractune_core.jobs import JobState, Priority
-from fractune_core.records import Kind, TuningRecord, candidate_id
-from fractune_server.engine.trial_counts import TrialCounts
+from fractune_core.records import Kind, Status, TuningRecord, candidate_id
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.scheduler.fair_queue import Claimant
 from fractune_server.store.records.log import LogKey
@@ -22,10 +24,33 @@ from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 
 _WAITING = "waiting for a worker: "
+_FAILURES_ALLOWED = 3
+"""failed searches of an operator after which the job gives it up"""
+
+
+class TrialCounts:
+    """Counts of a job's own trials, by candidate and share. They spare decisions a walk through all trials."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str]] = set()
+        self.candidates: set[str] = set()
+        self.by_share: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        """by cause; trials that ran well are not counted"""
+
+    def add(self, candidate: str, share: str, status: Status) -> None:
+        """Count a trial; a repeated one changes nothing."""
+        if (candidate, share) in self._known:
+            return
+        self._known.add((candidate, share))
+        self.candidates.add(candidate)
+        self.by_share[share] += 1
+        if status is not Status.OK:
+            self.failures[status.value] += 1
 
 
 class SingleWork(NamedTuple):
-    """A piece of work of which a job has one under way at most."""
+    """Work of which a job has at most one piece in progress."""
 
     do: Literal["ingest", "compile", "time_model"]
     share: str = ""
@@ -37,31 +62,31 @@ class ActiveJob:
     stored: StoredJob
     operators: list[StoredOperator]
     plans: dict[str, OperatorPlan] = field(default_factory=dict)
-    """by workload hash, selected operators only; filled when tuning begins"""
+    """of the selected operators, by workload hash; filled when tuning begins"""
     own: TrialCounts = field(default_factory=TrialCounts)
     own_done: int = 0
-    """candidates complete at the job's shares, at one of which at least for this job"""
-    asked: set[SingleWork] = field(default_factory=set)
-    """what is under way"""
+    """candidates measured at all of the job's shares, at least once by a trial of this job"""
+    requested: set[SingleWork] = field(default_factory=set)
+    """work in progress"""
     attempts: Counter[SingleWork] = field(default_factory=Counter)
-    """times that each was asked for"""
+    """number of requests"""
     failed_searches: Counter[str] = field(default_factory=Counter)
     """by workload hash"""
     validations: Counter[str] = field(default_factory=Counter)
-    """rounds of validation that were started, by workload hash"""
+    """started rounds of validation, by workload hash"""
     validated: set[str] = field(default_factory=set)
-    """workload hashes of the operators that need no (further) validation"""
+    """workload hashes of the operators that need no further validation"""
     validation_began: bool = False
     dirty: bool = False
     saved_at: float = 0.0
     """monotonic seconds"""
     saved_state: JobState | None = None
     _search_ends_s: float | None = None
-    """monotonic seconds, so that a clock that is set cuts no search short and prolongs none"""
+    """monotonic seconds, so that setting the clock neither shortens nor prolongs a search"""
     _saved_operators: dict[int, StoredOperator] = field(default_factory=dict)
-    """as the store has them, by place"""
+    """as they are in the store, by position"""
     _log_keys: dict[str, LogKey] = field(default_factory=dict)
-    """made once each: decisions look at those of all operators"""
+    """a cache, because decisions look at all operators"""
 
     @property
     def id(self) -> str:
@@ -85,8 +110,17 @@ class ActiveJob:
         return Budget(spec.trials, spec.more, spec.round_size, closed=bool(spec.rerank))
 
     @property
+    def is_searching(self) -> bool:
+        return self.stored.state is JobState.TUNING and not self.time_is_up
+
+    @property
+    def remaining(self) -> int:
+        """Candidates that the job may still request."""
+        return 0 if self.time_is_up else self.budget.remaining(list(self.plans.values()), self.gained)
+
+    @property
     def gained(self) -> int:
-        """Candidates that the job has at every share beyond what the log held when it began, whoever measured them."""
+        """Candidates measured at all of the job's shares since it began, by trials of any job."""
         return max(0, self._complete - (self.stored.progress.known or 0))
 
     @property
@@ -100,7 +134,7 @@ class ActiveJob:
 
     @property
     def blobs(self) -> set[str]:
-        """Names of those that work for the job may need."""
+        """Names of the blobs that work for the job may need."""
         named = {workload_blob(operator.workload_hash) for operator in self.operators}
         bundle = {bundle_blob(self.stored.bundle)} if self.stored.bundle else set()
         return {model_blob(self.stored.spec.model)} | named | bundle
@@ -110,7 +144,7 @@ class ActiveJob:
         minutes, began = self.stored.spec.minutes, self.stored.tuning_began
         if minutes <= 0 or began is None:
             return False
-        if self._search_ends_s is None:  # what an earlier server searched is known by the time of day alone
+        if self._search_ends_s is None:  # of an earlier server's search only the time of day is known
             left_s = minutes * 60 - max(0.0, time.time() - began)
             self._search_ends_s = time.monotonic() + left_s
         return time.monotonic() >= self._search_ends_s
@@ -137,29 +171,29 @@ class ActiveJob:
         return next(op for op in self.operators if op.workload_hash == workload_hash)
 
     def now(self) -> float:
-        """Seconds since 1970, never before what the job has noted: a clock that is set back makes no phase negative."""
+        """Seconds since 1970, never before the job's latest time: no phase is negative when the clock is set back."""
         return max(time.time(), self.stored.latest)
 
     def enter(self, state: JobState) -> None:
         self.stored.state = state
         self.stored.progress.entered_at[state.value] = self.now()
-        self.asked.clear()
+        self.requested.clear()
         self.note_waiting(())
         self.dirty = True
 
     def work_id(self, work: SingleWork) -> str:
-        """The same after a restart, so that work that is still under way is not handed out again."""
+        """The same id after a restart, so that work in progress is not handed out again."""
         place = str(self.shares.index(work.share)) if work.share else ""
         return f"{self.id}-{work.do}{place}-{self.attempts[work]}"
 
-    def note_asked(self, work: SingleWork) -> None:
+    def note_requested(self, work: SingleWork) -> None:
         self.attempts[work] += 1
-        self.asked.add(work)
+        self.requested.add(work)
 
     def end(self, state: JobState, error: str = "", message: str = "") -> None:
         self.stored.error, self.stored.message = error, message
         self.enter(state)
-        self.stored.ended_at = self.stored.progress.entered_at[state.value]  # the same, so that phases add up
+        self.stored.ended_at = self.stored.progress.entered_at[state.value]  # so that the phases add up
 
     def note(self, text: str) -> None:
         if text not in self.stored.notes:
@@ -167,7 +201,7 @@ class ActiveJob:
             self.dirty = True
 
     def note_waiting(self, wanted: Iterable[str]) -> None:
-        """Note which workers the job waits for, in place of those noted before."""
+        """Replace the notes on the workers that the job waits for."""
         notes = [note for note in self.stored.notes if not note.startswith(_WAITING)]
         notes += [_WAITING + role for role in wanted]
         if notes != self.stored.notes:
@@ -175,7 +209,7 @@ class ActiveJob:
             self.dirty = True
 
     def load_plans(self, store: Store) -> None:
-        """Read from the log how the operators stand."""
+        """Read the state of the operators from the log."""
         self.own_done = 0
         for operator in self.selected:
             plan = OperatorPlan(operator.workload_hash, operator.weight, self.share_keys)
@@ -193,16 +227,16 @@ class ActiveJob:
         self.count_progress()
 
     def _load_spaces(self, store: Store) -> None:
-        """No search for what an earlier one did not find; one that is asked to go beyond the log may look again."""
+        """Skip operators whose whole space is measured. A job that asks for extra trials may search them again."""
         if self.stored.spec.more:
             return
         held = store.spaces.of(self.stored.target_key, self.plans, exact=self.stored.spec.exact)
         for name, candidates in held.items():
-            # At other shares, or after a part of the log was deleted, they are to be measured.
+            # At other shares, or after pruning, some of these candidates still need a measurement.
             self.plans[name].exhausted = self.plans[name].complete >= candidates
 
     def load_roofs(self, store: Store) -> None:
-        """Let the plans know what is attainable at the device's shares."""
+        """Tell the plans the attainable times at the device's shares."""
         roofs, arithmetic = store.roofs.of(self.stored.device.key), store.log.arithmetic(self.plans)
         for name, plan in self.plans.items():
             known = arithmetic.get(name)
@@ -216,8 +250,31 @@ class ActiveJob:
             return False
         return record.median_s < plan.attainable_s.get(record.granted.key, 0.0)
 
+    def search_began(self, workload_hash: str) -> None:
+        self.plans[workload_hash].begin_round()
+
+    def search_ended(self, workload_hash: str, *, whole: bool) -> None:
+        """`whole`: everything that the search proposed was measured."""
+        self.plans[workload_hash].end_round(whole=whole)
+
+    def search_failed(self, workload_hash: str, message: str) -> None:
+        """Count a failure; after _FAILURES_ALLOWED the job gives the operator up."""
+        self.failed_searches[workload_hash] += 1
+        if self.failed_searches[workload_hash] >= _FAILURES_ALLOWED:
+            self.plans[workload_hash].given_up = True
+            self.note(f"gave up the search of {self.operator(workload_hash).name}: {message}")
+
+    def space_exhausted(self, workload_hash: str) -> None:
+        """The search has proposed every candidate that there is."""
+        self.plans[workload_hash].exhausted = True
+
+    def count_in_progress(self, workload_hash: str, *, busy: bool, in_flight: int) -> None:
+        """Update what the rounds in progress mean for the operator; see `OperatorPlan`."""
+        plan = self.plans[workload_hash]
+        plan.busy, plan.in_flight = busy, in_flight
+
     def round_work(self, round_id: str, workload_hash: str) -> RoundWork:
-        """What the first work of a new round says."""
+        """The common fields of the work of a round."""
         operator: TargetOperator = {
             "workload_hash": workload_hash,
             "name": self.operator(workload_hash).name,
@@ -233,7 +290,7 @@ class ActiveJob:
         }
 
     def take_trial(self, record: TuningRecord) -> None:
-        """Take note of a committed trial of any job; the same one twice changes nothing."""
+        """Count a committed trial of any job; a repeated one changes nothing."""
         plan = self.plans.get(record.workload_hash)
         if plan is None or record.kind is not Kind.TRIAL or not self.log_key(record.workload_hash).has(record):
             return
@@ -245,31 +302,25 @@ class ActiveJob:
         self.dirty = True
 
     def count_progress(self) -> None:
-        """Bring the counts that people see up to date."""
+        """Update the counts that users see."""
         progress = self.stored.progress
         progress.done = self.own_done
         progress.shared = max(0, self.gained - self.own_done)
         progress.by_share = dict.fromkeys(self.shares, 0) | self.own.by_share
         progress.failures = dict(self.own.failures)
         progress.planned = progress.done + progress.shared
-        if self.stored.state is JobState.TUNING and self.plans:
-            plans = list(self.plans.values())
-            progress.planned += sum(plan.in_flight for plan in plans)
-            progress.planned += 0 if self.time_is_up else self.budget.remaining(plans, self.gained)
+        if self.stored.state is JobState.TUNING:
+            progress.planned += sum(plan.in_flight for plan in self.plans.values())
+            progress.planned += self.remaining if self.plans else 0
 
     def changed_operators(self) -> dict[int, StoredOperator]:
-        """Those that the store has otherwise, or not yet, by place."""
-        return {
-            place: operator
-            for place, operator in enumerate(self.operators)
-            if operator != self._saved_operators.get(place)
-        }
+        """Operators that differ from the store, by position."""
+        return {n: operator for n, operator in enumerate(self.operators) if operator != self._saved_operators.get(n)}
 
     def note_saved(self, operators: Mapping[int, StoredOperator]) -> None:
-        """The store has these now."""
+        """The store has these operators now."""
         self._saved_operators |= {
-            place: replace(each, best_s=dict(each.best_s), untuned_s=dict(each.untuned_s))
-            for place, each in operators.items()
+            n: replace(each, best_s=dict(each.best_s), untuned_s=dict(each.untuned_s)) for n, each in operators.items()
         }
 
     def _copy_plan(self, operator: StoredOperator, plan: OperatorPlan) -> None:

@@ -290,14 +290,14 @@ class Engine:
 
     def _find_stalled(self) -> None:
         """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
-        owed_jobs, owed_rounds = [job for job in self._jobs.all() if job.asked], self._rounds.all()
+        owed_jobs, owed_rounds = [job for job in self._jobs.all() if job.requested], self._rounds.all()
         if not (owed_jobs or owed_rounds) or not self._queues.idle():
             self._quiet_since = time.monotonic()
         elif time.monotonic() - self._quiet_since > STALL_S:
             for job in owed_jobs:
                 with log_fields(job=job.id):
                     _log.warning("job %s waits for work that is nowhere; asking for it again", job.id)
-                job.asked.clear()
+                job.requested.clear()
             for live in owed_rounds:
                 with log_fields(job=live.stored.job):
                     _log.warning("round %s waits for work that is nowhere; asking for it again", live.id)

@@ -1,4 +1,4 @@
-"""Ingest: the model file becomes operators; what was found before is not looked for again."""
+"""Ingest: a worker turns the model file into operators, once for each model, shapes and target."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class IngestPhase:
         self._queues = queues
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
-        """Take the operators from an earlier ingest, or ask for one unless another job has asked for the same."""
+        """Take the operators from an earlier ingest, else request one unless another job has requested the same."""
         key = ingest_key(job.stored)
         found = self._context.store.models.find_ingested(key)
         if found is not None:
@@ -37,15 +37,15 @@ class IngestPhase:
             return
         if job.stored.state is JobState.QUEUED:
             job.enter(JobState.INGESTING)
-        if not any(_INGEST in each.asked and ingest_key(each.stored) == key for each in jobs):
+        if not any(_INGEST in each.requested and ingest_key(each.stored) == key for each in jobs):
             work_id = job.work_id(_INGEST)
             if not self._queues.has(work_id):
                 isa = job.stored.device.isa
                 request_ingest(self._context, self._queues, key, isa, job.id, work_id)
-            job.note_asked(_INGEST)
+            job.note_requested(_INGEST)
 
     def save(self, key: IngestKey, event: Ingested) -> None:
-        """Keep what an ingest has found; the next `advance` takes it from there."""
+        """Store the result of an ingest; the next `advance` takes it."""
         operators = event["operators"]
         tasks = [OperatorTask(item["workload_hash"], item["name"], item["weight"]) for item in operators]
         self._context.store.log.add_workloads([(item["workload_hash"], item["workload"]) for item in operators])
@@ -57,9 +57,9 @@ class IngestPhase:
 
 
 def _arithmetic(operators: Sequence[OperatorItem]) -> dict[str, Arithmetic]:
-    """By workload hash, of what a worker has told about."""
-    told = (item for item in operators if "flops" in item and "io_bytes" in item)
-    return {item["workload_hash"]: Arithmetic(item["flops"], item["io_bytes"]) for item in told}
+    """By workload hash, of the operators that a worker has reported it for."""
+    reported = (item for item in operators if "flops" in item and "io_bytes" in item)
+    return {item["workload_hash"]: Arithmetic(item["flops"], item["io_bytes"]) for item in reported}
 
 
 def _take(job: ActiveJob, found: IngestedModel) -> None:

@@ -1,11 +1,10 @@
-"""A round in memory: the stored round, who waits for it, and what it still lacks."""
+"""A round in memory: the stored round, the jobs that wait for it, and the missing measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from fractune_core.jobs import JobState
 from fractune_core.records import Kind, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.engine.active_job import ActiveJob
@@ -18,16 +17,16 @@ from fractune_server.store.rounds import Round
 class LiveRound:
     stored: Round
     key: LogKey
-    """what it measures: jobs for which the log has other keys of the operator have no part in it"""
+    """what the round measures; jobs whose key of the operator differs cannot use it"""
     device: Device
     subscribers: dict[str, ActiveJob] = field(default_factory=dict)
-    """open jobs that wait for it, by id: the one that asked first, and those that can use the same"""
+    """open jobs that wait for the round, by id: the job that requested it, and others that can use it"""
     missing: set[tuple[str, str]] = field(default_factory=set)
-    """candidate and share of the measurements that have not come in; empty until candidates are proposed"""
+    """missing measurements, as candidate and share; empty until candidates are proposed"""
     ran: dict[str, TuningRecord] = field(default_factory=dict)
-    """a record of each candidate that ran well, as far as this process has seen them come in"""
+    """one record of each candidate that ran well and whose result this process has seen"""
     covered: set[str] = field(default_factory=set)
-    """shares that it measured at before it was widened"""
+    """shares that the round measured at before it was widened"""
 
     @property
     def id(self) -> str:
@@ -43,22 +42,22 @@ class LiveRound:
 
     @property
     def measurements(self) -> int:
-        """Asked for, or of what is proposed."""
+        """Number of measurements of the proposed candidates; before the proposal, of the requested count."""
         candidates = self.stored.candidates
         return (self.stored.asked if candidates is None else len(candidates)) * len(self.stored.granted)
 
     def is_due(self, shares: Collection[str]) -> bool:
-        """Whether it was not proposed yet, or lacks a measurement at one of these shares."""
+        """Whether the proposal or a measurement at one of these shares is missing."""
         return not self.proposed or any(share in shares for _, share in self.missing)
 
     def under_way(self, shares: Collection[str]) -> int:
-        """Candidates asked for, or proposed and not yet measured at all of these shares."""
+        """Candidates that are not yet measured at all of these shares; before the proposal, the requested count."""
         if not self.proposed:
             return self.stored.asked
         return len({candidate for candidate, share in self.missing if share in shares})
 
     def in_flight(self, plan: OperatorPlan) -> int:
-        """Candidates asked for, or proposed, that are not yet complete in a subscriber's plan."""
+        """Candidates that are not yet complete in a subscriber's plan; before the proposal, the requested count."""
         if self.stored.candidates is None:
             return self.stored.asked
         return sum(not plan.has(candidate) for candidate in self.stored.candidates)
@@ -68,28 +67,28 @@ class LiveRound:
         self.missing = {(candidate, share) for share in self.stored.granted for candidate in self.stored.candidates}
 
     def drop_known(self, log: TuningLog) -> None:
-        """Strike out what the log holds already."""
+        """Drop the measurements that the log already holds."""
         ids = {record_id(self.id, *pair): pair for pair in self.missing}
         self.missing -= {ids[known] for known in log.existing(ids)}
 
-    def asked_for(self, record: TuningRecord, arriving: Collection[str]) -> bool:
-        """Whether the round asks for this measurement; its result may come twice. `arriving`: the candidates of a
-        proposal that came with the record, for a round that has none yet.
+    def requested(self, record: TuningRecord, arriving: Collection[str]) -> bool:
+        """Whether the round requested this measurement; a result may arrive twice.
+
+        `arriving`: candidates of a proposal in the same batch, for a round that has none yet.
         """
         candidates = arriving if self.stored.candidates is None else self.stored.candidates
         return record.candidate_id in candidates and record.share in self.stored.granted
 
     def take(self, record: TuningRecord) -> None:
-        """Strike out a result."""
+        """Note a result."""
         self.missing.discard((record.candidate_id, record.share))
         if record.status is Status.OK:
             self.ran.setdefault(record.candidate_id, record)
 
     def widen(self) -> bool:
-        """Have what ran well measured where jobs still need it that came when the round was under way; False when
-        there is nothing to do.
+        """Measure candidates that ran well at further shares, for jobs that subscribed late. False if none needs it.
 
-        What the round held before is in the log: from now on it holds this alone.
+        The earlier measurements are in the log. From now on the round holds only the new ones.
         """
         self.covered.update(self.stored.granted)
         lacked = {name: self._lacked(name) for name in self.stored.candidates or () if name in self.ran}
@@ -100,13 +99,11 @@ class LiveRound:
         return bool(wanted)
 
     def _lacked(self, candidate: str) -> dict[str, GrantedShare]:
-        """By share as text: where jobs that still search need the candidate."""
-        searching = [
-            job for job in self.subscribers.values() if job.stored.state is JobState.TUNING and not job.time_is_up
-        ]
+        """Shares where a subscriber that still searches needs the candidate, by share as text."""
         return {
             share: granted
-            for job in searching
+            for job in self.subscribers.values()
+            if job.is_searching
             for share, granted in job.stored.granted.items()
             if share not in self.covered and job.plans[self.key.workload_hash].lacks(candidate, granted.key)
         }

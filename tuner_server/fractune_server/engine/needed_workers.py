@@ -1,4 +1,4 @@
-"""Which workers a job needs now, and a note to its user where one has been missing for a while."""
+"""Which workers a job needs now, and a note in the job when one has been missing for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fractune_server.engine.active_job import ActiveJob
 from fractune_server.transport.live_workers import BUILD, COMPILE, MEASURE, TUNE, Fleet
 
 MISSING_S = 2.0
-"""how long a worker must be missing before the job notes it"""
+"""a job notes a worker that has been missing for this long"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MissingWorkers:
         """monotonic seconds"""
 
     def note(self, fleet: Fleet, jobs: Collection[ActiveJob]) -> None:
-        """Note in each job which workers it has waited for too long."""
+        """Note in each job the workers that it has waited for too long."""
         now = time.monotonic()
         missing: dict[NeededWorker, float] = {}
         for job in jobs:
@@ -43,7 +43,7 @@ class MissingWorkers:
 
 
 def needed_workers(job: ActiveJob) -> list[NeededWorker]:
-    """What the job's present phase cannot do without."""
+    """Workers that the job's present phase needs."""
     measuring = [NeededWorker(MEASURE, share) for share in job.shares]
     match job.stored.state:
         case JobState.QUEUED | JobState.INGESTING | JobState.COMPILING:

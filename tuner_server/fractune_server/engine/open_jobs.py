@@ -1,4 +1,4 @@
-"""The open jobs in memory: taken up from the store, saved there, and dropped when they have ended."""
+"""The open jobs in memory: loaded from the store, saved there, and dropped when they have ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OpenJobs:
         self._rounds = rounds
         self._jobs: dict[str, ActiveJob] = {}
         self._loaded = False
-        """True once what an earlier server left under way was taken up"""
+        """True once the rounds of an earlier server are loaded"""
 
     def all(self) -> list[ActiveJob]:
         return list(self._jobs.values())
@@ -39,7 +39,7 @@ class OpenJobs:
         return self._jobs.get(name)
 
     def update(self) -> bool:
-        """Take up new jobs, and drop those that were cancelled. True when there was a new one."""
+        """Load new jobs, and drop cancelled ones. True if there was a new one."""
         still_open = self._context.store.jobs.open_ids()
         for name in set(self._jobs) - still_open:
             self._drop(self._jobs[name])
@@ -52,9 +52,9 @@ class OpenJobs:
         return bool(new)
 
     def fail(self, job: ActiveJob, error: FractuneError) -> None:
-        """End the job with the error, and have workers skip what is left of it.
+        """End the job with the error; workers skip the rest of its work.
 
-        Raises an error that ends the server: without its state nothing can go on.
+        Raises StateUnusable: the server cannot continue without its state.
         """
         if isinstance(error, StateUnusable):
             raise error
@@ -64,9 +64,9 @@ class OpenJobs:
         mark_cancelled(self._context.redis, job.id)
 
     def save(self) -> None:
-        """Write what has changed; those that have ended are dropped."""
+        """Write the changed jobs, and drop those that have ended."""
         now = time.monotonic()
-        # An end or a new state is news at once; counts may wait for more of them.
+        # A new state is written immediately; changed counts may wait for further ones.
         due = [
             job
             for job in self.all()
@@ -81,12 +81,12 @@ class OpenJobs:
             self._context.notifier.announce()
 
     def release(self, blobs: Iterable[str]) -> None:
-        """Let those of the blobs go that no open job needs, and no call that waits for a model's operators."""
+        """Release the blobs that no open job needs, and no call that waits for a model's operators."""
         awaited = map(model_blob, self._context.model_ingests.models())
         release_blobs(self._context.redis, set(blobs).difference(awaited, *(job.blobs for job in self.all())))
 
     def _drop(self, job: ActiveJob) -> None:
-        """It has ended, here or by a call that cancelled it: what Redis holds for it alone goes."""
+        """Forget a job that has ended, here or by a cancelling call, and release what Redis holds only for it."""
         self._rounds.leave(self._jobs.pop(job.id))
         self.release(job.blobs)
         tracing.note_job(job.id, job.stored.created_at, job.stored.ended_at or time.time())
@@ -100,7 +100,7 @@ class OpenJobs:
         return job
 
     def _save(self, job: ActiveJob, now: float) -> bool:
-        """False when it has ended in the store meanwhile."""
+        """False if the job has ended in the store meanwhile."""
         job.count_progress()
         job.stored.progress.busy_s = self._context.store.ledger.worked_s(job.id)
         changed = job.changed_operators()

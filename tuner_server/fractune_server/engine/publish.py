@@ -1,4 +1,4 @@
-"""Publishing: the winners are compiled into a bundle, and the whole model is timed at every share."""
+"""Publishing: a worker compiles the winners into a bundle, and the whole model is timed at every share."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class PublishPhase:
         self._rounds = rounds
 
     def compile(self, job: ActiveJob) -> None:
-        """Ask for the bundle, unless the very same one was made before; what is known of its times is taken along."""
-        if _COMPILE in job.asked:
+        """Request the bundle. If the same bundle exists, take it with its known times."""
+        if _COMPILE in job.requested:
             return
         deployment, operators = self._deployment(job), self._operators(job)
         variants = variants_for(deployment, operators, robust_only=job.stored.spec.variants == ROBUST_VARIANT)
         items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
         bundle = bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
-            if not job.stored.spec.rerank:  # which is asked for to have things measured again
+            if not job.stored.spec.rerank:  # a rerank measures again
                 job.stored.timings = self._context.store.jobs.timings(bundle, job.stored.device, job.stored.granted)
             self._take_bundle(job, bundle)
             return
@@ -56,20 +56,32 @@ class PublishPhase:
             measured = measured_secs(deployment, operators, variants)
             choosing = measured_secs(deployment, operators, variants, choosing=True)
             manifest = _manifest(job, variants, measured, choosing)
-            records = [record.to_json() for record in _published(variants)]
-            self._queues.enqueue(COMPILE_QUEUE, _compile_work(job, work_id, bundle, manifest, items, records))
-        job.note_asked(_COMPILE)
+            work: CompileWork = {
+                "do": "compile",
+                "work_id": work_id,
+                "job": job.id,
+                "model": job.stored.spec.model,
+                "model_name": job.stored.spec.model_name,
+                "inputs": job.stored.spec.inputs,
+                "target": job.stored.target,
+                "bundle": bundle,
+                "manifest": manifest,
+                "variants": items,
+                "records": [record.to_json() for record in _published(variants)],
+            }
+            self._queues.enqueue(COMPILE_QUEUE, work)
+        job.note_requested(_COMPILE)
 
     def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
-        """Keep the bundle, its signature checked. Raises Unsigned or NotFound."""
+        """Store the bundle after a check of its signature. Raises Unsigned or NotFound."""
         bundle = event["bundle"]
-        if not self._context.files.has_bundle(bundle):  # else another job had the same made, and its blob may be gone
+        if not self._context.files.has_bundle(bundle):  # else another job made it, and its blob may be gone
             payload = get_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle))
             self._context.files.add_bundle(bundle, payload)
         self._take_bundle(job, bundle)
 
     def time(self, job: ActiveJob) -> None:
-        """Ask for the timings that are not known, one share after the other: the model is timed alone."""
+        """Request the missing timings, one share after the other, because the model is timed alone."""
         waiting = [share for share in job.shares if share not in job.stored.timings]
         if not waiting:
             timed = {share: served_secs(timing, share) for share, timing in job.stored.timings.items()}
@@ -78,7 +90,7 @@ class PublishPhase:
             return
         share = waiting[0]
         timing = SingleWork("time_model", share)
-        if timing in job.asked:
+        if timing in job.requested:
             return
         work_id = job.work_id(timing)
         if not self._queues.has(work_id):
@@ -92,7 +104,7 @@ class PublishPhase:
             }
             queue = measure_queue(job.stored.device.key, share)
             self._queues.enqueue(queue, work, at_front=self._rounds.goes_first(job))
-        job.note_asked(timing)
+        job.note_requested(timing)
 
     def take_timed(self, job: ActiveJob, event: ModelTimed) -> None:
         if event["share"] in job.shares:
@@ -110,7 +122,7 @@ class PublishPhase:
         job.enter(JobState.TIMING)
 
     def _send_bundle(self, bundle: str) -> None:
-        """Put the bundle where the measuring workers find it, signed."""
+        """Put the signed bundle where the measuring workers find it."""
         if not renew_blob(self._context.redis, bundle_blob(bundle)):
             payload = b"".join(self._context.files.bundle(bundle))
             put_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle), payload)
@@ -126,34 +138,10 @@ class PublishPhase:
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
 
 
-def _compile_work(
-    job: ActiveJob,
-    work_id: str,
-    bundle: str,
-    manifest: dict[str, Any],
-    variants: list[VariantItem],
-    records: list[dict[str, Any]],
-) -> CompileWork:
-    spec = job.stored.spec
-    return {
-        "do": "compile",
-        "work_id": work_id,
-        "job": job.id,
-        "model": spec.model,
-        "model_name": spec.model_name,
-        "inputs": spec.inputs,
-        "target": job.stored.target,
-        "bundle": bundle,
-        "manifest": manifest,
-        "variants": variants,
-        "records": records,
-    }
-
-
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
-    """32 hex digits: the same version makes the same bundle of the same model, shapes, target, shares and schedules.
+    """32 hex digits. The id depends on the version, model, shapes, target, shares and schedules.
 
-    Its records are of one scope, and of a fresh job alone.
+    It also depends on the scope of the records, and for a fresh job on the job.
     """
     spec = job.stored.spec
     parts = [

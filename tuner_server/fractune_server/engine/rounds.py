@@ -1,7 +1,7 @@
-"""The rounds that are under way: how they start, who waits for them, what comes in, and how they end.
+"""The rounds in progress: their start, the jobs that wait for them, their results, and their end.
 
-A round belongs to an operator, not to a job: whoever searches the same operator subscribes to it with its shares, and
-it goes on as long as one of them is there.
+A round belongs to an operator, not to a job. Every job that searches the operator subscribes to the round with its
+shares. The round continues while it has a subscriber.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ class Rounds:
         self._live: dict[str, LiveRound] = {}
         self._by_instance: defaultdict[str, dict[str, LiveRound]] = defaultdict(dict)
         self._by_search: defaultdict[LogKey, dict[str, LiveRound]] = defaultdict(dict)
-        """trials by the tuner instance that searches, and by what is searched: their rounds by id"""
+        """rounds of trials by id, by the tuner instance that searches and by the search"""
         self._lost: dict[LogKey, set[str]] = {}
-        """candidates of rounds that nobody waited for any more before they were measured anywhere"""
+        """candidates of dropped rounds that were not measured anywhere"""
         self.owners = SearchOwners()
-        """which tuner instance knows which search"""
         self._unsure: LiveRound | None = None
-        """stored, and Redis has not said that it has taken its work"""
+        """a round that is stored, and whose work Redis has not confirmed"""
 
     def all(self) -> list[LiveRound]:
         return list(self._live.values())
@@ -59,19 +58,20 @@ class Rounds:
         return [live for live in self._live.values() if live.is_trial]
 
     def trials_of(self, instance: str) -> list[LiveRound]:
-        """Those that one tuner instance has proposed, or is to propose."""
+        """Rounds that the tuner instance has proposed or will propose."""
         return list(self._by_instance.get(instance, {}).values())
 
     def trials_for(self, key: LogKey) -> list[LiveRound]:
-        """Those of the search that `key` belongs to."""
+        """Rounds of the search that `key` belongs to."""
         return list(self._by_search.get(key.search, {}).values())
 
     def validations(self) -> list[LiveRound]:
         return [live for live in self._live.values() if not live.is_trial]
 
     def load(self, jobs: Collection[ActiveJob]) -> None:
-        """Take up what an earlier server left under way; open jobs wait again for what they had asked for first. What
-        it had not handed out yet is called off.
+        """Load the rounds of an earlier server; the open jobs that requested them subscribe again.
+
+        Rounds that it had not handed out are cancelled.
         """
         store, open_jobs = self._context.store, {job.id: job for job in jobs}
         for stored in store.jobs.rounds():
@@ -84,21 +84,21 @@ class Rounds:
                 live.propose(stored.candidates)
                 live.drop_known(store.log)
             self._add(live)
-            self._call_off_unless_handed_out(live)
+            self._cancel_unless_handed_out(live)
 
     def start(self, live: LiveRound, queue: str, works: Sequence[SearchWork | BuildWork]) -> None:
-        """For the subscribers of the round; the job that asked for it is charged. The first of its works has its id.
+        """Hand out the works of a round and charge the job that requested it. The first work has the round's id.
 
-        Raises StateUnusable, and nothing is handed out, when another server has taken over, and redis.RedisError, after
-        which `settle` is to be called when Redis answers again.
+        Raises StateUnusable if another server has taken over; then nothing is handed out. Raises redis.RedisError;
+        then call `settle` when Redis answers again.
         """
         send_workload(self._context, live.stored.workload_hash)
         job = live.subscribers[live.stored.job]
         at_front = self.goes_first(job)
         for work in works:
             work["at_front"] = at_front
-        # First the store, then the queue: whoever goes on from here, this server or the next, can ask Redis whether it
-        # has the work of a round, but would not know of a round that is not stored, and pay for another one.
+        # First the store, then the queue: this server or the next one can check whether Redis has the work of a stored
+        # round. A round that is only in the queue would be unknown, and another one would be paid for.
         self._context.store.jobs.save_round(live.stored)
         self._add(live)
         self._mark_dirty(live)
@@ -109,26 +109,26 @@ class Rounds:
         self._unsure = None
 
     def settle(self) -> None:
-        """Find out whether Redis took the last round's work before it went away."""
+        """Check whether Redis took the last round's work before it went away."""
         if self._unsure is not None and self._unsure.id in self._live:
-            self._call_off_unless_handed_out(self._unsure)
+            self._cancel_unless_handed_out(self._unsure)
         self._unsure = None
 
-    def _call_off_unless_handed_out(self, live: LiveRound) -> None:
+    def _cancel_unless_handed_out(self, live: LiveRound) -> None:
         if not self._queues.knows(live.id):
             with log_fields(job=live.stored.job):
                 _log.info("round %s was not handed out; another one takes its place", live.id)
-            self._call_off(live)
+            self._cancel(live)
 
-    def _call_off(self, live: LiveRound) -> None:
-        """No worker is to begin it any more, also where a server that stood still hands it out after all."""
+    def _cancel(self, live: LiveRound) -> None:
+        """Prevent workers from beginning the round, even if a server that stood still hands it out later."""
         mark_cancelled(self._context.redis, live.id)
         self.lose(live)
 
     def goes_first(self, job: ActiveJob) -> bool:
-        """Whether its work goes before what waits: others have work under way, and all of them were given more.
+        """Whether the job's work goes to the front: others have work in progress, and all of them were given more.
 
-        What waits for its turn rightly is so never passed by, however many come.
+        Work that waits rightly is therefore never overtaken, however many jobs arrive.
         """
         waiting = (live for live in self._live.values() if live.is_due(job.shares))
         others = (each for live in waiting for each in live.subscribers.values() if each is not job)
@@ -136,32 +136,32 @@ class Rounds:
         return bool(behind) and all(behind)
 
     def awaited(self, arrivals: list[Arrival]) -> list[Arrival]:
-        """Those of the arrivals, in their order, that are no measurements, or measurements that a round has asked for.
+        """The arrivals, in their order, without measurements that no round has requested.
 
-        No mark in Redis decides this: whoever writes there can remove marks, and have genuine work done once more.
+        No mark in Redis decides this: a writer there could remove marks, and have genuine work done once more.
         """
-        proposed: dict[str, set[str]] = {}  # with this batch: it takes effect before the records that come after it
+        proposed: dict[str, set[str]] = {}  # in this batch; it takes effect before the records that follow it
         kept: list[Arrival] = []
         refused: Counter[str] = Counter()
         for arrival in arrivals:
             event = arrival.event
             if event["event"] == "proposed":
                 proposed.setdefault(event["round_id"], set(event["candidates"]))
-            if arrival.record is None or arrival.replayed or self._asked_for(arrival.record, event, proposed):
+            if arrival.record is None or arrival.replayed or self._is_requested(arrival.record, event, proposed):
                 kept.append(arrival)
             else:
                 refused[event["job"]] += 1
         for job, count in refused.items():
             with log_fields(job=job):
-                _log.info("%d results of job %s are not taken: no round waits for them", count, job)
+                _log.info("dropped %d results of job %s: no round waits for them", count, job)
         return kept
 
-    def _asked_for(self, record: TuningRecord, event: Any, proposed: Mapping[str, Collection[str]]) -> bool:
+    def _is_requested(self, record: TuningRecord, event: Any, proposed: Mapping[str, Collection[str]]) -> bool:
         live = self._live.get(event["round_id"])
-        return live is not None and live.asked_for(record, proposed.get(live.id, ()))
+        return live is not None and live.requested(record, proposed.get(live.id, ()))
 
     def take_proposed(self, live: LiveRound, candidates: Iterable[str]) -> None:
-        # Its results come after it in the same stream, so that none of them can have come before.
+        # The results follow the proposal in the same stream, so none of them has arrived before.
         live.propose(candidates)
         self._context.store.jobs.save_round(live.stored)
         self._mark_dirty(live)
@@ -169,7 +169,7 @@ class Rounds:
             self._finish(live)
 
     def take_record(self, record: TuningRecord, round_id: str) -> None:
-        """Strike a result out of its round; with the last one the round ends, or goes on at further shares."""
+        """Note a result. After the last one the round ends, or continues at further shares."""
         live = self._live.get(round_id)
         if live is None or not live.proposed:
             return
@@ -178,29 +178,29 @@ class Rounds:
             self._finish(live)
 
     def end(self, live: LiveRound) -> None:
-        """End a round, whatever it lacks; what its search gained is learned."""
+        """End a round, even if it is incomplete; its jobs learn how much its search gained."""
         self._remove(live)
         if live.is_trial and not live.proposed:
-            self.owners.forget(live.key.search)  # it may not have got what the search began with
+            self.owners.forget(live.key.search)  # the instance may not have received the start of the search
         self._drop_artifacts(live, live.stored.candidates or [])
         self._context.store.jobs.drop_round(live.id)
         self._mark_dirty(live)
         for job in live.subscribers.values() if live.is_trial and live.proposed else ():
-            job.plans[live.stored.workload_hash].end_round(whole=not live.missing)
+            job.search_ended(live.stored.workload_hash, whole=not live.missing)
 
     def leave(self, job: ActiveJob) -> None:
-        """The job waits for none of them any more."""
+        """Unsubscribe the job from all rounds."""
         for live in self._live.values():
             live.subscribers.pop(job.id, None)
 
     def drop_unwanted(self) -> None:
-        """Take back the rounds that nobody waits for."""
+        """Cancel the rounds without subscribers."""
         for live in self.all():
             if not live.subscribers:
-                self._call_off(live)
+                self._cancel(live)
 
     def lose(self, live: LiveRound) -> None:
-        """End a round; what it has not measured anywhere is nobody's fault, and to be proposed again."""
+        """End a round that was lost. Candidates that were not measured anywhere are to be proposed again."""
         if live.is_trial:
             shares = set(live.stored.granted)
             unmeasured = {name for name, _ in live.missing if all((name, share) in live.missing for share in shares)}
@@ -208,11 +208,11 @@ class Rounds:
         self.end(live)
 
     def take_lost(self, key: LogKey) -> list[str]:
-        """The candidates of a search that were lost since they were last asked for."""
+        """The candidates of a search that were lost since the last call."""
         return sorted(self._lost.pop(key.search, ()))
 
     def withdraw(self, live: LiveRound) -> None:
-        """End a round that was not proposed, and take its search back."""
+        """End a round that was not proposed, and withdraw its search."""
         self._queues.withdraw(live.id)
         self.end(live)
 
@@ -229,7 +229,7 @@ class Rounds:
             _take_out(self._by_search, live.key.search, live.id)
 
     def _finish(self, live: LiveRound) -> None:
-        """All has come in: go on where a job that came late needs the same, else end."""
+        """All results are here: continue at the shares of jobs that subscribed late, else end."""
         before = live.stored.candidates or []
         if not live.is_trial or not live.widen():
             self.end(live)
@@ -238,7 +238,7 @@ class Rounds:
         self._drop_artifacts(live, [name for name in before if name not in kept])
         work = _further_work(live)
         at_front = work["at_front"] = any(map(self.goes_first, live.subscribers.values()))
-        # The id is the same when a restarted server asks once more.
+        # A restarted server uses the same id.
         if not self._queues.has(work["work_id"]):
             self._queues.enqueue(BUILD_QUEUE, work, at_front=at_front)
         self._context.store.jobs.save_round(live.stored)
@@ -258,12 +258,12 @@ def _take_out(rounds: dict[Any, dict[str, LiveRound]], name: Any, round_id: str)
 
 
 def _compiler_of(record: TuningRecord) -> dict[str, str]:
-    """What made the code, where a record says it; the other versions are those of whoever measures."""
+    """The compiler's version, if the record has it; the other versions are those of the measuring worker."""
     return {name: version for name, version in record.versions.items() if name == "compiler"}
 
 
 def _further_work(live: LiveRound) -> BuildWork:
-    """The work of a round that goes on at further shares, with what was built for the first ones."""
+    """The work of a round that continues at further shares, with the builds for the first shares."""
     records = [live.ran[name] for name in live.stored.candidates or ()]
     some = records[0]
     return {

@@ -41,19 +41,18 @@ from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import BUILD, TUNE, Fleet
 
 _HISTORY = 256
-"""past trials that an instance is given of an operator new to it: the best, and at most as many failures"""
+"""past trials that an instance gets for a new operator: the best ones, and at most as many failures"""
 _TRANSFERRED = 3
 """schedules of each donor for an operator that is new to an instance"""
-_FAILURES_ALLOWED = 3
 _BATCH = 8
-"""candidates in one piece of build work, as tuner instances have it"""
+"""candidates in one piece of build work, as in tuner instances"""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Instance:
-    """A live tuner instance. One that came back under the same name is another: its search state is lost."""
+    """A live tuner instance. An instance that returns under the same name is new: its search state is lost."""
 
     name: str
     started_at: float
@@ -68,19 +67,19 @@ class TunePhase:
         self._fair_queue = fair_queue
         self._instances: dict[str, Instance] = {}
         self._offered: set[tuple[str, str]] = set()
-        """device key and share of what live workers measure at"""
+        """device key and share of the live measuring workers"""
         self._enough = FIRST_ROUND
-        """candidates under way with which an instance's builders have work, so that it need not search yet"""
+        """candidates in progress that keep an instance's builders busy, so that it need not search yet"""
 
     def begin(self, job: ActiveJob) -> None:
-        """Read from the log how the operators stand, so that nothing is measured again."""
+        """Read the state of the operators from the log, so that nothing is measured again."""
         job.load_plans(self._store)
         if job.stored.tuning_began is None:
             job.stored.tuning_began = job.now()
         job.dirty = True
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
-        """Wait for what others have under way; go on to validation when nothing is left to do or wait for."""
+        """Subscribe to rounds of other jobs. Begin validation when nothing is left to do or wait for."""
         for plan in job.plans.values():
             self._count_for(job, plan)
         if not job.time_is_up:
@@ -88,8 +87,7 @@ class TunePhase:
         plans = list(job.plans.values())
         if any(plan.in_flight for plan in plans) or self._waits(job):
             return
-        left = 0 if job.time_is_up else job.budget.remaining(plans, job.gained)
-        if left and (any(plan.busy for plan in plans) or next_round(plans, job.budget, job.gained) is not None):
+        if job.remaining and (any(plan.busy for plan in plans) or next_round(plans, job.budget, job.gained)):
             return
         if not job.time_is_up:
             job.stored.progress.saved = job.budget.saved(plans, job.gained)
@@ -101,32 +99,31 @@ class TunePhase:
         live = self._rounds.get(event["round_id"])
         if live is None or live.proposed:
             return
-        for job in live.subscribers.values():
-            plan = job.plans[live.stored.workload_hash]
-            plan.exhausted = plan.exhausted or event["exhausted"]
         if event["exhausted"]:
+            for job in live.subscribers.values():
+                job.space_exhausted(live.stored.workload_hash)
             self._note_space(live.key, event["candidates"])
         self._rounds.take_proposed(live, event["candidates"])
 
     def _note_space(self, key: LogKey, last: Collection[str]) -> None:
-        """Keep how many candidates there are of an operator, when those in the log and the `last` are all."""
+        """Store the size of an operator's search space: the candidates in the log and the `last` ones are all."""
         found = {row.candidate_id for row in self._store.log.trials(key)} | set(last)
-        if found:  # else the instance has proposed them for another device
+        if found:  # else the instance has proposed the candidates for another device
             self._store.spaces.add(key, len(found))
 
     def take_forgotten(self, event: SearchForgotten) -> None:
-        """The instance has lost the search, and nothing was proposed: the next round tells it what is known."""
+        """The instance has lost the search and proposed nothing: the next round sends it what the log holds."""
         live = self._rounds.get(event["round_id"])
         if live is not None and not live.proposed:
             _log.info("tuner instance %s has lost its search; round %s ends", live.stored.instance, live.id)
             self._rounds.end(live)
 
     def take_roof(self, event: RoofMeasured, jobs: Collection[ActiveJob]) -> None:
-        """Keep the roof of a share; jobs on that device learn what is attainable there."""
+        """Store the roof of a share, and update the jobs on the device."""
         self._raise_roof(event["device_key"], event["share_key"], Roof.from_json(event["roof"]), jobs)
 
     def take_fast_kernel(self, record: TuningRecord, jobs: Collection[ActiveJob]) -> None:
-        """Raise the roof of a share to what this record's kernel reached, where that is faster than the roof allows."""
+        """Raise the roof of a share to the performance of this record's kernel, if the kernel exceeds the roof."""
         if record.implementation or not any(job.is_above_roof(record) for job in jobs):
             return
         roof = self._store.roofs.of(record.device.key).get(record.granted.key)
@@ -144,18 +141,13 @@ class TunePhase:
                 job.load_roofs(self._store)
 
     def take_failed(self, live: LiveRound, event: WorkFailed) -> None:
-        """A search, or the building or measuring of a round, ended without a result."""
+        """The search, a build or a measurement of a round ended without a result."""
         for job in live.subscribers.values():
-            plan = job.plans[live.stored.workload_hash]
-            job.failed_searches[plan.workload_hash] += 1
-            if job.failed_searches[plan.workload_hash] >= _FAILURES_ALLOWED:
-                plan.given_up = True
-                name = job.operator(plan.workload_hash).name
-                job.note(f"gave up the search of {name}: {event['message']}")
+            job.search_failed(live.stored.workload_hash, event["message"])
         self._rounds.end(live)
 
     def update_instances(self, fleet: Fleet) -> None:
-        """Take up new tuner instances; what one that is gone had not proposed is searched by another."""
+        """Note new tuner instances. Unproposed rounds of instances that are gone go to others."""
         present = {worker["name"]: worker for worker in fleet.of_role(TUNE)}
         gone = {name for name, known in self._instances.items() if not _same(known, present.get(name))}
         for name in gone:
@@ -172,47 +164,50 @@ class TunePhase:
                     _log.info("tuner instance %s is gone; round %s ends", live.stored.instance, live.id)
                 self._rounds.withdraw(live)
 
-    # ---- what is under way ----------------------------------------------------------------------
+    # ---- rounds in progress ---------------------------------------------------------------------
 
     def _count_for(self, job: ActiveJob, plan: OperatorPlan) -> None:
-        """Note in the plan what is under way for its operator, whoever asked for it."""
-        under_way = self._rounds.trials_for(job.log_key(plan.workload_hash))
-        awaited = self._awaited(job) if under_way else ()
-        plan.busy = any(live.is_due(awaited) for live in under_way)
-        plan.in_flight = sum(live.in_flight(plan) for live in under_way if job.id in live.subscribers)
+        """Count the rounds in progress of the operator, requested by any job."""
+        rounds = self._rounds.trials_for(job.log_key(plan.workload_hash))
+        awaited = self._awaited(job) if rounds else ()
+        job.count_in_progress(
+            plan.workload_hash,
+            busy=any(live.is_due(awaited) for live in rounds),
+            in_flight=sum(live.in_flight(plan) for live in rounds if job.id in live.subscribers),
+        )
 
     def _count_of(self, workload_hash: str, jobs: Collection[ActiveJob]) -> None:
-        """As `_count_for`, in all jobs, after what has changed for one operator."""
+        """`_count_for` in all jobs, after a change of one operator."""
         for job in jobs:
             plan = job.plans.get(workload_hash)
             if plan is not None:
                 self._count_for(job, plan)
 
     def _awaited(self, job: ActiveJob) -> set[str]:
-        """Shares whose measurements are worth waiting for: the job's own, and those that a live worker holds."""
+        """Shares whose measurements are worth waiting for: the job's own, and those of live workers."""
         device = job.stored.device.key
         return {*job.shares, *(share for key, share in self._offered if key == device)}
 
     def _waits(self, job: ActiveJob) -> bool:
-        """True while a round owes the job a measurement."""
+        """Whether a measurement for the job is missing in a round."""
         shares = set(job.shares)
         return any(job.id in live.subscribers and live.is_due(shares) for live in self._trials_for(job))
 
     def _subscribe(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
-        """Wait for what is under way already, as far as the job can use it."""
+        """Subscribe to the rounds in progress that the job can use."""
         for live in self._trials_for(job):
             if job.id not in live.subscribers and self._would_take(job, live.key):
                 live.subscribers[job.id] = job
                 self._count_of(live.key.workload_hash, jobs)
 
     def _trials_for(self, job: ActiveJob) -> list[LiveRound]:
-        """What is under way of the searches that the job takes part in."""
+        """Rounds in progress of the job's searches."""
         return [live for name in job.plans for live in self._rounds.trials_for(job.log_key(name))]
 
     def _would_take(self, job: ActiveJob, key: LogKey) -> bool:
-        """Whether the job can use further candidates of this operator, and somebody measures at its shares."""
+        """Whether the job can use further candidates of this operator, and workers measure at all its shares."""
         plan = job.plans.get(key.workload_hash)
-        if plan is None or job.stored.state is not JobState.TUNING or job.time_is_up:
+        if plan is None or not job.is_searching:
             return False
         fits = self._is_offered(job) and job.log_key(key.workload_hash) == key
         return fits and job.budget.room(plan, list(job.plans.values()), job.gained) > 0
@@ -220,10 +215,10 @@ class TunePhase:
     def _is_offered(self, job: ActiveJob) -> bool:
         return all((job.stored.device.key, share) in self._offered for share in job.shares)
 
-    # ---- what is started ------------------------------------------------------------------------
+    # ---- starting rounds ------------------------------------------------------------------------
 
     def free_instances(self) -> list[Instance]:
-        """Those that do not search now: they do one search at a time."""
+        """Instances that do not search now: each does one search at a time."""
         return [
             instance
             for instance in self._instances.values()
@@ -231,11 +226,11 @@ class TunePhase:
         ]
 
     def start_round(self, job: ActiveJob, jobs: Collection[ActiveJob], free: list[Instance]) -> bool:
-        """Start one round for the job, whose turn it is; False when none can start now.
+        """Start one round for the job, which is next in the fair queue. False if none can start now.
 
-        An instance that searches then is free no more, and taken out of `free`.
+        If an instance begins a search, it is removed from `free`.
         """
-        if job.stored.state is not JobState.TUNING or job.time_is_up:
+        if not job.is_searching:
             return False
         awaited = self._awaited(job)
         for instance in free:
@@ -251,21 +246,20 @@ class TunePhase:
         return False
 
     def _limits(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> Budget:
-        """The job's budget; in small rounds while it is given what one that is behind it cannot use at the moment."""
+        """The job's budget. Rounds are small while a job that is behind wants more, but cannot use the fleet now."""
         behind = (each for each in jobs if self._fair_queue.is_behind(each.claimant, job.claimant))
         if any(map(self._wants_more, behind)):
             return replace(job.budget, round_size=min(job.budget.round_size, FIRST_ROUND))
         return job.budget
 
     def _wants_more(self, job: ActiveJob) -> bool:
-        """Whether it would take further rounds, and somebody measures at its shares."""
-        if job.stored.state is not JobState.TUNING or job.time_is_up or not self._is_offered(job):
-            return False
-        return job.budget.remaining(list(job.plans.values()), job.gained) > 0
+        """Whether the job would take further rounds, and workers measure at all its shares."""
+        return job.is_searching and self._is_offered(job) and job.remaining > 0
 
     def _has_room(self, instance: Instance, job: ActiveJob, awaited: Collection[str]) -> bool:
-        """Whether a free instance may search for the job: as late as the builders allow, since it knows more then. What
-        is under way only for jobs that were given more keeps nobody waiting.
+        """Whether a free instance may search for the job. It searches as late as the builders allow, knowing most then.
+
+        Rounds that only jobs ahead of this one wait for do not count.
         """
         held = self._rounds.trials_of(instance.name)
         return sum(live.under_way(awaited) for live in held if not self._may_pass(job, live)) <= self._enough
@@ -274,13 +268,16 @@ class TunePhase:
         return all(self._fair_queue.is_behind(job.claimant, each.claimant) for each in live.subscribers.values())
 
     def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
-        """An operator stays with the instance that knows it."""
+        """Whether no other instance knows the operator's search."""
         return self._rounds.owners.may_search(job.log_key(plan.workload_hash).search, instance.name)
 
     def _start(
         self, job: ActiveJob, jobs: Collection[ActiveJob], instance: Instance, plan: OperatorPlan, count: int
     ) -> LiveRound:
-        """A round for the job, and for all that can use it too: of what the log holds in part, else of a search."""
+        """Start a round for the job and for all others that can use it.
+
+        It measures candidates that the log lacks at some shares, if there are any; else it searches.
+        """
         key = job.log_key(plan.workload_hash)
         others = [each for each in jobs if each is not job and self._would_take(each, key)]
         stored = Round(uuid.uuid4().hex, job.id, Kind.TRIAL, plan.workload_hash, instance.name, count)
@@ -293,12 +290,12 @@ class TunePhase:
         else:
             for each in live.subscribers.values():
                 stored.granted.update(each.stored.granted)
-                each.plans[plan.workload_hash].begin_round()
+                each.search_began(plan.workload_hash)
             self._rounds.start(live, tune_queue(instance.name), [self._search_work(job, live, instance)])
         return live
 
     def _build_works(self, job: ActiveJob, live: LiveRound) -> list[BuildWork]:
-        """What the log holds at some of the job's shares is built for the others."""
+        """Build work for candidates that the log holds at some of the job's shares, for its other shares."""
         names = live.stored.candidates or []
         traces = self._store.log.traces(live.key, names)
         operator = self._operator_work(job, live)
@@ -344,14 +341,14 @@ class TunePhase:
         }
 
     def _operator_work(self, job: ActiveJob, live: LiveRound) -> RoundWork:
-        """The target has the cores of the largest share, as that of a job for all of these shares would."""
+        """The common fields; the target has the cores of the largest share, like the target of a job at all shares."""
         work = job.round_work(live.id, live.key.workload_hash)
         cores = max((each.units for each in live.stored.granted.values() if each.kind.device_kind == CPU), default=0)
         work["operator"]["target"] = with_cores(job.stored.target, cores)
         return work
 
     def _times(self, live: LiveRound) -> dict[str, dict[str, float]]:
-        """Medians in seconds by candidate and share, of all that the log holds at any share of the round."""
+        """Medians in seconds by candidate and share, of all trials in the log at the round's shares."""
         shares = {granted.key: share for share, granted in live.stored.granted.items()}
         times: dict[str, dict[str, float]] = {}
         for row in self._store.log.trials(live.key.search):
@@ -360,7 +357,7 @@ class TunePhase:
         return times
 
     def _history(self, live: LiveRound, times: Mapping[str, Mapping[str, float]]) -> list[PastTrial]:
-        """The fastest of the candidates measured at all shares, and some that failed."""
+        """The fastest candidates that were measured at all shares, and some that failed."""
         joint = joint_times(times, list(live.stored.granted))
         best = sorted((name for name, secs in joint.items() if secs), key=lambda name: joint[name])[:_HISTORY]
         failed = [name for name, secs in joint.items() if not secs][:_HISTORY]
@@ -375,7 +372,7 @@ class TunePhase:
         ]
 
     def _transferred(self, key: LogKey, plan: OperatorPlan, operator: str) -> list[str]:
-        """The donors' fastest traces: the fastest of each first, then the second of each."""
+        """The donors' fastest traces: first the fastest of each donor, then the second of each."""
         known = self._store.log.donors(key, f"%{operator_kind(operator)}%")
         by_donor = [
             self._store.log.best_trials(replace(key, workload_hash=donor.workload_hash), donor.share_key, _TRANSFERRED)

@@ -69,9 +69,9 @@ def test_single_work_is_named_the_same_until_it_is_asked_for_again() -> None:
     job, timing = a_job(JobState.TIMING), SingleWork("time_model", "cpu:2")
     assert job.work_id(timing) == job.work_id(timing) == "j-time_model1-0"
     assert job.work_id(SingleWork("compile")) == "j-compile-0"
-    job.note_asked(timing)
-    assert timing in job.asked
+    job.note_requested(timing)
+    assert timing in job.requested
     assert job.work_id(timing) == "j-time_model1-1"
     assert job.work_id(SingleWork("time_model", "cpu:1")) == "j-time_model0-0"
     job.enter(JobState.TIMING)
-    assert timing not in job.asked
+    assert timing not in job.requested

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.records import Status
-from fractune_server.engine.trial_counts import TrialCounts
+from fractune_server.engine.active_job import TrialCounts
 
 TRIALS = st.tuples(st.sampled_from("abcd"), st.sampled_from(["cpu:1", "cpu:2", "cpu:4"]), st.sampled_from(list(Status)))
 
