@@ -28,6 +28,7 @@ from benchmarks.support.published import (
     SLICES,
     Curve,
     miso_curves,
+    overlaps,
     parvagpu_curves,
     parvagpu_deployments,
     parvagpu_request,
@@ -35,7 +36,6 @@ from benchmarks.support.published import (
 )
 from fractune.features.plan.picture import draw_plan
 from fractune_core.planning.devices import Layouts, gpu_type
-from fractune_core.planning.mig import overlaps
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest

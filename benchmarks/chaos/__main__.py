@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fractune
+from benchmarks.chaos.audit import Audit, check_audit
 from benchmarks.chaos.jobs import Submitter, requests
 from benchmarks.chaos.report import ChaosReport, budgets_of, failures_of, messages_of
 from benchmarks.chaos.schedule import STACK, Kill, Limits, choose, kills
 from benchmarks.chaos.stack import UpProcess, audit_lines, logs_of, running_up
 from benchmarks.support.machine import facts, write_json
-from fractune_core.analysis.audit import Audit, check_audit
 from fractune_core.records import TuningRecord
 
 _LOOK_EVERY_S = 0.1

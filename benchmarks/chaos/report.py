@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.chaos.audit import AuditFindings
 from fractune.server.job_status import JobStatus
-from fractune_core.analysis.audit import AuditFindings
 from fractune_core.jobs import JobState
 from fractune_core.records import Status, TuningRecord
 

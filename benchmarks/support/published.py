@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fractune_core.planning.devices import Layouts, gpu_type
 from fractune_core.planning.fleet import planned_model
-from fractune_core.planning.mig import BY_NAME, Placed
+from fractune_core.planning.mig import BY_NAME, Placed, slices
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
@@ -34,6 +35,11 @@ class Deployed:
     placed: Placed
     batch: int
     processes: int
+
+
+def overlaps(placed: Sequence[Placed]) -> list[tuple[Placed, Placed]]:
+    """The pairs of instances that claim a memory slice twice."""
+    return [(one, other) for one, other in itertools.combinations(placed, 2) if slices(one) & slices(other)]
 
 
 def parvagpu_rows() -> dict[str, tuple[Row, ...]]:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos import stack as stack_module
+from benchmarks.chaos.audit import AuditFindings
 from benchmarks.chaos.report import ChaosReport, Spending, budgets_of, failures_of, messages_of
 from benchmarks.chaos.schedule import REDIS, STACK, WEIGHTS, Kill, Limits, Victim, choose, kills
 from benchmarks.chaos.stack import _victim
 from fractune.server.job_status import JobStatus
-from fractune_core.analysis.audit import AuditFindings
 from fractune_core.jobs import JobState
 from fractune_core.records import Status
 from tests.support.paths import REPOSITORY

@@ -7,11 +7,8 @@ ones ("Insufficient Resources"), so they are made first.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from fractune_core.errors import BadRequest
 
 COMPUTE_SLICES = 7
 MEMORY_SLICES = 8
@@ -72,48 +69,8 @@ def least_wasteful(units: Sequence[int]) -> dict[int, list[int]]:
     return places
 
 
-def layouts(profiles: Sequence[Profile] = PLAIN) -> set[frozenset[Placed]]:
-    """Every set of one or more instances that a GPU can hold at the same time: 297 of the plain profiles."""
-    counts = (itertools.combinations_with_replacement(profiles, count) for count in range(1, COMPUTE_SLICES + 1))
-    return {frozenset(placed) for kinds in itertools.chain(*counts) for placed in placements(kinds)}
-
-
-def maximal(found: Iterable[frozenset[Placed]]) -> list[frozenset[Placed]]:
-    """Those of the layouts to which no other instance can be added."""
-    every = list(found)
-    return [each for each in every if not any(each < other for other in every)]
-
-
-def overlaps(placed: Sequence[Placed]) -> list[tuple[Placed, Placed]]:
-    """The pairs of instances that claim a memory slice twice."""
-    return [(one, other) for one, other in itertools.combinations(placed, 2) if _slices(one) & _slices(other)]
-
-
-def check_layout(placed: Sequence[Placed]) -> None:
-    """Raises BadRequest with the first rule that a layout breaks: a place that there is not, two instances in one
-    place, more instances of a profile or more slices than a GPU has.
-    """
-    for profile, place in placed:
-        if place not in profile.places:
-            may = ", ".join(map(str, sorted(profile.places)))
-            raise BadRequest(f"layout: a {profile.name} cannot begin at memory slice {place}; it can at {may}")
-    for one, other in overlaps(placed):
-        raise BadRequest(f"layout: {_text(one)} and {_text(other)} overlap; move one of them, or leave it out")
-    profiles = [profile for profile, _ in placed]
-    for profile in profiles:
-        if profiles.count(profile) > profile.at_most:
-            raise BadRequest(
-                f"layout: {profiles.count(profile)} of {profile.name}; a GPU has {profile.at_most} at most"
-            )
-    if sum(profile.compute for profile in profiles) > COMPUTE_SLICES:
-        raise BadRequest(f"layout: more than the {COMPUTE_SLICES} slices of SMs that a GPU has; leave something out")
-
-
-def _text(placed: Placed) -> str:
-    return f"{placed[0].name} at {placed[1]}"
-
-
-def _slices(placed: Placed) -> frozenset[int]:
+def slices(placed: Placed) -> frozenset[int]:
+    """The memory slices of an instance."""
     profile, place = placed
     return frozenset(range(place, place + profile.memory))
 
@@ -124,7 +81,7 @@ def _place(profiles: list[Profile], taken: frozenset[int]) -> Iterator[list[Plac
         return
     first, *rest = profiles
     for place in first.places:
-        slices = _slices((first, place))
-        if not slices & taken:
-            for others in _place(rest, taken | slices):
+        own = slices((first, place))
+        if not own & taken:
+            for others in _place(rest, taken | own):
                 yield [(first, place), *others]

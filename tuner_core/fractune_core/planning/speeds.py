@@ -89,10 +89,6 @@ class ModelSpeeds:
         found = (self._row(way, units) for way in self._series if min(self._series[way]) <= units)
         return list(found)
 
-    def known_units(self) -> set[int]:
-        """Units that some series has a row for."""
-        return {units for rows in self._series.values() for units in rows}
-
     def _row(self, way: tuple[int, int], units: int) -> Row:
         rows = self._series[way]
         if units in rows:

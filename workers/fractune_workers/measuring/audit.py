@@ -1,23 +1,75 @@
-"""A measurer's audit file: what it measured, on disk before the result is sent."""
+"""A measurer's audit file: what it measured, on disk before the result is sent.
+
+A measurer that keeps an audit file writes each measurement before it sends the result, and notes it again once Redis
+has taken the result. A line is one JSON object. A line that a kill has cut short counts for nothing, because its result
+was not sent. `scripts/chaos` compares the files with the log.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from fractune_core.analysis.audit import delivered_line, measured_line
 from fractune_core.errors import StateUnusable
 from fractune_core.records import TuningRecord
 
 AUDIT_VARIABLE = "FRACTUNE_AUDIT"
 """environment variable: the folder of the audit files; unset or empty = none are kept"""
 
+MEASURED, DELIVERED = "measured", "delivered"
+"""events of the lines"""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One measurement, as its measurer tells it."""
+
+    record_id: str
+    kind: str
+    candidate: str
+    share: str
+    job: str
+    status: str
+    run_secs: tuple[float, ...]
+    """all repeats in seconds; empty for a failure"""
+    measured_at: float
+    """seconds since 1970, UTC"""
+
+    @classmethod
+    def of(cls, record: TuningRecord) -> Statement:
+        return cls(
+            record.record_id,
+            record.kind.value,
+            record.candidate_id,
+            record.share,
+            record.job,
+            record.status.value,
+            record.run_secs,
+            record.measured_at,
+        )
+
+    def fits(self, record: TuningRecord) -> bool:
+        """Whether the log's record says the same."""
+        return self == Statement.of(record)
+
+
+def measured_line(record: TuningRecord) -> str:
+    """The line of a measurement that is about to be sent."""
+    return json.dumps({"event": MEASURED, **asdict(Statement.of(record))})
+
+
+def delivered_line(record_ids: Iterable[str], at: float) -> str:
+    """The line of measurements that Redis has taken, at `at` seconds since 1970."""
+    return json.dumps({"event": DELIVERED, "record_ids": list(record_ids), "at": at})
+
 
 class AuditFile:
-    """Lines are added and never changed; `fractune_core.analysis.audit` reads them. Raises StateUnusable."""
+    """Lines are added and never changed. Raises StateUnusable."""
 
     def __init__(self, folder: Path, worker: str) -> None:
         self.path = folder / f"{quote(worker, safe='')}.jsonl"

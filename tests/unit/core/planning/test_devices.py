@@ -9,7 +9,7 @@ import pytest
 
 from fractune_core.errors import BadRequest
 from fractune_core.planning.devices import GPUS, DeviceType, Layouts, cpu_type, gpu_type
-from fractune_core.planning.mig import layouts
+from tests.support.mig_layouts import layouts
 
 MIG = gpu_type("A100-80GB", Layouts.MIG)
 MPS = gpu_type("H100-80GB", Layouts.MPS)

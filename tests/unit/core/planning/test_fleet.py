@@ -16,10 +16,11 @@ import pytest
 from fractune_core.errors import PlanInfeasible
 from fractune_core.planning.devices import DeviceType, Layouts, cpu_type, gpu_type
 from fractune_core.planning.fleet import plan_fleet
-from fractune_core.planning.mig import BY_NAME, check_layout, layouts
+from fractune_core.planning.mig import BY_NAME
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
+from tests.support.mig_layouts import broken_rule, layouts
 
 MIG = gpu_type("A100-80GB", Layouts.MIG)
 SIZES = tuple(part.units for part in MIG.parts)
@@ -42,7 +43,7 @@ def check(plan: Plan, request: PlanRequest) -> None:
         taken = [place for part in parts for place in range(part.place, part.place + part.length)]
         assert len(set(taken)) == len(taken) <= plan.axis
         if request.device.layouts is Layouts.MIG:
-            check_layout([(BY_NAME[f"{part.units}g"], part.place) for part in parts])
+            assert not broken_rule([(BY_NAME[f"{part.units}g"], part.place) for part in parts])
         for part in parts:
             served[part.model] = served.get(part.model, 0.0) + part.throughput_per_s
     for model in request.models:

@@ -60,7 +60,6 @@ def test_every_batch_and_number_of_processes_is_a_series_of_its_own() -> None:
     speeds = ModelSpeeds([*rows({1: 0.1, 2: 0.06}), *rows({2: 0.3}, batch=8, processes=2)])
     assert len(speeds.at(1)) == 1
     assert {(row.batch, row.processes) for row in speeds.at(2)} == {(1, 1), (8, 2)}
-    assert speeds.known_units() == {1, 2}
 
 
 def test_a_latency_that_is_longer_than_the_time_between_batches_stays_so() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.analysis.audit import Audit
+from benchmarks.chaos.audit import Audit
 from fractune_core.errors import StateUnusable
 from fractune_workers.measuring.audit import AUDIT_VARIABLE, AuditFile, audit_file
 from tests.support.samples import validation

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.analysis.audit import Audit, Statement
+from benchmarks.chaos.audit import Audit
 from fractune_core.analysis.roofline import Roof
 from fractune_core.shares import Share
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.measuring import session as session_module
-from fractune_workers.measuring.audit import AUDIT_VARIABLE
+from fractune_workers.measuring.audit import AUDIT_VARIABLE, Statement
 from fractune_workers.roles.measure import Measurer
 from tests.support.children.poison import FOLDER, PoisonConfinement
 from tests.support.processes.redis_process import wait_until

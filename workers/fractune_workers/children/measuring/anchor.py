@@ -16,8 +16,6 @@ from fractune_workers.children.tvm_api.artifacts import build_object, load_objec
 from fractune_workers.children.tvm_api.processor import Processor
 
 _ANCHOR_SIZE = 128
-ANCHOR_FLOPS = 2 * _ANCHOR_SIZE**3
-"""operations of one run of a CPU's anchor"""
 _ANCHOR_POLICY = TimingPolicy("anchor", warmups=1, repeats=3, min_repeat_ms=3.0)
 
 

@@ -33,9 +33,6 @@ class CompetingSearches:
         }
         self._asked = dict.fromkeys(self._searches, 0)
 
-    def search_of(self, implementation: str) -> OperatorSearch:
-        return self._searches[implementation]
-
     def propose(self, count: int, name: Callable[[str], str], *, exact: bool) -> list[dict[str, str]]:
         """Up to `count` candidates never proposed before; `exact`: of implementations that do not round otherwise."""
         open_ones = [each for each in self._searches if not exact or each not in INEXACT]

@@ -46,7 +46,7 @@ def test_transferred_schedules_are_tried_in_turn_with_computed_ones_and_only_onc
     transferred = proposed(child, donor, 4)
     opened(child, receiver, transferred)
     first = proposed(child, receiver, 8)
-    search = child._operators[receiver.workload_hash, "key", ""].search_of(DIRECT)
+    search = child._operators[receiver.workload_hash, "key", ""]._searches[DIRECT]
     space = sketches_of(search.spaces), search.postprocs
     adapted = [adapt(trace, search._workload.mod, *space) for trace in transferred]
     assert len(first) == 8
@@ -68,7 +68,7 @@ def test_with_nothing_transferred_it_samples(child: SearcherChild) -> None:
 def test_an_evolution_begins_once_a_round_was_measured(child: SearcherChild) -> None:
     operator = matmul(64)
     opened(child, operator, [])
-    search = child._operators[operator.workload_hash, "key", ""].search_of(DIRECT)
+    search = child._operators[operator.workload_hash, "key", ""]._searches[DIRECT]
     first = child.propose(operator.workload_hash, "key", 8)
     assert not search._returned
     results = [(item["candidate"], "cpu:1", 1e-3 * (1 + at)) for at, item in enumerate(first)]
@@ -86,7 +86,7 @@ def told(items: list[dict[str, str]], share: str, secs: list[float]) -> list[tup
 def test_when_the_shares_change_what_is_known_at_the_new_ones_guides(child: SearcherChild) -> None:
     operator = matmul(64)
     opened(child, operator, [])
-    search = child._operators[operator.workload_hash, "key", ""].search_of(DIRECT)
+    search = child._operators[operator.workload_hash, "key", ""]._searches[DIRECT]
     name = (operator.workload_hash, "key")
     items = child.propose(*name, 3)
     child.learn(*name, told(items, "cpu:1", [3.0, 1.0, 2.0]), ["cpu:1"])
@@ -123,7 +123,7 @@ def test_searches_of_one_operator_know_nothing_of_each_other(child: SearcherChil
     one, other = (child.propose(operator.workload_hash, "key", 4, of=of) for of in ("", "acme/"))
     assert one == other
     child.learn(operator.workload_hash, "key", told(one, "cpu:1", [1.0] * 4), ["cpu:1"])
-    measured = [child._operators[operator.workload_hash, "key", of].search_of(DIRECT).measured for of in ("", "acme/")]
+    measured = [child._operators[operator.workload_hash, "key", of]._searches[DIRECT].measured for of in ("", "acme/")]
     assert measured == [4, 0]
 
 

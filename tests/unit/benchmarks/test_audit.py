@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fractune_core.analysis.audit import Audit, AuditFindings, check_audit, delivered_line, measured_line
+from benchmarks.chaos.audit import Audit, AuditFindings, check_audit
 from fractune_core.records import Kind, Status, TuningRecord
+from fractune_workers.measuring.audit import delivered_line, measured_line
 from tests.support.samples import validation
 
 

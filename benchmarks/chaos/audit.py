@@ -1,64 +1,15 @@
-"""What measurers say they measured, compared with what the log holds: nothing lost, doubled or invented.
-
-A measurer that keeps an audit file writes what it measured before it sends the result, and that it has sent it once
-Redis has taken it. A line is one JSON object; one that a kill has cut short says nothing, because what it tells of was
-not sent.
-"""
+"""What measurers say they measured (their audit files), compared with the log: nothing lost, doubled or invented."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from fractune_core.records import Kind, TuningRecord
-
-_MEASURED, _DELIVERED = "measured", "delivered"
-
-
-@dataclass(frozen=True)
-class Statement:
-    """One measurement, as its measurer tells it."""
-
-    record_id: str
-    kind: str
-    candidate: str
-    share: str
-    job: str
-    status: str
-    run_secs: tuple[float, ...]
-    """all repeats in seconds; empty for a failure"""
-    measured_at: float
-    """seconds since 1970, UTC"""
-
-    @classmethod
-    def of(cls, record: TuningRecord) -> Statement:
-        return cls(
-            record.record_id,
-            record.kind.value,
-            record.candidate_id,
-            record.share,
-            record.job,
-            record.status.value,
-            record.run_secs,
-            record.measured_at,
-        )
-
-    def fits(self, record: TuningRecord) -> bool:
-        """Whether the log's record says the same."""
-        return self == Statement.of(record)
-
-
-def measured_line(record: TuningRecord) -> str:
-    """The line of a measurement that is about to be sent."""
-    return json.dumps({"event": _MEASURED, **asdict(Statement.of(record))})
-
-
-def delivered_line(record_ids: Iterable[str], at: float) -> str:
-    """The line of measurements that Redis has taken, at `at` seconds since 1970."""
-    return json.dumps({"event": _DELIVERED, "record_ids": list(record_ids), "at": at})
+from fractune_workers.measuring.audit import DELIVERED, Statement
 
 
 @dataclass
@@ -81,7 +32,7 @@ class Audit:
                 self.torn += 1
 
     def _take(self, said: Mapping[str, Any]) -> None:
-        if said["event"] == _DELIVERED:
+        if said["event"] == DELIVERED:
             self.delivered.update(said["record_ids"])
             return
         told = {name: said[name] for name in Statement.__dataclass_fields__}
