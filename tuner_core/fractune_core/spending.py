@@ -12,7 +12,7 @@ MEASURING = ("measure", "time_model")
 
 
 @dataclass(frozen=True)
-class Piece:
+class WorkCost:
     """What one piece of work took, as the worker tells that did it."""
 
     work_id: str

@@ -17,7 +17,7 @@ from fractune_core.access.addresses import with_password
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.redis_users import USERS, acl_file
 from fractune_core.fleet.signed_messages import open_event
-from fractune_core.spending import Piece
+from fractune_core.spending import WorkCost
 from tests.support.secret import SECRET
 
 
@@ -36,10 +36,10 @@ def events_of(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:
     return [event for event in _all_events(connection, stream) if event["event"] != "piece_done"]
 
 
-def pieces_of(connection: redis.Redis) -> list[Piece]:
+def pieces_of(connection: redis.Redis) -> list[WorkCost]:
     """What work has taken, as it was told to the server."""
     events = _all_events(connection, SERVER_STREAM)
-    return [Piece.from_event(event) for event in events if event["event"] == "piece_done"]
+    return [WorkCost.from_event(event) for event in events if event["event"] == "piece_done"]
 
 
 def _all_events(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ GPUS = (
 
 
 @dataclass(frozen=True)
-class Part:
+class DevicePart:
     """A size that a device can be divided into."""
 
     share: str
@@ -105,7 +105,7 @@ class DeviceType:
     """of the whole device"""
     length: int
     """of the axis"""
-    parts: tuple[Part, ...]
+    parts: tuple[DevicePart, ...]
     """in ascending order of units; the last is the whole device"""
     isa: str = ""
     """empty = any"""
@@ -124,11 +124,11 @@ class DeviceType:
         return self.layouts is Layouts.MIG
 
     @property
-    def whole(self) -> Part:
+    def whole(self) -> DevicePart:
         return self.parts[-1]
 
     @cached_property
-    def by_units(self) -> dict[int, Part]:
+    def by_units(self) -> dict[int, DevicePart]:
         return {part.units: part for part in self.parts}
 
     def units_of(self, share: str) -> int:
@@ -181,7 +181,7 @@ def gpu_type(name: str, layouts: Layouts) -> DeviceType:
         raise BadRequest(f"gpu '{name}' is unknown; write {', '.join(each.name for each in GPUS)}")
     if layouts is Layouts.MIG:
         parts = tuple(
-            Part(
+            DevicePart(
                 f"mig:{profile.name}.{gpu.mig_gb[profile.name]}gb",
                 profile.compute,
                 gpu.mig_sms[profile.name],
@@ -241,7 +241,7 @@ def _sizes(most: int) -> list[int]:
     return [size for size in range(1, most + 1) if size == most or size % 2 ** max(size.bit_length() - 4, 0) == 0]
 
 
-def _line(units: Mapping[int, int], names: Mapping[int, str], memory_gib: float) -> tuple[Part, ...]:
+def _line(units: Mapping[int, int], names: Mapping[int, str], memory_gib: float) -> tuple[DevicePart, ...]:
     """Parts that may lie anywhere, by their lengths, the longest first along the axis. Memory is not divided there:
     each part may take of it what it takes of the units.
     """
@@ -255,6 +255,8 @@ def _line(units: Mapping[int, int], names: Mapping[int, str], memory_gib: float)
         places[length] = tuple(sorted(begin for begin in begins if begin + length <= end))
         reached = begins
     return tuple(
-        Part(names[length], units[length], units[length], length, places[length], memory_gib * units[length] / most)
+        DevicePart(
+            names[length], units[length], units[length], length, places[length], memory_gib * units[length] / most
+        )
         for length in sorted(units)
     )

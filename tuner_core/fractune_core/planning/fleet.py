@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fractune_core.errors import FractuneError, PlanInfeasible
-from fractune_core.planning.devices import DeviceType, Layouts, Part
+from fractune_core.planning.devices import DevicePart, DeviceType, Layouts
 from fractune_core.planning.mig import least_wasteful
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import MOST_DEVICES, ModelDemand, PlanRequest
@@ -102,7 +102,7 @@ class _FleetProgram:
     needed: Mapping[str, float]
     devices: int = 0
     """index of the number of devices"""
-    _arcs: list[tuple[int, Part, int]] = field(default_factory=list)
+    _arcs: list[tuple[int, DevicePart, int]] = field(default_factory=list)
     """index, part, place"""
     _gaps: list[int] = field(default_factory=list)
     """index by place"""

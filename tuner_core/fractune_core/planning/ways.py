@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fractune_core.planning.devices import Part
+from fractune_core.planning.devices import DevicePart
 from fractune_core.planning.plans import PlannedPart
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import ModelSpeeds, Row
@@ -31,7 +31,7 @@ class Way:
     def latency_s(self) -> float:
         return self.row.latency_s * self.slowdown
 
-    def planned(self, model: str, part: Part, place: int) -> PlannedPart:
+    def planned(self, model: str, part: DevicePart, place: int) -> PlannedPart:
         row = self.row
         return PlannedPart(
             part.share,
@@ -49,7 +49,9 @@ class Way:
         )
 
 
-def best_way(request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, part: Part, slowdown: float) -> Way | None:
+def best_way(
+    request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, part: DevicePart, slowdown: float
+) -> Way | None:
     """The most throughput whose batch fits into the target's part for it and into the memory; None where none does."""
     limit_s = math.inf if model.latency_s is None else model.latency_s * request.latency_part
     fitting = [way for way in _ways(model, speeds, part, slowdown) if way.latency_s <= limit_s]
@@ -79,6 +81,6 @@ def explain_no_way(
     )
 
 
-def _ways(model: ModelDemand, speeds: ModelSpeeds, part: Part, slowdown: float) -> list[Way]:
+def _ways(model: ModelDemand, speeds: ModelSpeeds, part: DevicePart, slowdown: float) -> list[Way]:
     rows = speeds.at(part.units)
     return [Way(row, slowdown) for row in rows if model.memory_gib * row.processes <= part.memory_gib]

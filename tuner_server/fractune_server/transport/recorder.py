@@ -25,7 +25,7 @@ from fractune_core.fleet.signing import Unsigned
 from fractune_core.json_shapes import check_shape
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare
-from fractune_core.spending import Piece
+from fractune_core.spending import WorkCost
 from fractune_server.store.records.log import TuningLog
 from fractune_server.store.records.record_check import check_measured
 from fractune_server.transport.unreadable import set_aside
@@ -51,7 +51,7 @@ class Arrival:
 
     event: Event
     record: TuningRecord | None = None
-    piece: Piece | None = None
+    piece: WorkCost | None = None
     replayed: bool = False
     """an operator asked for it to be read once more, so it counts although its round has ended"""
 
@@ -301,7 +301,7 @@ def _read(event: Event) -> Arrival:
         check_measured(record)
         return Arrival(event, record)
     if event["event"] == "piece_done":
-        return Arrival(event, piece=Piece.from_event(event))
+        return Arrival(event, piece=WorkCost.from_event(event))
     if event["event"] == "roof_measured":
         check_shape(Roof, event["roof"])
         _check_amounts(event["roof"].values())

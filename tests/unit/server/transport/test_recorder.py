@@ -17,7 +17,7 @@ from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.fleet.signing import sign_json
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
-from fractune_core.spending import Piece, Spending
+from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
@@ -268,7 +268,7 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
 
 
 def test_what_work_took_is_in_the_ledger_once_though_it_comes_again(connection: redis.Redis, store: Store) -> None:
-    piece = Piece("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0)
+    piece = WorkCost("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0)
     event: Any = {"event": "piece_done", **asdict(piece)}
     for _ in range(2):
         connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
@@ -282,7 +282,7 @@ def test_what_work_took_is_in_the_ledger_once_though_it_comes_again(connection: 
 
 @pytest.mark.parametrize("wrong", [{"cpu_s": -1.0}, {"worked_s": float("nan")}, {"ended_at": "x"}, {"share": None}])
 def test_a_piece_that_cannot_be_read_is_set_aside(connection: redis.Redis, store: Store, wrong: dict[str, Any]) -> None:
-    whole = {"event": "piece_done", **asdict(Piece("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0))}
+    whole = {"event": "piece_done", **asdict(WorkCost("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0))}
     event: Any = {name: value for name, value in {**whole, **wrong}.items() if value is not None}
     connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
     recorder = Recorder(connection, store.log, SECRET, list)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from sqlalchemy import Connection, bindparam, func, select
 
 from fractune_core.fields import own_fields
-from fractune_core.spending import Piece, Spending
+from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.tables import pieces
 
@@ -21,7 +21,7 @@ _WORKED = (
 """used all the time: to make a statement takes longer than to run it"""
 
 
-def add_pieces(database: Database, connection: Connection, new: Iterable[Piece]) -> None:
+def add_pieces(database: Database, connection: Connection, new: Iterable[WorkCost]) -> None:
     """Those whose work is there already stay as they are."""
     database.insert_new(connection, pieces, [own_fields(piece) for piece in new])
 

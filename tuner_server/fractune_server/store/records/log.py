@@ -26,7 +26,7 @@ from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_core.spending import Piece
+from fractune_core.spending import WorkCost
 from fractune_server.store.database.database import Database, parts
 from fractune_server.store.database.tables import records, workloads
 from fractune_server.store.records.count_cache import CountCache
@@ -129,7 +129,7 @@ class TuningLog:
 
     # ---- writing --------------------------------------------------------------------------------
 
-    def add(self, new: Sequence[TuningRecord], done: Sequence[Piece] = ()) -> int:
+    def add(self, new: Sequence[TuningRecord], done: Sequence[WorkCost] = ()) -> int:
         """Commit the records, and to the ledger the pieces of work, in one transaction; those whose id is there already
         stay as they are. Returns how many records were new.
         """

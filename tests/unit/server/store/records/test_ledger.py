@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.spending import Piece, Spending
+from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation
 
-BUILD = Piece("b1", "j", "build", "", 2.0, 1.5, 100.0)
-MEASURE = Piece("m1", "j", "measure", "cpu:1", 4.0, 3.0, 200.0)
+BUILD = WorkCost("b1", "j", "build", "", 2.0, 1.5, 100.0)
+MEASURE = WorkCost("m1", "j", "measure", "cpu:1", 4.0, 3.0, 200.0)
 
 
 @pytest.fixture
