@@ -67,7 +67,7 @@ class Job:
         return self._download(self.status(), out)
 
     def result(self, out: str | os.PathLike[str] = ".", *, progress: ProgressOption = False) -> TuneResult:
-        """Wait for the end and download the bundle to `<model>.fractune` in the folder `out`.
+        """Wait for the end and download the bundle to the file `out` (`*.fractune`), or into the folder `out`.
 
         Raises what `wait` and `bundle` raise.
         """

@@ -72,6 +72,7 @@ def check_record_filter(share: str, kind: str) -> None:
         raise BadRequest(f"kind '{kind}': write {' or '.join(each.value for each in Kind)}")
 
 
-def bundle_file(folder: str | os.PathLike[str], model_name: str) -> Path:
-    """Where the bundle of a model goes that is only given a folder."""
-    return Path(folder).absolute() / f"{Path(model_name).stem}{SUFFIX}"
+def bundle_file(out: str | os.PathLike[str], model_name: str) -> Path:
+    """The file for a model's bundle: `out` itself (`*.fractune`), or `<model>.fractune` in the folder `out`."""
+    path = Path(out).absolute()
+    return path if path.suffix == SUFFIX else path / f"{Path(model_name).stem}{SUFFIX}"

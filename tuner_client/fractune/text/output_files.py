@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -46,5 +47,8 @@ def check_writable(option: str, path: Path) -> None:
     folder = path.absolute().parent
     while not os.path.lexists(folder):
         folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise StateUnusable(f"{option} {path}: the folder {folder} cannot be written; pass another path")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        why = f"the folder {folder} cannot be written ({error.strerror})"
+        raise StateUnusable(f"{option} {path}: {why}; pass another path") from error

@@ -66,9 +66,9 @@ def tune(
     leaves open. A Python file (TVMScript) is refused, unless with `run_script` its code may run here: then the
     IRModule that it makes is tuned. `priority` is "low", "normal" or "high": beside others a job gets four times
     the measurements of one that is one step lower, and none waits for ever. A server that allows it calls the
-    address `webhook` when the job has ended. The bundle is `<model>.fractune` in the folder `out`. `progress` shows
-    a bar, nothing (False), or calls a function with each JobStatus. A server that went away is waited for
-    `reconnect_s`.
+    address `webhook` when the job has ended. The bundle is the file `out` where that ends in `.fractune`, else
+    `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls a function with each
+    JobStatus. A server that went away is waited for `reconnect_s`.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
     """

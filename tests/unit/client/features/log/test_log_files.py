@@ -99,6 +99,13 @@ def test_a_file_that_cannot_be_written_is_told_beforehand(tmp_path: Path, name: 
         check_writable("--csv", tmp_path / name)
 
 
+def test_a_folder_that_refuses_new_files_is_noticed_beforehand() -> None:
+    with pytest.raises(
+        StateUnusable, match=r"--out /proc/x: the folder /proc cannot be written \(.*\); pass another path"
+    ):
+        check_writable("--out", Path("/proc/x"))
+
+
 def test_folders_on_the_way_are_made(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deeper" / "f"
     check_writable("--csv", path)

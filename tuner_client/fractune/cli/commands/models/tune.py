@@ -23,14 +23,14 @@ from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.server.rpc import RECONNECT_S
-from fractune.sessions.requests import check_above_zero
+from fractune.sessions.requests import bundle_file, check_above_zero
 from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
 from fractune.text.output_files import check_writable
 from fractune.text.text import table_console
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
-from fractune_core.files.bundles import SUFFIX, Bundle
+from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import Priority
 
 GOAL_MISSED = 10
@@ -71,7 +71,10 @@ Rerank = Annotated[
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Use nothing that other jobs measured, and share no search with them.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the bundle (default: the current one).")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", help="File NAME.fractune, or folder, for the bundle (default: the current folder)."),
+]
 Picture = Annotated[
     Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
 ]
@@ -223,6 +226,6 @@ def _json(result: TuneResult) -> dict[str, Any]:
 
 def _check_paths(model: Path, out: Path, picture: Path | None) -> None:
     """What cannot be written is found out before anything starts."""
-    check_writable("--out", out.absolute() / f"{model.stem}{SUFFIX}")
+    check_writable("--out", bundle_file(out, model.name))
     if picture is not None:
         check_picture(picture)
