@@ -1,6 +1,5 @@
-"""`python -m benchmarks [--quick]`: all benchmarks, one after the other, each as a process of its own.
-
-With --quick each is a smoke run, whose results are not kept.
+"""`python -m benchmarks [--quick]`: all benchmarks, one after the other, each in a separate process. With --quick each
+is a smoke run without kept results.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ BENCHMARKS = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smoke runs, whose results are not kept")
+    parser.add_argument("--quick", action="store_true", help="smoke runs; their results are not kept")
     quick = parser.parse_args().quick
     failed = []
     for name in BENCHMARKS:

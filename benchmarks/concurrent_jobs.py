@@ -1,10 +1,10 @@
-"""Five jobs on one model at the same time, with overlapping shares: what is searched, built and measured, and how long?
+"""Five jobs on one model at the same time, with overlapping shares: their searches, builds, measurements and duration.
 
-Twice on a one-machine stack, each time from a fresh state: once the jobs share, as they do when nothing is said; once
-each has a scope of its own, so that none knows of another. Counted from the log: `searches` are pairs of a job and an
-operator for which it asked for trials; `builds` are builds of trials, told apart by the CPU seconds that each took;
-`trials` and `validations` are measurements; `repeated` are trials of a candidate at a share at which it had one in the
-same scope. The clock runs from the first submission to the end of the last job.
+The jobs run twice on a one-machine stack, each time from a fresh state: once sharing, as is the default, and once with
+a separate scope for each. The counts come from the log. `searches` are pairs of a job and an operator with trials that
+the job requested. `builds` are builds of trials, distinguished by their CPU seconds. `trials` and `validations` are
+measurements. `repeated` are trials of a candidate at a share at which it already had a trial in the same scope. The
+clock runs from the first submission to the end of the last job.
 
 Usage: python -m benchmarks.concurrent_jobs [--quick] [--out FILE] [--model NAME] [--only TEXT] [--trials N]
 """

@@ -1,10 +1,10 @@
-"""How many GPUs one server feeds, and what a record costs it: the real server, Redis and store, simulated workers.
+"""The number of GPUs that one server feeds, and its cost of a record: real server, Redis and store, simulated workers.
 
-The workers are coroutines of this process (benchmarks.support.simulated_workers), a measurer for each GPU, and with it
-two tuner instances and three builders, which keep it busy. They send to Redis what real ones send, and sleep as
-long as the work took in a real log. One piece of work in 2,000 ends its worker as `kill -9` does, and after one in
-1,000 a worker is drained; each has a successor. Redis keeps its file as that of the one-machine stack does. All of them
-share this machine, so that the simulation takes a part of it too, which is told.
+The workers are coroutines of this process (benchmarks.support.simulated_workers). Each GPU has a measurer, and two
+tuner instances and three builders that keep it busy. They send the commands of real workers to Redis, and sleep as long
+as the work took in a real log. One piece of work in 2,000 ends its worker like `kill -9`. After one in 1,000 a worker
+is drained; each has a successor. Redis keeps its file like that of the one-machine stack. All of them share this
+machine, so the simulation takes a part of it too; the output has that part.
 
 Usage: python -m benchmarks.fleet [--quick] [--out FILE] [--gpus N,N] [--seconds N]
 """

@@ -1,17 +1,17 @@
-"""Several variants of one model: fused, against a process for each, and against serving them in turn.
+"""Several variants of one model: fused, against a process for each, and against serving them alternately.
 
-The variants are the model with every weight changed a little, each by a seed of its own; where the file of a model only
-fills its weights with one number, they are drawn. Arrangements, each with a
-client for every variant that asks again as soon as it is answered, so that as many requests are open in all of them:
+The variants are the model with every weight changed a little, each with its own seed. Where the file of a model only
+fills its weights with one number, they are drawn. In each arrangement every variant has a client that sends its next
+request as soon as it has the answer, so the number of open requests is equal:
 
 - processes: a process for each variant at cpu:1, spread over the cores;
 - in turn: one process with all variants, each at cpu:N, N being all cores;
 - fused: one process, all slots at cpu:N.
 
-They are started and timed in turn, forth and back. Requests a second; the time that 99 of 100 requests took, NumPy
-array to NumPy array; resident memory: the proportional set sizes of the arrangement's processes, in which what they
-share counts once, with no other arrangement running. Bundles are tuned alike, with --trials for the model and for each
-fused one (0: first candidates only).
+The arrangements are interleaved, forth and back. The figures are requests a second; the 99th percentile of the time of
+a request, NumPy array to NumPy array; and resident memory. Memory is the sum of the proportional set sizes of the
+arrangement's processes, in which shared pages count once, with no other arrangement running. Bundles are tuned alike,
+with --trials for the model and for each fused one (0: first candidates only).
 
 Usage: python -m benchmarks.fused [--quick] [--out FILE] [--models A,B] [--slots 1,2,4,8] [--trials N] [--rounds N]
        [--seconds S] [--bundles FOLDER]
@@ -44,7 +44,7 @@ from fractune_core.files.bundles import SUFFIX
 
 OF_PROCESSES_BAR, OF_IN_TURN_BAR, MEMORY_BAR, MEMORY_SLOTS = 0.95, 1.15, 0.6, 4
 _NOISE = 0.05
-"""of a weight, the standard deviation of what is changed"""
+"""of a weight, the standard deviation of its change"""
 _SMALLEST = 16
 """elements: fewer are a scale or a shape, and no weights of a layer"""
 
@@ -200,7 +200,7 @@ def _say(process: subprocess.Popen[str], seconds: float) -> None:
 def _line(process: subprocess.Popen[str]) -> str:
     line = "" if process.stdout is None else process.stdout.readline()
     if not line:
-        raise SystemExit("fused: a serving process ended; what it said is above")
+        raise SystemExit("fused: a serving process ended; its output is above")
     return line
 
 
@@ -230,7 +230,7 @@ def _verdict(found: dict[str, dict[int, dict[str, float]]]) -> str:
     memory = [by_count[MEMORY_SLOTS]["memory"] for by_count in found.values() if MEMORY_SLOTS in by_count]
     parts = [
         f"{_span([each['of_processes'] for each in every])} of the processes' requests/s (bar {OF_PROCESSES_BAR:g})",
-        f"{_span([each['of_in_turn'] for each in every])} of those in turn (bar {OF_IN_TURN_BAR:g})",
+        f"{_span([each['of_in_turn'] for each in every])} of alternating (bar {OF_IN_TURN_BAR:g})",
         f"{_span(memory)} of their memory with {MEMORY_SLOTS} slots (bar {MEMORY_BAR:g})" if memory else "",
     ]
     return "; ".join(filter(None, parts))

@@ -1,9 +1,9 @@
-"""One tuning for two shares against a tuning for each: what the second share costs, and whether quality suffers.
+"""One tuning for two shares against a tuning for each: the cost of the second share, and its effect on quality.
 
-Three tunings of SqueezeNet from fresh states: for both shares at once, and for each share alone, with the same trials.
-"One" is the mean wall time of the two single tunings. At each share the variant that the joint tuning made is then
-timed in turn with the one that the single tuning made, in a confined child, alone; the single one is loaded twice, so
-that the ratio of it to itself shows what a difference is worth.
+Three tunings of SqueezeNet run from fresh states: for both shares at once, and for each share alone, with the same
+trials. "One" is the mean wall time of the two single tunings. Then the variants of the joint and of the single tuning
+are timed interleaved at each share, in a confined child, with nothing else running. The single variant is loaded twice:
+its ratio to itself shows the size of a meaningless difference.
 
 Usage: python -m benchmarks.k_shares [--quick] [--out FILE] [--model NAME] [--trials N] [--pairs N]
 """

@@ -1,15 +1,16 @@
-"""From a bundle to its first inference in a fresh process, and the memory that a loaded model takes.
+"""From a bundle to its first inference in a fresh process, and the memory of a loaded model.
 
-Seconds: in each fresh process, with Python itself started and nothing imported, from `fractune.load` to the first
-output; making the random input in between is not counted. The imports (NumPy, TVM's runtime) are timed in processes of
-their own, in turn with the others. A later inference is the code's own time.
+Seconds run in each fresh process from `fractune.load` to the first output, with Python started and nothing imported.
+Making the random input in between does not count. The imports (NumPy, TVM's runtime) are timed in separate processes,
+interleaved with the others. A later inference is the code's own time.
 
-Memory: what the process alone holds (Private_* of its smaps) more after five inferences than after the imports, with
-the input made and the loader of machine code started. It is put over the model's weights and workspace: the storage
-that the compiled program plans for what passes between operators, and the operators' scratch memory.
+Memory is the growth of the process's private memory (Private_* of its smaps) from the imports to the fifth inference.
+The input is made and the loader of machine code started before. It is divided by the model's weights and workspace. The
+workspace is the storage that the compiled program plans for values between operators, and the operators' scratch
+memory.
 
 Without --bundle the model is compiled but not tuned, with variants for two shares: its inference is slower than tuned
-code is.
+code.
 
 Usage: python -m benchmarks.load [--quick] [--out FILE] [--model NAME] [--repeats N] [--bundle FILE]
 """
@@ -96,7 +97,7 @@ def _untuned(model: Model, out: Path) -> Path:
 
 
 def _fresh(what: str, bundle: Path) -> dict[str, Any]:
-    """What a process of its own measured."""
+    """The measurements of a separate process."""
     command = [sys.executable, "-m", "benchmarks.support.load_child", what, str(bundle)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:

@@ -1,11 +1,11 @@
-"""What matching a whole model at a share costs when the log is long: `Matcher` as the server uses it.
+"""The cost of matching a whole model at a share with a long log: `Matcher` as the server uses it.
 
-A made-up log (benchmarks.support.match_log) of a million records, SQLite, and a model of 1,000 operators. Cold: a fresh
-process, the store opened anew, the pages of its file dropped from the memory of the system; from opening the store to
-the first answer. Warm: the calls after that in the same process. Beside the wall clock stand the processor time of
-the process, and how long it waited for a processor that others had: on a busy machine they tell what the call itself
-takes. Left out: gRPC, the writing of the answer, and the import of Python's modules; no worker is there, so that the
-share is found in the log.
+The log is made up (benchmarks.support.match_log): a million records in SQLite, and a model of 1,000 operators. Cold
+means a fresh process, a newly opened store, and the pages of its file dropped from the memory of the system; the time
+runs from opening the store to the first answer. Warm means the later calls in the same process. The table also has the
+processor time of the process, and its waiting time for a busy processor: on a busy machine they show the cost of the
+call itself. gRPC, the writing of the answer, and the import of Python's modules are left out. No worker is there, so
+the share is found in the log.
 
 Usage: python -m benchmarks.match [--quick] [--out FILE] [--records N] [--operators N] [--keep FOLDER]
 """
@@ -37,7 +37,7 @@ WARM_BAR_S = 0.1
 COLD_BAR_S = 2.0
 TABLE = "table"
 CASES = {How.EXACT: "cpu:4", How.NEAR: "cpu:5", How.ROBUST: "cpu:1", TABLE: "cpu:4,cpu:8"}
-"""what is asked, and the share or shares; no share of the log is within a factor of 2 of cpu:1"""
+"""the request, and the share or shares; no share of the log is within a factor of 2 of cpu:1"""
 _TIMES = ("cold_s", "cold_cpu_s", "cold_waited_s", "warm_s", "warm_cpu_s")
 _WARM_CALLS = 7
 
@@ -117,7 +117,7 @@ def _timed(call: Callable[[], None]) -> tuple[float, float]:
 
 
 def _fill(folder: Path, total: int, operators: int) -> dict[str, int]:
-    """Make the log where there is none. What it holds, and its bytes."""
+    """Make the log if it does not exist. Its contents, and its bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "made-up.json"
     asked = {"records": total, "operators": operators}

@@ -1,8 +1,8 @@
-"""What the whole embedded stack holds in memory while it tunes, and whether that grows.
+"""The memory of the whole embedded stack while it tunes, and its growth.
 
-One `fractune tune` from a fresh state; the proportional set sizes of all its processes are added up every other second,
-so that what they share counts once. Growth is the mean of the last quarter of the tuning over that of the second one,
-when everything has started.
+One `fractune tune` runs from a fresh state. The proportional set sizes of all its processes are added up every other
+second, so shared pages count once. Growth is the mean of the last quarter of the tuning over the mean of the second
+quarter, when everything has started.
 
 Usage: python -m benchmarks.memory [--quick] [--out FILE] [--model NAME] [--trials N] [--share cpu:N] [--only TEXT]
 """

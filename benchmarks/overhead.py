@@ -1,9 +1,9 @@
-"""What the service costs beside building and running candidates: the queue, the recorder, the scheduler, all of it.
+"""The cost of the service beside building and running candidates: the queue, the recorder, the scheduler, all of it.
 
-End to end: a real Redis and a real server process; the workers are simulated and answer at once, in threads of this
-process, so that their part is in the figure as well. The queue: benchmarks.queue_cost. The recorder: records from a
-stream into SQLite. The scheduler: a decision with many open operators and a large fleet, at three sizes, so that its
-growth shows. Usage: python -m benchmarks.overhead [--quick] [--out FILE] [--trials N] [--records N]
+End to end: a real Redis and a real server process. The workers are simulated and answer at once, in threads of this
+process, so their part is in the figure as well. The queue: benchmarks.queue_cost. The recorder: records from a stream
+into SQLite. The scheduler: a decision with many open operators and a large fleet, at three sizes, so that its growth
+shows. Usage: python -m benchmarks.overhead [--quick] [--out FILE] [--trials N] [--records N]
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _print_scheduler(found: dict[int, dict[str, float]]) -> None:
 
 
 def _growth(found: dict[int, dict[str, float]], step: str) -> str:
-    """How the last doubling of the operators changed the time; 2 would be linear."""
+    """The change of the time with the last doubling of the operators; 2 would be linear."""
     before, last = list(found)[-2:]
     return f"x{found[last][step] / found[before][step]:.1f} for x{last / before:.1f} operators"
 

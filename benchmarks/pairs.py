@@ -1,9 +1,9 @@
-"""What does it cost two models to share a processor, and is the makespan that follows from it the one that comes?
+"""The cost of co-location for two models on one processor, and the predicted makespan against the measured one.
 
-Each model is tuned without a search (`fractune tune --trials 0`), then every pair is measured as by `fractune pair` in
-each arrangement: cores of their own, the same cores, in turn. Then both really do a number of inferences, once
-together, where the one that is left goes on with the whole, and once one after the other: the makespan is held against
-the one predicted from the slow-downs. The A/A control is what i comes to without a neighbour.
+Each model is tuned without a search (`fractune tune --trials 0`). Then every pair is measured as by `fractune pair` in
+each arrangement: separate cores, the same cores, alternating. Then both models run a number of inferences, once
+together and once one after the other; together, the remaining model goes on with the whole. The measured makespan is
+compared with the one predicted from the slow-downs. The A/A control is the value of i without a co-runner.
 
 Usage: python -m benchmarks.pairs [--quick] [--out FILE] [--pairs A+B,...] [--rounds N] [--bundles FOLDER]
 """
@@ -144,7 +144,7 @@ def _work(stage: Stage, index: int, since_s: float, count: int) -> float:
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How far predictions and controls are off, as fractions; how often the verdicts disagree."""
+    """The errors of predictions and controls, as fractions; how often the verdicts disagree."""
     errors = [makespan_error(each) for each in found]
     controls = [abs(side["control"]["median"] - 1.0) for each in found for side in each["figures"]["sides"]]
     verdicts = [{each["makespan_verdict"], each["mean_completion_verdict"]} for each in found]
@@ -157,7 +157,7 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def makespan_error(told: Mapping[str, Any]) -> float:
-    """How far what was measured (median) is from the prediction, as a fraction of it."""
+    """The distance of the measured median from the prediction, as a fraction of it."""
     return abs(float(statistics.median(told["together_s"])) / float(told["predicted_s"]) - 1.0)
 
 

@@ -1,12 +1,12 @@
 """Plans against published deployments, and layouts of one GPU against the best that published tables allow.
 
-Nothing is run on a GPU and nothing is timed but the solver: devices and units are counted. The rates, the latency
-targets and the times of every model are ParvaGPU's and MISO's (tests/assets/published).
+Nothing runs on a GPU, and only the solver is timed: devices and units are counted. The rates, the latency targets and
+the times of every model are ParvaGPU's and MISO's (tests/assets/published).
 
 1. Fleets: the six sets of ParvaGPU, by its own rule for latencies, with 0 and 5 % headroom; both the published
    deployment and ours simulated at the stated rates.
-2. One GPU: mixes of 2, 3 and 4 jobs. Their times at 1, 3 and 7 slices are known, those at 2 and 4 are predicted; the
-   layout that is chosen is judged by all five. Beside it the guess that speed is in proportion to slices.
+2. One GPU: mixes of 2, 3 and 4 jobs. Their times at 1, 3 and 7 slices are known, those at 2 and 4 are predicted. All
+   five judge the chosen layout. The comparison is the guess that speed is in proportion to slices.
 
 Usage: python -m benchmarks.plan [--quick] [--out FILE] [--mixes N] [--seed N] [--picture FILE.svg]
 """
@@ -43,7 +43,7 @@ from fractune_core.planning.simulation import simulate
 from fractune_core.planning.speeds import ModelSpeeds, Row
 
 SEEN = (1, 3, 7)
-"""slices whose times a prediction knows"""
+"""slices with times that a prediction knows"""
 HEADROOMS = (0.0, 0.05)
 BATCHES = (8, 32)
 GPUS_BAR = sum(PUBLISHED_GPUS.values())
@@ -194,7 +194,7 @@ def mix_results(mixes: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def judge(curves: Curves, mixes: Sequence[Sequence[str]], guess: Callable[[Curve], Rows]) -> dict[str, float]:
-    """How far the STP that a guess promises is from what its layout gives, and what that loses to the best layout."""
+    """The distance between the STP that a guess promises and the STP of its layout, and its loss to the best layout."""
     guessed, true = ({name: rows(curve) for name, curve in curves.items()} for rows in (guess, true_rows))
     judged = [judge_mix(curves, mix, guessed, true) for mix in mixes]
     errors = [abs(each.guessed_stp / each.achieved_stp - 1) for each in judged]
@@ -230,7 +230,7 @@ def true_rows(curve: Curve) -> Rows:
 
 
 def predicted_rows(curve: Curve) -> Rows:
-    """What a plan takes where only SEEN were measured."""
+    """The prediction of a plan where only SEEN were measured."""
     speeds = ModelSpeeds(true_rows({units: curve[units] for units in SEEN}))
     return tuple(row for units in SLICES for row in speeds.at(units))
 

@@ -1,7 +1,7 @@
-"""What the queue costs a candidate: in batches as fractune sends them, against one piece of work for each.
+"""The cost of the queue for a candidate: in batches as fractune sends them, against one piece of work for each.
 
-A real Redis and RQ's real worker loop; the role is simulated: it does nothing but deliver one result a candidate, in
-the transaction that every real role uses. Usage: python -m benchmarks.queue_cost [--quick] [--out FILE]
+Redis and RQ's worker loop are real. The role is simulated: it only delivers one result a candidate, in the transaction
+that every real role uses. Usage: python -m benchmarks.queue_cost [--quick] [--out FILE]
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def costs_of(candidates: int, rounds: int) -> dict[int, list[float]]:
     with running_redis() as url, tempfile.TemporaryDirectory() as folder:
         connection = redis.Redis.from_url(url, socket_timeout=None)
         station = WorkerContext("bench", connection, b"secret", CoreLocks(Path(folder)), [0], Path(folder))
-        for _ in range(rounds):  # in turn, so that both meet the same weather
+        for _ in range(rounds):  # interleaved, so that both meet the same load of the machine
             for batch, found in costs.items():
                 found.append(ms_per_candidate(station, candidates, batch))
     return costs

@@ -1,4 +1,4 @@
-"""How fast results go from a stream into the log: a real Redis, the real Recorder, a real SQLite on this disk."""
+"""The rate of results from a stream into the log: a real Redis, the real Recorder, a real SQLite on this disk."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A share that was never searched: measuring the best of another share's log there, against a search of its own.
+"""A share that was never searched: measuring the best of another share's log there, against a separate search.
 
-The model is tuned at one share. Then the other share gets its schedules in two ways: in a copy of that state by
-`--rerank K`, for each K of `--best`, and from a fresh state by a search of as many trials as the first share had. Wall
-time of the whole commands; latency of all bundles at the share, measured anew in turn.
+The model is tuned at one share. Then the other share gets its schedules in two ways. One is `--rerank K` in a copy of
+that state, for each K of `--best`. The other is a search from a fresh state, with as many trials as the first share
+had. The figures are the wall time of the whole commands, and the latency of all bundles at the share, measured again
+interleaved.
 
 Usage: python -m benchmarks.rerank [--quick] [--out FILE] [--models A,B] [--trials N] [--best K,K] [--seeds N]
 [--known cpu:1] [--share cpu:2] [--only A,B]
@@ -53,7 +54,7 @@ def _summary_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _print(told: Mapping[str, Any], args: argparse.Namespace) -> None:
-    print(f"{told['model']}, seed {told['seed']}: {args.share} by a search of its own {told['search_s']:.1f} s")
+    print(f"{told['model']}, seed {told['seed']}: {args.share} by a separate search {told['search_s']:.1f} s")
     for best, each in told["rerank"].items():
         print(f"  --rerank {best}: {each['wall_s']:.1f} s, saved {each['saved']:.0%}; latency {each['latency']:.3f}")
     print(f"  the search's own schedules against themselves: {told['noise']:.3f}")

@@ -1,8 +1,8 @@
-"""What the scheduler's decisions cost with many open operators and a large fleet.
+"""The cost of the scheduler's decisions with many open operators and a large fleet.
 
-One job in the middle of tuning, every operator with the same number of trials behind it. A tuner instance stands for
-each measurer, which is more than a fleet needs: what is looked at for every instance is at its worst here. Redis and
-SQLite are real.
+One job is in the middle of tuning, with the same number of trials behind every operator. Each measurer has a tuner
+instance, which is more than a fleet needs: look-ups for every instance are at their worst here. Redis and SQLite are
+real.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def costs_ms(operators: int, measurers: int) -> dict[str, float]:
 
 
 def _tick(phase: TunePhase, job: ActiveJob) -> None:
-    """What the engine does with the job in one turn."""
+    """The engine's work on the job in one tick."""
     phase.advance(job, [job])
     free = phase.free_instances()
     while free and phase.start_round(job, [job], free):

@@ -1,9 +1,13 @@
-"""The server under load, in three parts: the real server, Redis and store; workers and what they measure are simulated.
+"""The server under load, in three parts: real server, Redis and store; workers and their measurements are simulated.
 
-`clients`: 200 of them submit jobs, watch them to their end, and ask meanwhile, beside 50 workers: how long calls that
-end at once take, whether a watch is told everything, and whether the server's memory and Redis's keys stay flat.
-`watchers`: 1,000 on one job, and one more. `page`: a page of 100 records of a made-up log of a million, newest or
-fastest first, while workers deliver 500 records a second. All of it runs on this one machine.
+- `clients`: 200 clients submit jobs, watch them to their end, and send other requests meanwhile, beside 50 workers.
+  Measured are the duration of calls that end at once, the completeness of watches, and the growth of the server's
+  memory and of Redis's keys.
+- `watchers`: 1,000 watchers of one job, and one more.
+- `page`: a page of 100 records of a made-up log of a million, newest or fastest first, while workers deliver 500
+  records a second.
+
+All of it runs on this one machine.
 
 Usage: python -m benchmarks.service_load [--quick] [--out FILE] [--minutes N] [--part NAME,NAME] [--clients N]
            [--records N]
@@ -65,7 +69,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, help="of the clients; the long form has 30")
     parser.add_argument("--clients", type=int, help="how many; 200 without it")
     parser.add_argument("--part", help=f"of {','.join(PARTS)}; all of them without it")
-    parser.add_argument("--records", type=int, help="in the log of which pages are read")
+    parser.add_argument("--records", type=int, help="in the log for the pages")
     args = parser.parse_args()
     parts = (args.part or ",".join(PARTS)).split(",")
     if not set(parts) <= set(PARTS):
@@ -221,7 +225,7 @@ def _print_clients(part: dict[str, Any]) -> None:
 
 
 def watchers(most: int) -> dict[str, Any]:
-    """Of a job that waits for a worker, so that nothing but its end is told."""
+    """Of a job that waits for a worker, so that only its end is reported."""
     with (
         running_redis(*_DURABLE) as url,
         tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder,
@@ -286,7 +290,9 @@ def page(records: int, secs: float) -> dict[str, Any]:
 
 
 def _read_pages(client: Client, secs: float) -> dict[str, list[float]]:
-    """Seconds of each call, of four kinds in turn: the first page and the one after it, newest and fastest first."""
+    """Seconds of each call, of four kinds alternately: the first page and the one after it, newest and fastest
+    first.
+    """
     found: dict[str, list[float]] = {}
     ends_at = time.monotonic() + secs
     while time.monotonic() < ends_at:
@@ -311,7 +317,7 @@ def _write(connection: redis.Redis, over: threading.Event) -> None:
         due += 0.1
         with connection.pipeline(transaction=False) as pipe:
             for _ in range(WRITES_PER_S // 10):
-                # As if an operator had asked for it: it counts though no round waits for it.
+                # As if an operator had requested it: it counts although no round waits for it.
                 pipe.xadd(SERVER_STREAM, {REPLAYED_FIELD: seal_replayed(SECRET, seal_event(SECRET, next(events)))})
             pipe.execute()
 

@@ -1,11 +1,11 @@
-"""Is the schedule tuned at a share the one to serve it with? Tuned-at x served-at, searches of equal trials.
+"""Is the schedule tuned at a share the best one to serve it with? Tuned-at x served-at, searches of equal trials.
 
-Each model is tuned from a fresh state at one core, at two cores, and at both at once (built once, measured at both),
-with the same number of trials and the same seed. Then everything is measured anew, alone and in turn: the three
-bundles at both shares, and every operator's published schedules at both shares. What came out best in a search is
-therefore not judged by the timings that it was chosen by. Intervals are of the timings; what another seed finds is
-told by --seeds. Where weights are trained, all variants' outputs are held against ONNX's reference evaluator. Results
-are written after every seed, and --resume goes on from them.
+Each model is tuned from a fresh state at one core, at two cores, and at both at once (built once, measured at both).
+The number of trials and the seed are the same. Then everything is measured again, interleaved and with nothing else
+running: the three bundles at both shares, and every operator's published schedules at both shares. So the timings that
+chose a schedule do not judge it. Intervals cover the timings; --seeds shows the results of other seeds. Where weights
+are trained, all variants' outputs are compared with ONNX's reference evaluator. Results are written after every seed,
+and --resume goes on from them.
 
 Usage: python -m benchmarks.share_matrix [--quick] [--out FILE] [--models A,B] [--trials N] [--seeds N] [--resume FILE]
 """
@@ -73,7 +73,7 @@ def _parse() -> argparse.Namespace:
 
 
 def _model(model: Model, args: argparse.Namespace, seed: int) -> dict[str, Any]:
-    """Tune three times, then measure everything anew."""
+    """Tune three times, then measure everything again."""
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         tuned: dict[str, ours.Tuned] = {}
         winners: dict[str, dict[str, str]] = {}
@@ -99,12 +99,12 @@ def _model(model: Model, args: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def _label(shares: str, share: str) -> str:
-    """What a schedule is called: the share its search was for; of the joint search also the share it was chosen for."""
+    """The name of a schedule: the share of its search; of the joint search also the share it was chosen for."""
     return shares if shares in SHARES else f"joint {share}"
 
 
 def _at(share: str, bundles: Mapping[str, Path], turns: int) -> dict[str, list[float]]:
-    """Seconds of one inference at a share, by finalist, in turn."""
+    """Seconds of one inference at a share, by finalist, interleaved."""
     joint = bundles[BOTH]
     finalists = {each: (bundles[each], each) for each in SHARES}
     finalists |= {f"joint {each}": (joint, each) for each in SHARES}
@@ -162,11 +162,11 @@ Case = tuple[str, Mapping[str, Sequence[float]]]
 
 
 def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
-    """What the off-diagonal loses to the diagonal, and what the joint search and its robust pick lose.
+    """The loss of the off-diagonal to the diagonal, and the losses of the joint search and its robust pick.
 
     `other`: the schedule of the other share's search over that of this share's. `joint`: what the joint search chose
     for this share, over the same. `robust`: over what its own search chose for the share, the best that its log knows;
-    `robust_of_all`: over the fastest of all searches, whose luck it cannot know.
+    `robust_of_all`: over the fastest of all searches; it cannot know their luck.
     """
     pairs = [(secs[_other(share)], secs[share]) for share, secs in cases]
     joint = [slowdown(secs[f"joint {share}"], secs[share], in_turn=True) for share, secs in cases]
@@ -179,7 +179,7 @@ def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def _told_of_robust(cases: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Nothing of operators, whose pick is made for the model as a whole."""
+    """Nothing about operators: their pick is made for the model as a whole."""
     if not cases:
         return {}
     joint = [{name: found for name, found in secs.items() if name.startswith("joint")} for secs in cases]

@@ -1,15 +1,15 @@
-"""Against ONNX Runtime: how long until a tuned model is as fast, and how fast is it in the end?
+"""Against ONNX Runtime: the time until a tuned model is as fast, and its speed in the end.
 
-Each model is tuned from a fresh state by `fractune.tune(until_beats="onnxruntime")`: in steps, the first of which
-searches nothing (`--trials 0`), until ONNX Runtime is beaten by `--by` (half of its time, unless told: hardly ever) at
-every share, or the minutes are over.
-After each step the bundle and ONNX Runtime are timed in turn, alone, in a process that is confined to the share, both
-with as many threads as it has cores. This makes the curve from tuning time to ratio. What is told as the ratio of a
-model is timed once more in the end, by repeats that decided nothing. Outputs are compared, which says most where the
-weights are trained ones. A model that fails is a row with its cause.
+Each model is tuned from a fresh state by `fractune.tune(until_beats="onnxruntime")`. Tuning runs in steps, the first
+without a search (`--trials 0`). It ends when the bundle beats ONNX Runtime by `--by` at every share (default: half of
+its time, so hardly ever), or when the minutes are over. After each step the bundle and ONNX Runtime are timed
+alternately, with nothing else running, in a process that is confined to the share. Both have as many threads as the
+share has cores. This gives the curve from tuning time to ratio. The reported ratio of a model is timed once more in the
+end, by repeats that decided nothing. Outputs are compared, which means most for trained weights. A model that fails is
+a row with its cause.
 
-Both are timed in a loop, where one request follows the other, and paced, where each comes 20 ms after the answer to
-the one before. The curve and the goal are of the loop.
+Both are timed in a loop, where one request follows the other, and paced, where each request comes 20 ms after the
+previous answer. The curve and the goal are of the loop.
 
 Results are written after every model, with a picture (.svg) beside them. `--tables FILE` prints a result file as the
 tables of README.md and docs/performance.md, and measures nothing.
@@ -97,7 +97,7 @@ def _print_tables(path: Path) -> None:
 
 
 def _row(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """What came out for a model; `error` in its place where something failed. `wall_s`: seconds of all of it."""
+    """The result of a model; `error` in its place where something failed. `wall_s`: seconds of all of it."""
     began = time.monotonic()
     try:
         model = find_model(name)

@@ -1,25 +1,25 @@
 """fractune against stock TVM MetaSchedule: the same models, operators, target, trials and size of a round.
 
-Each pair runs one side after the other, each as processes of its own from a fresh state, in the other order every
-time. Ours also checks its winners, compiles the model and times it, which its wall and CPU seconds contain.
+Each pair runs one side after the other, in fresh processes from a fresh state; every pair reverses the order. Our side
+also checks its winners, compiles the model and times it; its wall and CPU seconds contain that.
 
-Every candidate that a side held as its best at some time is then measured again, alone and in turn. Final latency:
-of stock the best candidate of every operator, of ours the one that it publishes, which its own finals chose. Time to
-quality: when a side first held the latency (sum of weight x time) that stock ends with, and one within 2 % of it, on a
-clock that starts with the process. Where ours does not get there with as many trials, its command is given again for
-as many more, at most twice; the clock runs on from one command to the next.
+Every candidate that a side held as its best at some time is then measured again, interleaved and with nothing else
+running. Final latency is stock's best candidate of every operator against our published one, which our own validation
+chose. Time to quality is the moment when a side first held the latency (sum of weight x time) that stock ends with, and
+the moment of a latency within 2 % of it. The clock starts with the process. Where our side does not get there with as
+many trials, its command runs again with as many more, at most twice; the clock runs on from one command to the next.
 
-A case is one operator under one seed. What is claimed is claimed of the median case, with its exact interval, from
-twelve cases on; with fewer the last line says that it cannot tell.
+A case is one operator under one seed. Claims are about the median case, with its exact interval, from twelve cases on.
+With fewer cases the last line prints "cannot tell".
 
-On a GPU both sides tune for the same share and target with the same cores: ours with as many measurers as `fractune
-noise` advises (--advice names the state folder that it saved its advice in), stock with the one that it has.
+On a GPU both sides tune for the same share and target with the same cores. Ours has as many measurers as `fractune
+noise` advises (--advice names the state folder with the advice), stock has its single one.
 
-Stock tunes the operators of the model as we prepare it, `--peer our-layouts`: then the rest is search. Or those of
-the model as TVM's own pipeline makes it, `--peer plain`: no planned layouts, no implementations of ours. Each plain
-operator then stands for ours at the same places in the model (`support/counterparts.py`), and each side's candidates
-are measured again with their own workload. An operator without a counterpart is left out, and told. What only changes
-a layout, as at the model's border, is an operator of its own, and counted to neither side.
+With `--peer our-layouts` stock tunes the operators of the model as we prepare it: then the rest is search. With `--peer
+plain` it tunes those that TVM's own pipeline derives from the model: no planned layouts, no implementations of ours.
+Each plain operator then corresponds to ours at the same places in the model (`support/counterparts.py`), and each
+side's candidates are measured again with their own workload. An operator without a counterpart is left out and listed.
+An operator that only changes a layout, as at the model's border, is separate and counted to neither side.
 
 Usage: python -m benchmarks.vs_stock [--quick] [--out FILE] [--peer our-layouts|plain] [--models A,B] [--trials N]
 [--round N] [--tasks N] [--pairs N] [--patience N] [--share SHARE] [--target TEXT] [--advice FOLDER]. With the
@@ -162,7 +162,7 @@ def _parse() -> tuple[Settings, argparse.Namespace]:
 
 
 def _all_places(settings: Settings) -> list[Places]:
-    """Of every model, before any is tuned. Tells what is left out."""
+    """Of every model, before any is tuned. Prints the operators that are left out."""
     is_plain, found = settings.peer == PLAIN, []
     for model in [find_model(name) for name in settings.models]:
         places = places_of(model, settings.target, settings.tasks, is_plain=is_plain)
@@ -173,7 +173,7 @@ def _all_places(settings: Settings) -> list[Places]:
 
 
 def _target_of_gpu() -> str:
-    """Raises SystemExit where there is none."""
+    """Raises SystemExit if none exists."""
     try:
         return f"cuda:{visible_gpu(open_nvml().gpus()).arch}"
     except ShareUnavailable as error:
@@ -366,7 +366,7 @@ def _print_row(title: str, peers: float | None, mine: float | None, ratio: float
 
 
 def _summaries(cases: Sequence[Case], rates: Sequence[tuple[float, float]]) -> dict[str, Summary]:
-    """By what is claimed. `rates`: trials/s of ours and of stock's, a pair each."""
+    """By claim. `rates`: trials/s of ours and of stock's, a pair each."""
     return {
         TIME: summary([case.reached_s["ours"] for case in cases], [case.reached_s["stock"] for case in cases]),
         LATENCY: summary([case.latency_s["ours"] for case in cases], [case.latency_s["stock"] for case in cases]),

@@ -1,9 +1,10 @@
-"""What a log that is not empty is worth: the same model again, and a sibling model.
+"""The value of a log that is not empty: the same model again, and a sibling model.
 
 (a) The same command a second time: new trials and wall seconds.
-(b) The sibling B is tuned from a fresh state, and in a state that holds the log of A. How long, on a clock that starts
-with the command, and how many trials until the second run holds the latency that the first one ended with, by each
-run's own trials; also until within 2 % of it. What both publish is measured again, alone, operator by operator.
+(b) The sibling B is tuned from a fresh state, and in a state that holds the log of A. Measured are the seconds, on a
+    clock that starts with the command, and the trials until the second run holds the final latency of the first one, by
+    each run's own trials; also until within 2 % of it. The published schedules of both are measured again, operator by
+    operator, with nothing else running.
 
 Two families: one network at two resolutions, and two networks of a kind. Usage: python -m benchmarks.warm_start
 [--quick] [--out FILE] [--families resolution,zoo] [--trials N] [--share cpu:N] [--only TEXT]
@@ -104,7 +105,7 @@ def _family(known: Model, sibling: Model, settings: Settings, folder: Path) -> d
 
 
 def _tune(model: Model, settings: Settings, state: Path) -> tuple[ours.Tuned, int]:
-    """The run, and how many candidates it measured anew."""
+    """The run, and the number of its new candidates."""
     print(f"{model.name}: fractune tune ...", flush=True)
     tuned = ours.tune(model, settings.share, state, state.parent, settings.options)
     return tuned, int(tuned.result["trials"][settings.share])
@@ -125,7 +126,7 @@ def _ratio(reached: dict[str, dict[str, float | None]], what: str) -> float | No
 
 
 def _measure_again(sibling: Model, records: dict[str, list[TuningRecord]], share: str) -> float | None:
-    """Warm over cold: geometric mean over the operators of what both publish, timed in turn."""
+    """Warm over cold: geometric mean over the operators that both publish, timed interleaved."""
     held = {side: ours.winners(found, share) for side, found in records.items()}
     target = records["cold"][0].target
     ratios = []

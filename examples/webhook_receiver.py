@@ -17,7 +17,9 @@ TOLERANCE_S = 300
 
 
 def is_genuine(secret: bytes, header: str, body: bytes, now: float) -> bool:
-    """Whether the server signed this body, and not long ago. `header` is Fractune-Signature: `t=SECONDS,v1=HEX`."""
+    """Return True if the server signed this body, and not long ago. `header` is Fractune-Signature:
+    `t=SECONDS,v1=HEX`.
+    """
     fields = dict(field.partition("=")[::2] for field in header.split(","))
     at, found = fields.get("t", ""), fields.get("v1", "")
     expected = hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256).hexdigest()
@@ -36,10 +38,10 @@ class Receiver(BaseHTTPRequestHandler):
         else:
             self.send_response(204)
             delivery = self.headers["Fractune-Delivery"]
-            if delivery not in self.seen:  # it is told again when our answer was lost
+            if delivery not in self.seen:  # the server repeats a call when our answer was lost
                 self.seen.add(delivery)
-                told = json.loads(body)
-                print(told["job"], told["state"], told["shares"], flush=True)
+                event = json.loads(body)
+                print(event["job"], event["state"], event["shares"], flush=True)
         self.end_headers()
 
 

@@ -1,1 +1,1 @@
-"""A real stack under a seeded schedule of `kill -9`, and what it has to show for it."""
+"""A real stack under a seeded schedule of `kill -9`, and the report of such a run."""

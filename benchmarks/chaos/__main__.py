@@ -1,12 +1,11 @@
-"""Kills the processes of a real `fractune up`, one after the other, while it tunes; then compares the log with what the
-measurers say.
+"""Kills the processes of a real `fractune up`, one after the other, while it tunes; then compares the log with the
+audit of the measurers.
 
-A stack on this machine's cores is given small real models to tune. Processes drawn from the seed are ended by `kill -9`
-for as long as --minutes says: server, Redis, workers, their children, the forks that build, and `fractune up` itself,
-which is then started again by the same command. At least --jobs jobs are submitted, a few at a time, and more of them
-while the minutes last. When all have ended, the log is compared with the audit files of the measurers. The exit code is
-0 when every job is done with its budget spent once, nothing is lost, doubled or invented, and `fractune up` never ended
-by itself; else 1.
+A stack on this machine's cores gets small real models to tune. Processes drawn from the seed are ended by `kill -9`
+during --minutes: server, Redis, workers, their children, the forks that build, and `fractune up` itself, which the same
+command then starts again. At least --jobs jobs are submitted, a few at a time, and more of them while the minutes last.
+When all have ended, the log is compared with the audit files of the measurers. The exit code is 0 when every job is
+done with its budget spent once, nothing is lost, doubled or invented, and `fractune up` never ended by itself; else 1.
 
 Usage: scripts/chaos --minutes N [--seed S] [--jobs J] [--every SECONDS] [--candidates N] [--shares S] [--out FILE]
 """
@@ -97,7 +96,7 @@ class Chaos:
 
 
 def run_chaos(args: argparse.Namespace, folder: Path) -> ChaosReport:
-    """Everything is kept in `folder`, whose path must be short: sockets lie in it."""
+    """Everything is kept in `folder`. Its path must be short: sockets lie in it."""
     shares = args.shares.split(",")
     began_s = time.monotonic()
     with running_up(folder, args.shares) as stack:

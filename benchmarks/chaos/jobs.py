@@ -42,8 +42,8 @@ def requests(folder: Path, seed: int, shares: Sequence[str], candidates: int) ->
 
 
 class Submitter:
-    """Keeps a few jobs open. A server that does not answer, or whose measurer was just killed, is asked again at the
-    next `tend`.
+    """Keeps a few jobs open. A server that does not answer, or that just lost its measurer, gets the request again at
+    the next `tend`.
     """
 
     def __init__(self, address: str, wanted: Iterator[Request]) -> None:
@@ -52,7 +52,7 @@ class Submitter:
         self._next = next(wanted)
         self.asked = 0
         self.jobs: dict[str, JobStatus] = {}
-        """as last seen, by name; one whose answer a kill has swallowed is there too"""
+        """as last seen, by name; a submitted job without an answer, lost by a kill, is there too"""
 
     @property
     def open(self) -> list[JobStatus]:

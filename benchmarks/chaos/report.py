@@ -1,4 +1,4 @@
-"""What a run came to: its figures as JSON, and as a page of text."""
+"""The report of a run: its figures as JSON, and as a page of text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fractune_core.records import Status, TuningRecord
 
 @dataclass(frozen=True)
 class Spending:
-    """What became of a job's budget, in candidates."""
+    """The use of a job's budget, in candidates."""
 
     asked: int
     made: int
@@ -25,13 +25,13 @@ class Spending:
 
     @property
     def once(self) -> bool:
-        """All that was asked for was had, and nothing beyond it was paid for."""
+        """All requested candidates were measured, and nothing beyond them was charged."""
         return self.made <= self.asked <= self.had
 
 
 @dataclass(frozen=True)
 class ChaosReport:
-    """All that is to be said of a run."""
+    """The whole report of a run."""
 
     seed: int
     minutes: float
@@ -43,7 +43,7 @@ class ChaosReport:
     jobs: Mapping[str, int]
     """by state"""
     messages: Sequence[str]
-    """of the jobs that did not end well, and of `fractune up` where it ended though nobody had killed it"""
+    """of the failed jobs, and of `fractune up` where it ended without a kill"""
     budgets: Mapping[str, Spending]
     """by job"""
     failures: Mapping[str, int]
@@ -62,7 +62,7 @@ class ChaosReport:
 
     @property
     def holds(self) -> bool:
-        """Whether every job is done with its budget spent once, and the log is what the measurers say."""
+        """Return True if every job is done with its budget spent once, and the log equals the audit."""
         budgets_spent = all(each.once for each in self.budgets.values())
         all_done = set(self.jobs) == {JobState.DONE.value}
         return self.audit.faultless and all_done and not self.messages and budgets_spent
@@ -91,7 +91,7 @@ class ChaosReport:
 
 
 def budgets_of(jobs: Iterable[JobStatus], asked: int) -> dict[str, Spending]:
-    """Each job was asked for as many."""
+    """Each job had this budget."""
     return {job.name: Spending(asked, job.candidates_done, job.candidates_had + job.trials_saved) for job in jobs}
 
 

@@ -1,4 +1,4 @@
-"""Which process is killed when: drawn from a seed."""
+"""The schedule of kills: process and moment, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ WEIGHTS = {
 """kinds of victims, and how often one is wanted beside the others. The recorder is a thread of the server and dies with
 it; `stack` is `fractune up` itself, with which everything dies at once."""
 _KILLS_A_MINUTE = 4
-"""of one part: `fractune up` gives up one that dies more often than 5 times in a minute, which is meant so"""
+"""of one part: `fractune up` gives up a part that dies more often than 5 times in a minute, by design"""
 _CHILD_KILLS_A_MINUTE = 2
-"""of the children of one process: the third that is killed in a row counts against what it did, which is meant so"""
+"""of the children of one process: the third kill in a row counts against its work, by design"""
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,14 @@ class Victim:
 
 
 class Limits:
-    """How often each part was killed in the last minute. Redis may take the workers with it, the stack takes all."""
+    """The number of kills of each part in the last minute. Redis may take the workers with it, the stack takes all."""
 
     def __init__(self) -> None:
         self._killed: dict[str | int, collections.deque[float]] = collections.defaultdict(collections.deque)
-        """when, by part, and by process whose child it was"""
+        """moments of kills, by part, and by parent process"""
 
     def note(self, victim: Victim, now_s: float) -> None:
-        if victim.kind == STACK:  # what is started anew counts anew
+        if victim.kind == STACK:  # a new process counts from zero
             self._killed.clear()
         self._killed[victim.part or victim.parent].append(now_s)
 
@@ -99,7 +99,7 @@ class Limits:
 
 
 def choose(kill: Kill, living: Mapping[str, Sequence[Victim]], limits: Limits, now_s: float) -> Victim | None:
-    """Whom the kill strikes among the `living`, by kind; None when there is nobody."""
+    """Whom the kill strikes among the `living`, by kind; None if no process exists."""
     for kind in kill.wanted:
         allowed = [victim for victim in living.get(kind, ()) if limits.allows(victim, now_s)]
         if allowed:

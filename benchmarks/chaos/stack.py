@@ -27,7 +27,7 @@ class UpProcess:
         self.address = f"unix:{folder / 'up.sock'}"
         self.state, self.audit, self.log = folder / "state", folder / "audit", folder / "up.log"
         self.ended_by_itself: list[str] = []
-        """last words of each time that it ended though nobody had killed it"""
+        """its last output each time that it ended without a kill"""
         self._shares = shares
         self._killed = False
         self._process = self._start()
@@ -81,7 +81,7 @@ class UpProcess:
 
 
 def _victim(pid: int, parent: int, stack: int) -> Victim | None:
-    """What a process of the stack is; None for one that is just beginning, or ending."""
+    """The part of the stack that a process is; None for one that is just beginning, or ending."""
     command = command_of(pid)
     words = command.split()
     if parent == stack:
@@ -125,6 +125,6 @@ def audit_lines(folder: Path) -> Iterator[list[str]]:
 
 
 def logs_of(state: Path) -> dict[str, int]:
-    """How many lines with a traceback each part's log has: nobody should see one."""
+    """The number of lines with a traceback in each part's log: users should see none."""
     found = {log.stem: log.read_text(errors="replace").count("Traceback (most") for log in (state / "logs").glob("*")}
     return {name: count for name, count in sorted(found.items()) if count}

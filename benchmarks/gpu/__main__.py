@@ -1,11 +1,11 @@
-"""One command for a machine with an NVIDIA GPU: what it is, its shares, one operator tuned at three of them, what a
-measurement is worth beside others, the matrix of shares, against stock TVM, a storm of faults, and the tests.
+"""One command for a machine with an NVIDIA GPU: it runs all parts of the suite.
 
-Each part fits in ten minutes, writes its JSON and pictures as soon as it is done, and is skipped the next time unless
-it is named; one that was stopped goes on with the pieces that it had not done. It needs no network, changes nothing on
-the machine, and ends the MPS daemons that it has started. Nothing else may run on the GPU meanwhile. Exit codes: 0
-every part did all of its work, 1 one did not (the others still ran), 2 a wrong option, 4 no GPU here, 130, 143 and 129
-stopped.
+The parts are facts of the machine, its shares, one operator tuned at three shares, the reliability of a measurement
+beside others, the matrix of shares, a comparison with stock TVM, a storm of faults, and the tests. Each part fits in
+ten minutes, writes its JSON and pictures as soon as it is done, and is skipped the next time unless it is named. A part
+that was stopped goes on with its missing pieces. The suite needs no network, changes nothing on the machine, and ends
+the MPS daemons that it has started. Nothing else may run on the GPU meanwhile. Exit codes: 0 every part did all of its
+work, 1 one did not (the others still ran), 2 a wrong option, 4 no GPU here, 130, 143 and 129 stopped.
 
 Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER] [--gather FILE]
 """

@@ -38,7 +38,7 @@ def run(given: Slice) -> Finding:
 
 
 def _pair(given: Slice, trials: int, operators: int) -> dict[str, Any]:
-    """What `benchmarks.vs_stock` says of the model. Raises PartFailed."""
+    """The report of `benchmarks.vs_stock` on the model. Raises PartFailed."""
     out = given.private / "vs_stock.json"
     options = ["--models", _MODEL, "--share", SHARE, "--trials", str(trials), "--round", str(_ROUND)]
     options += ["--tasks", str(operators), "--pairs", "1", "--patience", "1", "--out", str(out)]

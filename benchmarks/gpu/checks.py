@@ -1,4 +1,4 @@
-"""The part `tests`: pytest on what is marked `gpu`. Other tests are not even imported: they need more packages."""
+"""The part `tests`: pytest on the tests that are marked `gpu`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _SomeFailed(Exception):
 
 
 def _cases(given: Slice, path: Path) -> dict[str, tuple[str, str]]:
-    """As `_run_file`; once for a file whose tests pass."""
+    """As `_run_file`; once for a file with passing tests."""
 
     def good() -> dict[str, tuple[str, str]]:
         cases = _run_file(given, path)

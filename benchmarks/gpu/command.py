@@ -1,4 +1,4 @@
-"""Running what a user would type, within a part's time. What a command starts ends with it."""
+"""Running what a user would type, within a part's time. The processes of a command end with it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _run(given: Slice, command: Sequence[str], shown: str, seconds: float | None
 
 
 def _keep(folder: Path, shown: str, said: IO[str], errors: IO[str]) -> None:
-    """All that a command has said so far, in a file of its own."""
+    """The output of a command so far, in a separate file."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{len(list(folder.iterdir())):03}.log"
     path.write_text(f"{shown}\n\n{_read(said)}\n---- standard error\n{_read(errors)}", encoding="utf-8")

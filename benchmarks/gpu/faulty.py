@@ -14,8 +14,8 @@ from typing import Any
 from fractune_workers.cuda.compilers import CudaCompiler
 
 SIZE = 1 << 16
-"""numbers in each tensor: three of them fit into one piece of memory as CUDA takes it from the GPU, so that a write
-just beyond one does not fault"""
+"""numbers in each tensor: three tensors fit into one piece of memory of CUDA's allocator, so a write just beyond one
+does not fault"""
 ARGS_INFO = [["TENSOR", "float32", [SIZE]]] * 3
 GOOD, ADDRESS, HANG, CORRUPT = "good", "illegal address", "hang", "corrupted memory"
 FAULTS = (ADDRESS, HANG, CORRUPT)
@@ -25,7 +25,7 @@ _WARP_THREADS, _MOST_WARPS = 32, 32
 
 
 def spoilt(source: str, kind: str, number: int) -> str:
-    """The CUDA source with the fault `kind` in its kernel; `number` makes its machine code one of its own."""
+    """The CUDA source with the fault `kind` in its kernel; `number` makes its machine code unique."""
     if kind == GOOD:
         return source
     kernel = _KERNEL.search(source)
@@ -47,7 +47,7 @@ def _statements(kind: str, number: int, pointers: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Spoiling:
-    """A compiler that is given another source than it was asked to compile."""
+    """A compiler that compiles another source than the requested one."""
 
     compiler: CudaCompiler
     spoil: Callable[[str], str]

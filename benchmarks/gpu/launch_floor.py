@@ -1,7 +1,7 @@
-"""How long a kernel takes that does nothing, as candidates are timed: what a launch costs, below which no time tells
-kernels apart.
+"""The time of an empty kernel, measured like candidates: the cost of a launch. Shorter times do not distinguish
+kernels.
 
-Run as a process of its own: python -m benchmarks.gpu.launch_floor --out FILE [--share full] [--target cuda:sm_90]; it
+Run it in a separate process: python -m benchmarks.gpu.launch_floor --out FILE [--share full] [--target cuda:sm_90]; it
 is also the child that builds the kernel.
 """
 

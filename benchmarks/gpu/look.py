@@ -42,7 +42,7 @@ def run(given: Slice) -> Finding:
 
 
 def _look(given: Slice, line: str) -> dict[str, Any]:
-    """What a shell says to it; what is not there is told by its absence."""
+    """The output of a shell; a missing program has no entry."""
     try:
         ended = shell(given, line, _LOOK_TIMEOUT_S)
     except PartFailed as error:

@@ -1,9 +1,9 @@
 """The part `matrix`: two models tuned at a quarter, a half and all of the GPU, each run at all three; by MPS and by
 green contexts.
 
-One search for each model and mechanism, whose candidates are measured at all three shares; then `fractune matrix`. The
-inputs of one model are larger than its own, so that its kernels take far longer than a launch: what takes as long as a
-launch takes the same at every share.
+Each model and mechanism has one search, and its candidates are measured at all three shares. Then `fractune matrix`
+runs. The inputs of one model are larger than its own, so that its kernels take far longer than a launch: a kernel as
+short as a launch takes the same time at every share.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _model(given: Slice, name: str, side: int) -> tuple[Model, str]:
 
 
 def _near(found: Mapping[str, Any]) -> str:
-    """Which operators are too short to say much."""
+    """The operators that are too short to be informative."""
     names = found.get("near_floor")
     return f" (BELOW {NEAR_FLOOR:g} launches: {', '.join(names)})" if names else ""
 

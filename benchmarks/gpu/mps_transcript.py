@@ -1,7 +1,7 @@
 """A transcript of an MPS daemon: with two clients, while one's kernel spins and is ended, and after a fault.
 
-Run as a process of its own: python -m benchmarks.gpu.mps_transcript --out FILE [--share mps:25]. The part `look` of the
-suite runs it.
+Run it in a separate process: python -m benchmarks.gpu.mps_transcript --out FILE [--share mps:25]. The part `look` of
+the suite runs it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     args = parser.parse_args()
     confinement = confinement_for(Share.parse(args.share))
     if not isinstance(confinement, UnderMps):
-        raise SystemExit(f"mps_transcript: --share is {args.share}, which is no share of MPS; ask for mps:25")
+        raise SystemExit(f"mps_transcript: --share is {args.share}, which is not a share of MPS; ask for mps:25")
     transcribe(confinement, args.out)
 
 
@@ -93,7 +93,7 @@ def _clients(confinement: UnderMps, environment: dict[str, str]) -> Iterator[tup
 
 
 def _look(log: Transcript) -> str:
-    """Everything that the daemon can be asked; its server."""
+    """Everything that the daemon can report; its server."""
     server = log.ask("get_server_list").split()[0]
     for command in ("ps", f"get_server_status {server}", f"get_client_list {server}", "get_device_client_list"):
         log.ask(command)

@@ -1,6 +1,6 @@
 """The part `noise`: `fractune noise` with 1, 2 and 4 measurers at a quarter of the GPU, and with one on all of it.
 
-Where there is no MPS the quarters are green contexts, whose processes take turns on the GPU.
+Without MPS the quarters are green contexts; their processes alternate on the GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The part `operator`: one operator tuned at all of the GPU, at a green context and at a percentage of MPS, end to end.
 
-From a model's file to a bundle whose output is NumPy's, share by share; with what a launch costs there.
+From a model's file to a bundle with NumPy's output, share by share; with what a launch costs there.
 """
 
 from __future__ import annotations

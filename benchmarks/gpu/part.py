@@ -1,4 +1,4 @@
-"""A part of the suite: what it is given, and what it gives back."""
+"""A part of the suite: its inputs and its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fractune_workers.gpu.nvml import Gpu
 
 
 class PartFailed(Exception):
-    """A part could not do what it is for; the message says why. The other parts still run."""
+    """A part could not do its task; the message says why. The other parts still run."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Slice:
     """folder for the pieces of this part that are done, until all of it is; None = `done` in `private`"""
 
     def once(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `work` finds; what an earlier run of this part found, if it got so far. Written at once."""
+        """The findings of `work`; what an earlier run of this part found, if it got so far. Written at once."""
         path = (self.done or self.private / "done") / f"{name.replace(':', '-').replace(' ', '_')}.json"
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ class Slice:
 
     @property
     def logs(self) -> Path:
-        """Where what a command said is kept whole."""
+        """The file with the whole output of a command."""
         return self.private / "said"
 
     @property
@@ -63,7 +63,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a part has found."""
+    """The findings of a part."""
 
     line: str
     """for people: the ratios against their bars"""

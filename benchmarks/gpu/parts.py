@@ -9,11 +9,11 @@ from benchmarks.gpu import against_stock, checks, faults, look, matrix, noise, o
 from benchmarks.gpu.part import Part
 
 PARTS = (
-    Part("look", "what is this machine, and what does its MPS daemon say?", 240.0, look.run),
+    Part("look", "facts of this machine, and a transcript of its MPS daemon", 240.0, look.run),
     Part("shares", "which shares can be had, and do they hold what they promise?", 180.0, shares.run),
     Part("operator", "is one operator tuned at three shares, with the right output?", 450.0, one_operator.run),
-    Part("noise", "what is a measurement worth beside others?", 450.0, noise.run),
-    Part("matrix", "what is a schedule worth at a share that it was not tuned at?", 450.0, matrix.run),
+    Part("noise", "the reliability of a measurement beside others", 450.0, noise.run),
+    Part("matrix", "the loss of a schedule at a share that it was not tuned at", 450.0, matrix.run),
     Part("vs_stock", "how fast, and how good, against stock TVM on the same GPU?", 450.0, against_stock.run),
     Part("faults", "is every candidate accounted for when some crash, hang or corrupt memory?", 420.0, faults.run),
     Part("tests", "do the tests that need a GPU pass?", 450.0, checks.run),

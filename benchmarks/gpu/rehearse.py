@@ -1,8 +1,8 @@
 """The whole trip to a lent GPU host, on a machine without a GPU: pack, carry, unpack, run each part, gather.
 
-Each part of the suite is started as it will be there, under its time limit, with Python 3.12 and with a package `torch`
-that must not be imported, until it says that there is no GPU. Then one operator is tuned for the CPU, which starts all
-of fractune's processes from what was unpacked. A table tells what each step took, in seconds and MiB.
+Each part of the suite starts as it will on the host: under its time limit, with Python 3.12 and with a package `torch`
+that must not be imported. It runs until it reports that the machine has no GPU. Then one operator is tuned for the CPU,
+which starts all of fractune's processes from the unpacked files. A table has the seconds and MiB of each step.
 
 --quick leaves out the packages and the operator: the parts run with the Python that runs this.
 
@@ -38,7 +38,7 @@ _NO_GPU = 4
 _THERE = ("grpcio", "protobuf", "onnx", "numpy", "pytest", "sympy")
 """packages that a host with PyTorch is taken to have (the README beside pack.sh); sympy is one that PyTorch needs"""
 _WITH_PART_2 = ("cuda-bindings", "cuda-pathfinder", "pillow")
-"""packages that pack.sh fetches when told; all of the rest would be more than one part"""
+"""packages that pack.sh fetches on request; all of the rest would be more than one part"""
 _ALSO = (
     *("psutil", "packaging", "annotated-doc", "click", "shellingham", "pygments"),
     *("markdown-it-py", "mdurl", "markupsafe", "python-dateutil", "pydantic", "pydantic-core"),
@@ -109,7 +109,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if not given.quick:
             carry_packages(trip, host_folder(given.host_folder), python_312(given.python))
         for part in PARTS:
-            trip.step(f"part `{part.name}`, until it says that there is no GPU", partial(say_no, trip, part.name))
+            trip.step(f"part `{part.name}` until it reports no GPU", partial(say_no, trip, part.name))
         if not given.quick:
             trip.step("one operator tuned for the CPU, its output checked", lambda: tune_on_cpu(trip))
         give_back(trip)
@@ -124,7 +124,7 @@ def _parse(args: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--host-folder", type=Path, help="has pack.sh and unpack.sh (GPU_HOST_FOLDER)")
     parser.add_argument("--python", help="Python 3.12 (python3.12)")
     parser.add_argument(
-        "--work", type=Path, help="folder for everything, kept; what is packed there is not compressed again"
+        "--work", type=Path, help="folder for everything, kept; the files packed there are not compressed again"
     )
     parser.add_argument("--quick", action="store_true", help="without the packages")
     return parser.parse_args(args)
@@ -160,12 +160,12 @@ def python_312(given: str | None) -> str:
         raise SystemExit(f"gpu_rehearse: {name} cannot be run ({error}); name a Python 3.12 by --python") from error
     if not ended.stdout.startswith("Python 3.12."):
         said = (ended.stdout + ended.stderr).strip().splitlines()
-        raise SystemExit(f"gpu_rehearse: {name} is no Python 3.12 ({(said or ['it says nothing'])[0]}); see --python")
+        raise SystemExit(f"gpu_rehearse: {name} is not Python 3.12 ({(said or ['it says nothing'])[0]}); see --python")
     return name
 
 
 def carry_project(trip: Trip) -> None:
-    """What is committed, as one file, and out of it on the other side."""
+    """The committed files, as one file, and unpacked on the other side."""
     carried = trip.work / "carried" / "project.tar.gz"
     carried.parent.mkdir(exist_ok=True)
     trip.step(
@@ -229,7 +229,7 @@ def _make_host_python(trip: Trip, python: str, venv: Path) -> None:
 
 
 def say_no(trip: Trip, part: str) -> None:
-    """Start a part as on the host. Raises SystemExit unless it ends because there is no GPU."""
+    """Start a part as on the host. Raises SystemExit unless it ends for lack of a GPU."""
     suite = ["scripts/gpu_suite", "--minutes", _PART_MINUTES, "--part", part, "--out", str(trip.results)]
     ended = _on_host(trip, ["timeout", "-s", "TERM", str(_PART_LIMIT_S), *suite])
     log = trip.results / "logs" / part / "said.log"
@@ -286,7 +286,7 @@ def give_back(trip: Trip) -> None:
 
 
 def check_size(path: Path, most_mib: int) -> None:
-    """Raises SystemExit for what is too large to be carried."""
+    """Raises SystemExit for a file that is too large to be carried."""
     size = _bytes_of(path)
     if size >= most_mib * _MIB:
         raise SystemExit(f"gpu_rehearse: {path.name} has {size / _MIB:.1f} MiB, and below {most_mib} can be carried")

@@ -1,4 +1,4 @@
-"""The part `shares`: every share of the GPU is entered in a process of its own, and read back from inside."""
+"""The part `shares`: every share of the GPU is entered in a separate process, and read back from inside."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fractune_workers.inventory.shares import NOT_PROVED, PROOF_FAILED
 
 
 def run(given: Slice) -> Finding:
-    # Not by `fractune`: a proof that failed ends the command with 4, and what it printed counts all the same.
+    # Not by `fractune`: a failed proof ends the command with 4, and its output counts all the same.
     ended = python(given, "-m", "fractune.cli", "shares", "--prove", "--json")
     devices = [event for event in ended.events if event["event"] == "device" and event["uuid"] == given.gpu.uuid]
     if not devices:
         ended.check("fractune shares --prove")
-        raise PartFailed(f"fractune shares tells nothing of {given.gpu.uuid}: {ended.last_words or ended.lines}")
+        raise PartFailed(f"fractune shares prints nothing about {given.gpu.uuid}: {ended.last_words or ended.lines}")
     return judged(devices[0]["offers"], devices[0])
 
 

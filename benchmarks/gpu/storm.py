@@ -1,9 +1,9 @@
 """A storm of faults on a real GPU: one candidate in twenty reads an illegal address, hangs, or corrupts memory.
 
-The candidates go through the sessions of four measurers side by side, as a search's do. What corrupts the memory of its
-own process is not found by a trial, which looks at no output: it must be found by the final, which does. Run as a
-process of its own: python -m benchmarks.gpu.storm --out FILE [--candidates 120] [--share mps:25] [--measurers 4]
-[--seed 0]. The part `faults` of the suite runs it.
+The candidates go through the sessions of four measurers side by side, as a search's do. A trial looks at no output, so
+it does not find a candidate that corrupts the memory of its own process: the validation must find it. Run it in a
+separate process: python -m benchmarks.gpu.storm --out FILE [--candidates 120] [--share mps:25] [--measurers 4] [--seed
+0]. The part `faults` of the suite runs it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _EXPECTED = {
 """how a trial of each kind may end"""
 _UNTUNED = "untuned"
 _FINAL_GOOD = 3
-"""good candidates beside the corrupting ones in the final"""
+"""good candidates beside the corrupting ones in the validation"""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the candidates."""
+    """The outcomes of the candidates."""
 
     candidates: int
     accounted: int
@@ -104,7 +104,7 @@ def _parse() -> argparse.Namespace:
 
 
 def storm(candidates: int, seed: int) -> dict[str, str]:
-    """What each candidate does, by name; at least one of each fault, and one in twenty has one."""
+    """The fault of each candidate, by name; at least one of each fault, and one in twenty has one."""
     kinds = [GOOD] * candidates
     guilty = random.Random(seed).sample(range(candidates), max(len(FAULTS), candidates // GUILTY_ONE_IN))
     for number, place in enumerate(guilty):
@@ -148,7 +148,7 @@ def _race_all(share: Share, measurers: int, codes: Mapping[str, bytes]) -> dict[
                 while (batch := _next(waiting)) is not None:
                     found += session.trials(ArtifactBatch(ARGS_INFO, 0, batch)).items()
                     print(f"{len(found)} candidates timed by this measurer", flush=True)
-        except FractuneError as error:  # what it had in hand stays without an outcome, and is told of
+        except FractuneError as error:  # its current work stays without an outcome, and is reported
             print(f"a measurer gave up: {error}", file=sys.stderr, flush=True)
         return found
 
@@ -171,7 +171,7 @@ def _open_session(share: Share) -> Iterator[MeasurementSession]:
 
 
 def _final(share: Share, kinds: Mapping[str, str], codes: Mapping[str, bytes]) -> dict[str, Outcome]:
-    """Outcomes of one final: the candidates that corrupt memory against some good ones."""
+    """Outcomes of one validation: the candidates that corrupt memory against some good ones."""
     good, *others = [name for name, kind in kinds.items() if kind == GOOD][: _FINAL_GOOD + 1]
     corrupting = [name for name, kind in kinds.items() if kind == CORRUPT]
     finalists = {_UNTUNED: codes[good], **{name: codes[name] for name in (*others, *corrupting)}}
@@ -180,7 +180,7 @@ def _final(share: Share, kinds: Mapping[str, str], codes: Mapping[str, bytes]) -
 
 
 def judged(kinds: Mapping[str, str], trials: Mapping[str, Sequence[Outcome]], finals: Mapping[str, Outcome]) -> Verdict:
-    """Hold every candidate's outcomes against what it does."""
+    """Compare every candidate's outcomes with its fault."""
     wrong = []
     named = 0
     for name, kind in kinds.items():
@@ -192,7 +192,7 @@ def judged(kinds: Mapping[str, str], trials: Mapping[str, Sequence[Outcome]], fi
     for name, outcome in finals.items():
         kind = kinds.get(name, GOOD)
         if outcome.status is not (Status.WRONG_OUTPUT if kind == CORRUPT else Status.OK):
-            wrong.append(f"{name} ({kind}) in the final: {_shown([outcome])}")
+            wrong.append(f"{name} ({kind}) in the validation: {_shown([outcome])}")
         elif kind == CORRUPT:
             named += 1
     blamed = [name for name, kind in kinds.items() if kind == GOOD and _has_failed(trials.get(name, ()))]
@@ -220,7 +220,7 @@ def _told(kind: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _next(waiting: queue.SimpleQueue[Any]) -> Any:
-    """What waits first, None when nothing does."""
+    """The first waiting piece, None when nothing waits."""
     try:
         return waiting.get_nowait()
     except queue.Empty:

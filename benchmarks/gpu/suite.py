@@ -1,4 +1,4 @@
-"""Running the parts one after the other: the time that each gets, what is there already, and how it all ended."""
+"""Running the parts one after the other: the time of each, the results that exist already, and the outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fractune_workers.gpu.nvml import Gpu
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, for how long, and where results go."""
+    """The parts to run, their time, and the folder of results."""
 
     parts: Sequence[Part]
     again: bool
@@ -53,7 +53,7 @@ def run_plan(plan: Plan, gpu: Gpu, private: Path) -> int:
 
 
 def time_for(waiting: Sequence[Part], left_s: float | None) -> float:
-    """Seconds for the first of the parts that are still to run: what it needs, or its portion of what is left."""
+    """Seconds for the first of the remaining parts: its need, or its portion of the remaining time."""
     full_s = waiting[0].full_s
     if left_s is None:
         return full_s
@@ -65,7 +65,7 @@ def result_file(out: Path, part: Part) -> Path:
 
 
 def failure_file(out: Path, part: Part) -> Path:
-    """What a part has found that did not do all of its work: it is run again the next time."""
+    """The findings of a part that did not do all of its work: it is run again the next time."""
     return out / f"{part.name}.failed.json"
 
 
@@ -75,7 +75,7 @@ def _pieces(out: Path, part: Part) -> Path:
 
 
 def result_of(out: Path, part: Part) -> dict[str, Any]:
-    """What an earlier run wrote; empty where there is nothing, or nothing that can be read."""
+    """The results of an earlier run; empty where there is nothing, or nothing that can be read."""
     try:
         found = json.loads(result_file(out, part).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ def result_of(out: Path, part: Part) -> dict[str, Any]:
 
 
 def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str:
-    """Run one part and write what it found; why it failed, empty when it did not."""
+    """Run one part and write its findings; why it failed, empty when it did not."""
     less = "" if budget_s >= part.full_s else f" of the {part.full_s:.0f} s for all of its work: it does less"
     print(f"\n== {part.name}: {part.question} ({budget_s:.0f} s{less})", flush=True)
     began, since = time.monotonic(), mark_time(private)
@@ -96,7 +96,7 @@ def _run(part: Part, budget_s: float, out: Path, gpu: Gpu, private: Path) -> str
     except Exception as error:  # noqa: BLE001  a mistake in one part must not cost the others
         traceback.print_exc()
         found = Finding("", {}, (f"{type(error).__name__}: {error}",))
-    finally:  # also of a part that is stopped: what it said is all that is left of it
+    finally:  # also of a stopped part: its output is all that is left of it
         keep_logs(private, out / "logs" / part.name, since)
     fault = "; ".join(found.faults)
     data = {

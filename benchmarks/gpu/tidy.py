@@ -1,8 +1,8 @@
 """A folder of the suite's own, and the end of every MPS daemon that was started in it.
 
-Workers start the daemon of a GPU below TMPDIR and end it with the last of them. One that was killed leaves it running:
-so TMPDIR is this folder for all that the suite starts, and what lives in it at the end is the suite's to end. A daemon
-that was there before is not in it, and is left alone.
+Workers start the daemon of a GPU below TMPDIR, and the last worker ends it. A killed worker leaves the daemon running.
+So TMPDIR is this folder for all processes of the suite, and the suite ends every daemon that is left in it. An earlier
+daemon is not in the folder, and is left alone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def keep_logs(private: Path, out: Path, since: int) -> None:
 
 
 def _written(path: Path) -> int:
-    """When; 0 for what is no file, or is gone."""
+    """When; 0 if it is not a file, or gone."""
     try:
         return path.stat().st_mtime_ns if path.is_file() else 0
     except OSError:
@@ -99,7 +99,7 @@ def _pid(pipe_dir: Path) -> int | None:
 
 
 def _ends(pid: int) -> bool:
-    """Whether it ends in time."""
+    """Return True if it ends in time."""
     deadline = time.monotonic() + _END_TIMEOUT_S
     while _is_alive(pid):
         if time.monotonic() >= deadline:

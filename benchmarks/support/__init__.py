@@ -1,1 +1,1 @@
-"""What the benchmarks share: machine facts, models, the peer, and how whole commands are timed."""
+"""Helpers of the benchmarks: machine facts, models, the peer, and timing of whole commands."""

@@ -1,6 +1,6 @@
-"""What both sides held, measured again: alone, in turn, in one session, each candidate with the workload it is for.
+"""The incumbents of both sides, measured again: interleaved in one session, each candidate with its own workload.
 
-A side's candidates are for what it tuned in an operator's place, which may be another workload than the other side's.
+A side's candidates belong to its workload in an operator's place; the other side's workload there may differ.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def measured_again(
     target: str,
     share: str,
 ) -> Again:
-    """Of what the sides end with (`final`, traces by workload hash), and of every incumbent of each side.
+    """Seconds of the sides' results (`final`, traces by workload hash), and of every incumbent of each side.
 
-    A match has by side what it tuned in one place; `final` and the trials name it by our workload hash.
+    A match has by side its tuned operator in one place; `final` and the trials name the operator by our workload hash.
     """
     session, cores = open_session(share)
     times: dict[str, dict[str, dict[str, float]]] = {}

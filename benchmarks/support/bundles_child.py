@@ -14,7 +14,7 @@ from fractune_workers.confinement import confinement_for
 _TURN_S = 0.05
 """One turn calls the model until this long has passed"""
 _SLOW_S, _FEWEST_REPEATS = 1.0, 3
-"""A finalist whose first turn takes this long gets the fewest turns: of what is hardly tuned, more tell nothing"""
+"""A finalist with such a long first timing gets the fewest timings: more add nothing for hardly tuned code"""
 
 
 def time_in_turn(finalists: list[list[str]], turns: int) -> list[list[float]]:

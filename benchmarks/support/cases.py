@@ -1,4 +1,4 @@
-"""Cases of a comparison, one operator under one seed each; and what all of them together can tell."""
+"""Cases of a comparison, one operator under one seed each; and the statistics of all of them together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Summary:
     """infinite where ours did not get there once"""
 
     def verdict(self, bar: float) -> str:
-        """Whether the median is at most the bar, as far as the interval can tell."""
+        """Return True if the median is at most the bar, as far as the interval decides it."""
         if self.high <= bar:
             return "holds"
         return "does not hold" if self.low > bar else "cannot tell"
@@ -58,7 +58,7 @@ def moments_of(
 
 
 def summary(ours: Sequence[float], stock: Sequence[float]) -> Summary:
-    """Of pairs in the same order; those of which stock has no finite number are left out."""
+    """Of pairs in the same order; cases without a finite number of stock are left out."""
     pairs = [(mine, peers) for mine, peers in zip(ours, stock, strict=True) if math.isfinite(peers) and peers > 0]
     if not pairs:
         return Summary(0, math.nan, math.nan, math.nan, math.nan)

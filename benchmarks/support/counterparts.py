@@ -1,9 +1,9 @@
-"""Which operator of the plain model stands for which of ours: the one that is called at the same places.
+"""The correspondence of operators: a plain operator and ours are counterparts if they are called at the same places.
 
-Both models come of the same file, and no pass changes the order of what is computed. So the third convolution of the
-one is the third of the other, if both make as many. Two operators are counterparts where all calls of the one are at
-the places of all calls of the other, so that they weigh the same, and where both are fused with the same steps. Steps
-that only scale and shift by constants do not count: planning puts a batch normalisation into the weights before it.
+Both models come from the same file, and no pass changes the order of the computation. So the third convolution of one
+model is the third of the other, if both have as many. Two operators are counterparts if all calls of the one are at the
+places of all calls of the other, so that their weights are equal, and if both are fused with the same steps. Steps that
+only scale and shift by constants do not count: planning puts a batch normalisation into the weights before it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Call:
     flops: float
     """arithmetic operations, as TVM estimates them"""
     computed: int
-    """operands that are no constants"""
+    """operands that are not constants"""
 
 
 def counterparts(
     ours: Sequence[Call], plain: Sequence[Call], kinds: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """By workload hash of ours, of the operators whose name contains one of `kinds`: the workload hash of the plain
+    """By workload hash of ours, of the operators with one of `kinds` in the name: the workload hash of the plain
     counterpart; and of those that have none, why not.
 
     Both models' calls come in the order in which they are made.
@@ -78,5 +78,5 @@ def _places(call: Call, calls: Sequence[Call]) -> list[int]:
 
 
 def _steps(name: str) -> list[str]:
-    """What a fused operator does, by its name, but for scaling and shifting."""
+    """The steps of a fused operator, by its name, except scaling and shifting."""
     return [word for part in name.split("_") if (word := part.rstrip("0123456789")) not in _NO_STEPS]

@@ -1,4 +1,4 @@
-"""Candidates of several tuners against each other: built anew, checked for right output, timed in turn, alone.
+"""Candidates of several tuners against each other: built again, checked for correct output, timed interleaved.
 
 Nothing else may run on the machine meanwhile; core locks keep other fractune processes of this user away.
 """
@@ -44,7 +44,7 @@ def median_secs(
 def interleaved_secs(
     operator: Operator, traces: Mapping[str, str], target: str, session: MeasurementSession, cores: Sequence[int]
 ) -> dict[str, list[float]]:
-    """All repeats in seconds of each finalist, named as in `traces`, taken in turn; infinite for one that fails or
+    """All repeats in seconds of each finalist, named as in `traces`, interleaved; infinite for one that fails or
     gives wrong output.
 
     `target` is TVM's target as JSON. The untuned operator takes part: it is what outputs are compared with.
@@ -55,8 +55,8 @@ def interleaved_secs(
 def interleaved_secs_of(
     finalists: Mapping[Operator, Mapping[_Label, str]], target: str, session: MeasurementSession, cores: Sequence[int]
 ) -> dict[_Label, list[float]]:
-    """The same of several operators, whose candidates have other arguments: the operators take turns, timing by timing,
-    and so do the candidates of each within one. No label may be of two operators.
+    """The same for several operators with different arguments. The operators alternate, timing by timing, and so do the
+    candidates of each operator. No label may be of two operators.
     """
     entries = [_Entry(operator, traces, target) for operator, traces in finalists.items()]
     for turn in range(TIMINGS):
@@ -106,7 +106,7 @@ def _build(operator: Operator, traces: Mapping[str, str], target: str) -> Artifa
 
 
 def time_bundles(share: str, finalists: Sequence[tuple[Path, str]], turns: int) -> list[list[float]]:
-    """Seconds of one inference, `turns` times, of each (bundle, variant), all in turn, in one child at `share`."""
+    """Seconds of one inference, `turns` times, of each (bundle, variant), all interleaved, in one child at `share`."""
     confinement = confinement_for(Share.parse(share))
     cores = CpuConfinement(Share.parse(share)).cores
     child = Child(

@@ -1,4 +1,4 @@
-"""Many watchers of one job: how many the server takes, what the next one is told, and when they all know the end."""
+"""Many watchers of one job: how many the server takes, the refusal of the next one, and the arrival of the end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Crowd:
     watchers: int
     """that the server took"""
     refused: str
-    """what the next one was told; empty when none was refused"""
+    """the refusal of the next one; empty when none was refused"""
     first_s: float
     """until the last of them had its first message"""
     end_s: float
-    """from the call that cancels the job until the last of them had been told"""
+    """from the call that cancels the job until the last watcher received the end"""
     told: int
-    """those that were told the end"""
+    """watchers that received the end"""
     server_bytes: int
     """that the server's memory had grown by"""
 
@@ -61,7 +61,7 @@ async def _watch(address: str, job: str, most: int) -> Crowd:
 
 
 async def _refusal(stub: Any, job: str) -> grpc.aio.AioRpcError | None:
-    """How one more is refused; None when it is not."""
+    """The refusal of one more watcher; None when it is not."""
     call = stub.WatchJob(pb.WatchJobRequest(name=job))
     try:
         await call.read()
@@ -72,7 +72,7 @@ async def _refusal(stub: Any, job: str) -> grpc.aio.AioRpcError | None:
 
 
 async def _end(call: grpc.aio.UnaryStreamCall[pb.WatchJobRequest, pb.Job]) -> bool:
-    """Whether the watch was told the job's end."""
+    """Return True if the watch received the job's end."""
     last = pb.Job()
     while isinstance(message := await call.read(), pb.Job):
         last = message

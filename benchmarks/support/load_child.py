@@ -42,7 +42,7 @@ def seconds(bundle: str) -> dict[str, Any]:
 
 
 def memory(bundle: str) -> dict[str, Any]:
-    """What the process holds more after loading and running than after its imports, which are timed as well."""
+    """The growth of the process's memory from its imports to loading and running; the imports are timed as well."""
     start = time.perf_counter()
     import numpy as np  # noqa: F401  imported here to be timed, as are the next ones
     import tvm_ffi_orcjit
@@ -91,7 +91,9 @@ def _private_bytes() -> int:
 
 
 def _planned_bytes(model: Any) -> int:
-    """What the compiled program asks of the virtual machine for what passes between its operators, all in all."""
+    """The storage that the compiled program requests from the virtual machine for values between its operators, in
+    all.
+    """
     import tvm_ffi
     import tvm_ffi_orcjit
 

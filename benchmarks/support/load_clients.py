@@ -1,7 +1,7 @@
-"""Clients of a server under load, as coroutines of one process: each with a connection of its own.
+"""Clients of a server under load, as coroutines of one process: each with its own connection.
 
-A client submits a job, watches it to its end, and asks about this and that meanwhile: the job, the list of jobs, the
-log, the fleet. Of every call it notes how long it took, and of every watch whether it was told what others were.
+A client submits a job, watches it to its end, and requests other things meanwhile: the job, the list of jobs, the log,
+the fleet. It notes the duration of every call, and whether every watch received all changes that other calls saw.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PAGE = 100
 
 @dataclass
 class Told:
-    """What the clients of a run saw."""
+    """The observations of a run's clients."""
 
     call_s: dict[str, list[float]] = field(default_factory=dict)
     """seconds of each call that was answered, by method"""
     behind_s: list[float] = field(default_factory=list)
-    """from the answer to GetJob that told of a revision until the watch had told of it, too; 0 where it had before"""
+    """from GetJob's first answer with a revision until the watch had reported it, too; 0 where it had before"""
     failed: Counter[str] = field(default_factory=Counter)
     """calls that ended with an error, by method and status"""
     jobs: int = 0
@@ -41,12 +41,12 @@ class Told:
     messages: int = 0
     """on all watches"""
     lost: list[str] = field(default_factory=list)
-    """what a watch was not told, or was told in a wrong order"""
+    """changes that a watch missed, or reported in a wrong order"""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the clients are to do."""
+    """The tasks of the clients."""
 
     address: str
     models: list[str]
@@ -60,7 +60,7 @@ class Asked:
 
 
 def run_clients(asked: Asked) -> Told:
-    """In a process of its own."""
+    """In a separate process."""
     return asyncio.run(_run(asked))
 
 
@@ -71,12 +71,12 @@ async def _run(asked: Asked) -> Told:
 
 
 class WatchCheck:
-    """Whether one watch is told everything: revisions only grow, states only go on, and what GetJob tells comes."""
+    """Check of one watch for completeness: revisions only grow, states only go on, and GetJob's revisions arrive."""
 
     def __init__(self) -> None:
         self._revision, self._state = 0, 0
         self._wanted: dict[int, float] = {}
-        """revisions that GetJob told of before the watch did, and when"""
+        """revisions that GetJob reported before the watch, with their moments"""
         self.behind_s: list[float] = []
         self.lost: list[str] = []
         self.ended = False
@@ -96,7 +96,7 @@ class WatchCheck:
             self._wanted.setdefault(job.revision, now)
 
     def finish(self, last: pb.Job) -> list[str]:
-        """What is missing, once the watch is over; `last` is the job as GetJob tells it then."""
+        """The missing changes, once the watch is over; `last` is the job as GetJob returns it then."""
         if not self.ended or last.revision != self._revision:
             self.lost.append(f"{last.name}: the watch ended with revision {self._revision} of {last.revision}")
         self.lost += [f"{last.name}: revision {revision} never came" for revision in self._wanted]
@@ -123,7 +123,7 @@ class _Client:
                 await asyncio.sleep(self._chance.uniform(0.5, 1.5) * self._asked.pause_s)
 
     async def _one_job(self) -> None:
-        # A scope of its own: each job finds as little as the first one, so that what grows is not the job's.
+        # A separate scope: each job finds as little as the first one, so that growth is not the job's.
         scope = f"{self._scope}-{self._jobs_begun}"
         self._jobs_begun += 1
         spec = pb.JobSpec(model=self._model, shares=[self._asked.share], more=self._asked.more, scope=scope)

@@ -1,4 +1,4 @@
-"""What a figure was measured on, and where results go."""
+"""The machine of a figure, and the place of results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_result(name: str, args: argparse.Namespace, data: dict[str, Any]) -> N
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """One line without spaces: results are kept for programs, and their figures are told in docs/. Six digits of a
+    """One line without spaces: results are kept for programs, and docs/ has their figures. Six digits of a
     number are kept; what JSON does not know is written as text.
     """
     known = json.loads(json.dumps(data, default=str), parse_float=lambda digits: float(f"{float(digits):.6g}"))

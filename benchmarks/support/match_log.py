@@ -1,7 +1,7 @@
-"""A made-up tuning log of any size: models of a thousand operators, many trials, and the finals of each operator.
+"""A made-up tuning log of any size: models of a thousand operators, many trials, and the validations of each operator.
 
 Nothing in it was measured. The models were tuned one after the other: first the trials of all operators of a model,
-mixed, then its finals. Models, operators, job and worker have "made-up" in their names.
+mixed, then its validations. Models, operators, job and worker have "made-up" in their names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARES = ("cpu:4", "cpu:8", "cpu:6", "cpu:12")
 """an operator was measured at the first two, three or four of them"""
 MODELS = 4
 FINALISTS = 5
-"""of an operator's finals, the untuned default among them"""
+"""of an operator's validations, the untuned default among them"""
 _PART = 5_000
 
 
@@ -40,11 +40,13 @@ def model_key(number: int) -> IngestKey:
 
 
 def fill(store: Store, total: int, operators: int) -> dict[str, int]:
-    """Write `total` records of MODELS models with so many operators each; returns how many are trials and finals."""
+    """Write `total` records of MODELS models with so many operators each; returns the numbers of trials and
+    validations.
+    """
     finals = {number: list(_validations(number, operators)) for number in range(MODELS)}
     trials = (total - sum(map(len, finals.values()))) // MODELS
     if trials < 0:
-        raise SystemExit(f"match: {total} records are fewer than the finals of {MODELS} x {operators} operators")
+        raise SystemExit(f"match: {total} records are fewer than the validations of {MODELS} x {operators} operators")
     for number, found in finals.items():
         _write_trials(store, number, operators, trials)
         store.log.add(found)

@@ -21,7 +21,7 @@ class Model:
     name: str
     path: Path
     kinds: tuple[str, ...] = ("conv2d",)
-    """operators whose name contains one of these take nearly all of its time"""
+    """operators with one of these in the name take nearly all of its time"""
     inputs: dict[str, list[int]] = field(default_factory=dict)
     """shapes of the inputs that the file leaves open"""
     trained: bool = False
@@ -87,7 +87,7 @@ MODELS = {
         inputs={"bytes": [1, 2048]},
         trained=True,
     ),
-    # which way up a line of text is, where there is text, and what it says
+    # orientation of a line of text, detection of text, and recognition
     "ocr_angle": _ocr("ch_ppocr_mobile_v2.0_cls_infer", [1, 3, 48, 192]),
     "ocr_detection": _ocr("ch_PP-OCRv4_det_infer", [1, 3, 320, 320]),
     "ocr_recognition": _ocr("ch_PP-OCRv4_rec_infer", [1, 3, 48, 320], kinds=("conv2d", "matmul")),

@@ -63,13 +63,15 @@ def records_of(state: Path) -> list[TuningRecord]:
 
 
 def winners(records: Sequence[TuningRecord], share: str) -> dict[str, str]:
-    """What is published: by workload hash the trace that was fastest in the finals, the untuned one among them."""
+    """The published schedules: by workload hash the trace that was fastest in the validation, the untuned one among
+    them.
+    """
     finals = [r for r in records if r.kind is Kind.VALIDATION and r.share == share and r.status is Status.OK]
     return {r.workload_hash: r.trace for r in sorted(finals, key=lambda record: -record.median_s)}
 
 
 def as_run(tuned: Tuned, records: Sequence[TuningRecord], share: str) -> Run:
-    """The trials of this run at one share. What the log held before of its operators counts from the start on."""
+    """The trials of this run at one share. Earlier records of its operators in the log count from the start on."""
     trials = [
         Trial(max(record.measured_at, tuned.process.started), record.workload_hash, record.median_s, record.trace)
         for record in records

@@ -16,7 +16,7 @@ class Places:
 
     model: Model
     matches: list[dict[str, Operator]]
-    """by side, `stock` or `ours`, what it tunes at the same places of the model"""
+    """by side, `stock` or `ours`, its tuned operator at the same places of the model"""
     left_out: dict[str, str]
     """by name of our operator, why it has no counterpart"""
 
@@ -47,7 +47,7 @@ def places_of(model: Model, target: str, count: int, *, is_plain: bool) -> Place
 
 
 def _plain_operators(model: Model, target: str) -> tuple[dict[str, Operator], dict[str, str]]:
-    """By workload hash of our operators of the model's kinds: the plain counterpart, or why there is none."""
+    """By workload hash of our operators of the model's kinds: the plain counterpart, or the reason why it has none."""
     child = Child("benchmarks.support.plain_child", env={"PYTHONPATH": import_path()})
     try:
         told: dict[str, Any] = child.call(

@@ -1,4 +1,4 @@
-"""The child that makes the plain model: what TVM makes of it, without planned layouts and implementations of ours."""
+"""The child that makes the plain model: TVM's own pipeline, without planned layouts and implementations of ours."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def calls(mod: tvm.IRModule, target: tvm.target.Target) -> list[Call]:
 
 
 def _computed(call: Any) -> int:
-    """Operands that are no constants."""
+    """Operands that are not constants."""
     return sum(not is_constant(operand) for operand in call.args[1].fields)
 
 
 def match(path: str, inputs: dict[str, list[int]], target: str, kinds: Sequence[str]) -> dict[str, Any]:
-    """Of the model file at `path`, by workload hash of our operators of these `kinds`: the plain counterpart, or why
-    there is none. Raises BadModel.
+    """Of the model file at `path`, by workload hash of our operators of these `kinds`: the plain counterpart, or the
+    reason why it has none. Raises BadModel.
     """
     parsed = parse_target(target, _ANY_CORES)
     model = load_model(Path(path), inputs)

@@ -76,8 +76,8 @@ def run_timed(command: Sequence[str], env: Mapping[str, str] | None = None) -> E
 
 @contextlib.contextmanager
 def _session(command: Sequence[str], errors: IO[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """The command in a session of its own, of which nothing is left afterwards: TVM's workers outlive their parent,
-    and would keep its standard output open.
+    """The command in a separate session that leaves no process behind: TVM's workers outlive their parent, and would
+    keep its standard output open.
     """
     process = subprocess.Popen(
         command,
@@ -129,7 +129,7 @@ def _stop(*_: object) -> None:
 
 
 def _adopt_orphans() -> None:
-    """What outlives the process that started it becomes our child, so that its CPU time counts here."""
+    """A process that outlives its parent becomes our child, so that its CPU time counts here."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -29,7 +29,7 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True)
 class Deployed:
-    """What ParvaGPU's planner put somewhere."""
+    """An instance that ParvaGPU's planner placed."""
 
     model: str
     placed: Placed
@@ -75,7 +75,7 @@ def parvagpu_request(number: int, headroom: float = 0.0) -> PlanRequest:
 
 
 def parvagpu_deployments() -> dict[int, list[list[Deployed]]]:
-    """By set: what is on each GPU."""
+    """By set: the content of each GPU."""
     found: dict[int, dict[tuple[str, str], list[Deployed]]] = {}
     for line in _lines("parvagpu_deployments.csv"):
         profile = BY_NAME[f"{line['Instance size']}g"]
@@ -111,7 +111,7 @@ def _lines(name: str) -> list[dict[str, str]]:
 
 
 def published_plan(number: int, request: PlanRequest) -> Plan:
-    """What the authors deployed for a set, as a plan with the figures of their own profiles."""
+    """The authors' deployment for a set, as a plan with the figures of their own profiles."""
     rows = {(model.name, row.units, row.batch, row.processes): row for model in request.models for row in model.rows}
     devices = tuple(
         tuple(

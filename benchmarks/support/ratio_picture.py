@@ -9,7 +9,7 @@ from typing import Any
 from fractune.text.figure import save_figure
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
-"""of Okabe and Ito but for the last, which colour-blind people tell apart"""
+"""of Okabe and Ito except the last; colour-blind people can distinguish them"""
 _MARKERS = "osD^v<>P"
 _TICKS = (0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)
 

@@ -1,4 +1,4 @@
-"""What a model ought to give: ONNX's reference evaluator, which is plain NumPy, against every variant of a bundle."""
+"""The expected outputs of a model: ONNX's reference evaluator in plain NumPy, against every variant of a bundle."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Run:
 
     @property
     def latency_s(self) -> float:
-        """What the run ends with, by its own trials."""
+        """The final latency of the run, by its own trials."""
         return final_latency(self.trials, self.weights)
 
     def moment_of(self, latency_s: float) -> float:

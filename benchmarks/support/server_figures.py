@@ -1,4 +1,4 @@
-"""A running server seen from outside: what its metrics count, and what it and its Redis take of the machine."""
+"""A running server seen from outside: its metrics, and the use of the machine by it and its Redis."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A process that serves one or several bundles in a closed loop, each request made when the one before is answered.
+"""A process that serves one or several bundles in a closed loop, each request made when the previous one is answered.
 
-Confined to its cores first. It prints one line when everything is loaded and has run, and for each line of seconds that
-it reads, after serving so long, one with the seconds that requests waited, and its own memory.
+It is confined to its cores first. It prints one line when everything is loaded and has run. For each line of seconds
+that it reads, it serves that long; then it prints a line with the waiting times of the requests, and its own memory.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _PARTS = 20
 
 
 class SimulatedFleet:
-    """Workers as tasks of this event loop: who crashes or is drained has a successor under another name."""
+    """Workers as tasks of this event loop: a crashed or drained worker has a successor under another name."""
 
     def __init__(self, url: str, life: FleetLife) -> None:
         self.life = life
@@ -48,7 +48,7 @@ class SimulatedFleet:
     async def stop(self) -> None:
         """As `check`, when all have ended."""
         pending = set(self._tasks)
-        while pending:  # the client library may take the first request for a timeout of its own, and go on
+        while pending:  # the client library may mistake the first request for its own timeout, and go on
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=1.0)

@@ -1,9 +1,9 @@
-"""Simulated workers as coroutines: hundreds of them in one process, each with the very commands of a real one.
+"""Simulated workers as coroutines: hundreds of them in one process, each with the exact commands of a real one.
 
-What a real worker sends to Redis for a piece of work, RQ's bookkeeping included, they send too, so that Redis and the
-server have the same to do; a test compares what Redis counts. Two things differ: commands whose answers a worker does
-not look at travel together, and nothing is searched, built or measured: they sleep as long as the work took in a real
-log. `benchmarks.support.simulated_fleet` has many of them.
+They send the commands of a real worker for a piece of work to Redis, RQ's bookkeeping included. So Redis and the server
+have the same work; a test compares Redis's counts. Two things differ. Commands with answers that a worker ignores
+travel together. Nothing is searched, built or measured: the workers sleep as long as the work took in a real log.
+`benchmarks.support.simulated_fleet` has many of them.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _BLPOP_S = 405
 _CONNECT_S = 60.0
 """that a connection may take"""
 _SIGNATURE_BYTES = 32
-"""before what is signed: fractune_core.fleet.signing"""
+"""the prefix of signed content: fractune_core.fleet.signing"""
 SECS = json.loads(Path(__file__).with_name("service_times.json").read_text(encoding="utf-8"))["secs"]
 
 
 @dataclass
 class FleetLife:
-    """How the workers of a simulated fleet live and die, and what they did."""
+    """The lives and deaths of a simulated fleet's workers, and their work."""
 
     seed: int = 1
     crashes: float = 0.0
     """of so many pieces of work one ends its worker, as `kill -9` does"""
     drains: float = 0.0
-    """after so many its worker is told to stop, and another takes its place"""
+    """after so many pieces of work the worker must stop, and another takes its place"""
     speed: float = 1.0
     """service times are divided by it"""
     done: Counter[str] = field(default_factory=Counter)
@@ -105,7 +105,7 @@ class SimulatedWorker:
         }
 
     def entry(self) -> str:
-        """What it says of itself every second, sealed."""
+        """Its heartbeat of every second, sealed."""
         measuring = self.role == "measure"
         info: messages.WorkerInfo = {
             "protocol": redis_names.PROTOCOL,

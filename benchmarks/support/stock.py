@@ -1,16 +1,16 @@
 """The peer: stock TVM MetaSchedule on the operators and target that a job of ours would tune, or on the plain ones.
 
-Nothing is turned but what a comparison needs: the tasks, the trials, the size of a round, the threads of the search,
-and a builder that imports TVM's intrinsics before its clock starts. Runner, search, cost model and task scheduler are
-TVM's defaults. Only the model is prepared as ours is, so that both sides begin with the same workloads; or, with
---plain, only its import is ours, and TVM's own pipeline makes its operators (`plain_child.py`). Run as a process of
-its own: python -m benchmarks.support.stock MODEL --out FILE [--plain] [--only A,B] [--share cpu:2] [--target
-cuda:sm_90] [--trials 384] [--round 64] [--seed 1]. It knows no --quick: benchmarks.vs_stock runs it.
+Only settings that a comparison needs are changed: the tasks, the trials, the size of a round, the threads of the
+search, and a builder that imports TVM's intrinsics before its clock starts. Runner, search, cost model and task
+scheduler are TVM's defaults. The model is prepared like ours, so that both sides begin with the same workloads. With
+--plain only its import is ours, and TVM's own pipeline derives its operators (`plain_child.py`). Run it in a separate
+process: python -m benchmarks.support.stock MODEL --out FILE [--plain] [--only A,B] [--share cpu:2] [--target
+cuda:sm_90] [--trials 384] [--round 64] [--seed 1]. It has no --quick: benchmarks.vs_stock runs it.
 
-On a GPU it builds on all cores, and its kernels run in the share that its environment holds it to: all of the GPU, a
-MIG instance, or a share of MPS. A green context it cannot have, because it launches on CUDA's default stream.
+On a GPU it builds on all cores. Its kernels run in the share that its environment sets: all of the GPU, a MIG instance,
+or a share of MPS. It cannot use a green context, because it launches on CUDA's default stream.
 
-A round's results come together, when all of it is measured; that moment is what their times say.
+A round's results arrive together, when all of it is measured; their times are that moment.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tune(
     is_plain: bool = False,
 ) -> Run:
     """Tune in a fresh process, to its end. `target`: as of `fractune tune`; empty for this host's processor.
-    `is_plain`: the model as TVM's own pipeline makes it, whose operators `only` then names.
+    `is_plain`: the model from TVM's own pipeline; `only` then names its operators.
     """
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         out = Path(folder) / "stock.json"
@@ -67,7 +67,7 @@ def tune(
 
 @contextlib.contextmanager
 def _held_to(share: Share) -> Iterator[dict[str, str]]:
-    """The environment that holds stock TVM to the share; what it needs stays as long as the block.
+    """The environment that holds stock TVM to the share; its requirements stay as long as the block.
 
     Raises SystemExit for a share that no environment can hold a process to.
     """
@@ -155,7 +155,7 @@ def _search(tasks: list[Any], cores: int, work_dir: str, trials: int, round_size
 
 
 def _import_intrinsics() -> None:
-    import tvm.s_tir.tensor_intrin  # noqa: F401  for what it registers
+    import tvm.s_tir.tensor_intrin  # noqa: F401 for its registrations
 
 
 def _watch(names: list[str], measured: list[Any], failures: Counter[str]) -> Any:

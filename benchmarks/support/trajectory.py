@@ -1,8 +1,4 @@
-"""How a tuning run gets better over time: pure functions over its trials.
-
-The latency at a moment is the sum over operators of weight x the best time measured so far; it is infinite until
-every operator has one.
-"""
+"""The improvement of a tuning run over time: pure functions over its trials."""
 
 from __future__ import annotations
 
@@ -72,8 +68,8 @@ def incumbents(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def held_curve(retimed: Iterable[Trial], weights: Mapping[str, int]) -> list[tuple[float, float]]:
-    """(moment, latency in seconds) of a tuner that held each of these trials from its moment on, `secs` being what
-    it is worth: unlike `latencies`, the curve may rise, where the tuner was mistaken in a trial.
+    """(moment, latency in seconds) of a tuner that held each of these trials from its moment on, with `secs` as its
+    latency. Unlike `latencies`, the curve may rise, where the tuner was mistaken in a trial.
     """
     held: dict[str, float] = {}
     curve: list[tuple[float, float]] = []

@@ -1,11 +1,11 @@
-r"""What a CI job runs to release a model: tune it on the server, fetch the bundle, and gate on the last release.
+r"""A CI job's release of a model: tune it on the server, fetch the bundle, and gate on the last release.
 
     python examples/pipeline/release.py model.onnx --server tuner.internal:50051 --shares cpu:1,cpu:2 \
         --serve cpu:2 --last release/model.fractune --out build/model.fractune --junit build/release.xml
 
 1. Submits the model, waits for the job, and downloads the bundle.
 2. Gate: at the share that the model is served at, the new bundle must not be slower than the last release, beyond the
-   noise and beyond `--tolerance`; both are timed in turn, in this process, confined to that share. And its outputs
+   noise and beyond `--tolerance`; both are timed alternately, in this process, confined to that share. And its outputs
    must agree.
 3. Writes a JUnit file with a test case for each of these.
 
@@ -112,7 +112,7 @@ def _not_slower(wanted: argparse.Namespace) -> tuple[bool, str]:
 
 @functools.cache
 def _compare(new: Path, last: Path, share: str) -> fractune.Comparison:
-    """Both at the share, once for both questions."""
+    """Compare both at the share, once for both questions."""
     return fractune.compare(new, last, share=share)
 
 

@@ -214,8 +214,8 @@ def test_a_storm_that_was_weathered() -> None:
         ({"4": [Outcome(Status.CRASHED, "a neighbour did it")]}, {}, "4 (good): crashed a neighbour did it"),
         ({"1": [Outcome(Status.OK)]}, {}, "1 (illegal address): ok"),
         ({"2": [Outcome(Status.CRASHED, "x")]}, {}, "2 (hang): crashed x"),
-        ({}, {"3": Outcome(Status.OK)}, "3 (corrupted memory) in the final: ok"),
-        ({}, {"untuned": Outcome(Status.CRASHED, "y")}, "untuned (good) in the final: crashed y"),
+        ({}, {"3": Outcome(Status.OK)}, "3 (corrupted memory) in the validation: ok"),
+        ({}, {"untuned": Outcome(Status.CRASHED, "y")}, "untuned (good) in the validation: crashed y"),
     ],
 )
 def test_a_candidate_that_ends_in_another_way_than_it_has_to_is_told(
