@@ -249,7 +249,16 @@ ROOMS = {
     ),
     # ---- client: commands, then the features, side by side, then where a job runs, then what all of it stands on
     "fractune": room(*CORE, lazily=("fractune.features", *FEATURES, *INFERENCE, "fractune.server", "fractune.text")),
-    "fractune.cli": room(*CORE, "fractune", "fractune.features.tune", *BELOW_FEATURES, "typer", "click", "rich"),
+    "fractune.cli": room(
+        *CORE,
+        "fractune",
+        "fractune.features.matrix",
+        "fractune.features.tune",
+        *BELOW_FEATURES,
+        "typer",
+        "click",
+        "rich",
+    ),
     # A command is loaded by its name, and knows none of another room.
     "fractune.cli.commands": room(),
     "fractune.cli.commands.fleet": room(*COMMAND),

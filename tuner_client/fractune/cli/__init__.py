@@ -16,9 +16,9 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from fractune.cli.closed_output import output_that_may_close
 from fractune.cli.command_list import COMMANDS, GROUPS
-from fractune.cli.credential_options import with_credentials
 from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune.cli.group import Group
+from fractune.cli.option_groups import with_groups
 from fractune.cli.stopped import Stopped, take_signals
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
@@ -52,10 +52,10 @@ def build_app(wanted: str) -> typer.Typer:
         shown: dict[str, Any] = {"rich_help_panel": heading, "epilog": f"Example: {example}"}
         if name in GROUPS:
             for each in module.app.registered_commands:
-                each.callback = with_credentials(each.callback)
+                each.callback = with_groups(each.callback)
             app.add_typer(module.app, name=name, cls=Group, **shown)
         else:
-            app.command(name, **shown)(with_credentials(getattr(module, name)))
+            app.command(name, **shown)(with_groups(getattr(module, name)))
     return app
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from fractune.server.rpc import RECONNECT_S
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadModel, BadRequest
 
@@ -94,6 +96,35 @@ RunScript = Annotated[
     typer.Option("--run-script", help="The model is a Python file (TVMScript): run its code here, send what it makes."),
 ]
 Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a command finds its server."""
+
+    server: Server = None
+    state: State = None
+
+
+@dataclass(frozen=True)
+class JobPlace(Place):
+    """Where a job runs."""
+
+    reconnect_s: ReconnectS = RECONNECT_S
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model is read, and for what."""
+
+    inputs: Inputs = None
+    run_script: RunScript = False
+    target: Target = ""
+    scope: Scope = ""
+
+    def parsed(self) -> dict[str, Any]:
+        """As the Python API takes them. Raises BadRequest."""
+        return {**vars(self), "inputs": parse_inputs(self.inputs)}
 
 
 def read_key(option: str, path: Path) -> bytes:

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 _SUFFIXES = (".svg", ".png")
 
 
-def check_picture(path: Path) -> None:
+def check_picture(path: Path | None) -> None:
     """Raises BadRequest for a format that cannot be drawn, FractuneError when matplotlib is missing, StateUnusable when
     the file cannot be written.
     """
+    if path is None:
+        return
     if path.suffix not in _SUFFIXES:
         raise BadRequest(f"--picture {path}: write a name that ends in {' or '.join(_SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from fractune.cli.commands.jobs.jobs import job_json
+from fractune.cli.printing import print_result
 from fractune.cli.progress import JsonView, TableView, job_table, progress_json
 from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide
 from fractune.features.tune.goal_table import goal_news
-from fractune.features.tune.table import print_result, result_json
+from fractune.features.tune.table import result_json
 from fractune.server.from_proto import job_status
 from fractune.sessions.progress import BarView, LineView, status_text
 from tests.support.client_samples import job_script

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fractune.features.matrix.cross_table import model_table
-from fractune.features.matrix.table import cross_text
-from fractune.features.tune.times_table import operator_time, operators_s, time_table
+from fractune.features.tune.times_table import operator_time, operators_s
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
 from fractune.text.rendering import Column, Table
-from fractune.text.text import counts_text, moment_text, ratio_text, span_text, spent_text, table_console, time_text
-from fractune_core.analysis.roofline import NEAR
+from fractune.text.text import moment_text, ratio_text, time_text
 from fractune_core.names import changes_layout
 from fractune_core.shares import units_text
 
-HEAVIEST = 8
-"""operators that the closing table shows one by one"""
 DOUBTFUL_DIFFERENCE = 1e-3
 """outputs that differ by more than this, relative to the largest one, are pointed out"""
 
@@ -58,32 +53,6 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
         "operators_s": in_operators_s,
         "rest_s": each.tuned_s - in_operators_s,
     }
-
-
-def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
-    """`step` says of which part of the work the job was, where there were others: ` in the last step`."""
-    console = table_console()
-    latency, cross = latency_table(job), cross_text(model_table(job))
-    console.print(latency.grid())
-    console.print(cross.grid())
-    times = time_table(job, HEAVIEST)
-    console.print(times.grid())
-    for line in (*times.notes, *cross.notes, *latency.notes):
-        print(line)
-    done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
-    print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
-    if job.candidates_shared:
-        print(f"shared: {job.candidates_shared} more trials, which other jobs asked for")
-    print(f"layout transforms in one inference: {layout_transforms(job)}")
-    if job.trials_saved:
-        print(
-            f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
-        )
-    print(f"took {span_text(job.wall_s)}{step}, {job.trials_per_s:.1f} trials/s while searching")
-    for title, spent_s in (("by phase", job.phases_s), ("by what workers did, side by side", job.busy_s)):
-        if spent_s:
-            print(f"  {title}: {spent_text(spent_s)}")
-    print(f"bundle: {bundle}")
 
 
 def doubts(job: JobStatus) -> list[str]:

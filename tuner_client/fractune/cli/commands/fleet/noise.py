@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.noise.noise import MOST_CANDIDATES, MOST_MEASURERS, NoiseResult
+from fractune.cli.printing import print_picture, print_tables
+from fractune.features.noise.noise import MOST_CANDIDATES, MOST_MEASURERS
 from fractune.features.noise.noise import noise as measure_noise
 from fractune.text.figure import check_picture
-from fractune.text.text import span_text, table_console
+from fractune.text.text import span_text
 from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.shares import Share
@@ -45,8 +46,7 @@ def noise(
         allowed = f"from {FEWEST_CANDIDATES} to {MOST_CANDIDATES}"
         raise BadRequest(f"--candidates is {candidates}; it must be {allowed}")
     _check_model(model, only, inputs)
-    if picture is not None:
-        check_picture(picture)
+    check_picture(picture)
     found = measure_noise(
         share,
         measurers=counts,
@@ -63,9 +63,9 @@ def noise(
     if as_json:
         print(json.dumps({**found.data, "saved": str(found.saved)}), flush=True)
     else:
-        _print(found)
-        if picture is not None:
-            print(f"picture: {picture}")
+        print_tables(found.table)
+        print(f"took {span_text(found.data['wall_s'])}; saved in {found.saved}")
+        print_picture(picture)
 
 
 def parse_measurers(text: str) -> list[int]:
@@ -85,10 +85,3 @@ def _check_model(model: Path | None, only: str, inputs: list[str] | None) -> Non
         raise BadRequest("--only and --input choose from a model's operators; pass --model too")
     if model is not None and not model.is_file():
         raise BadModel(f"{model}: no such model file")
-
-
-def _print(found: NoiseResult) -> None:
-    table = found.table
-    table_console().print(table.grid())
-    print(*table.notes, sep="\n")
-    print(f"took {span_text(found.data['wall_s'])}; saved in {found.saved}")

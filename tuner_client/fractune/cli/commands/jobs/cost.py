@@ -27,13 +27,13 @@ def cost(
         bool, typer.Option("--by-token", help="A row for each token: for those of the scope admin.")
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many jobs, newest first.")] = DEFAULT_LIMIT,
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    place: options.Place,
 ) -> None:
     """Say what jobs took of the fleet: share-seconds, CPU seconds and, with prices, money."""
     began = None if since is None else time.time() - parse_lifetime_s("--since", since)
-    found = costs_of(job, since=began, prices=prices, tokens=by_token, limit=limit, server=server, state=state)
+    found = costs_of(job, since=began, prices=prices, tokens=by_token, limit=limit, **vars(place))
     table = found.by_token if by_token else found.table
     if as_json:
         for row in table.rows:

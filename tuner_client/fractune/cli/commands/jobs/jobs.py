@@ -11,11 +11,11 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.on_done import run_when_done
+from fractune.cli.printing import print_result
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
-from fractune.features.tune.table import print_result, result_json
+from fractune.features.tune.table import result_json
 from fractune.server.job_status import JobStatus, Worker
-from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.session import server_session, session
 from fractune.text.output_files import check_writable
 from fractune.text.rendering import Column, Table
@@ -28,12 +28,12 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name,
 def jobs(
     open_only: Annotated[bool, typer.Option("--open", help="Only jobs that have not ended.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many, newest first.")] = 50,
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    place: options.Place,
 ) -> None:
     """List jobs, newest first."""
-    with session(Client, state, server) as client:
+    with session(Client, **vars(place)) as client:
         found = client.jobs(open_only=open_only, limit=limit)
     if as_json:
         for job in found:
@@ -54,17 +54,16 @@ def watch(
     job: JobArgument,
     out: Annotated[Path | None, typer.Option("--out", help="File to write the bundle to when the job is done.")] = None,
     on_done: options.OnDone = None,
-    server: options.Server = None,
-    state: options.State = None,
-    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
+    *,
+    place: options.JobPlace,
 ) -> None:
     """Follow a job of a running server until it ends; Ctrl-C stops watching, not the job."""
     if out is not None:
         check_writable("--out", out)
     view = choose_view(quiet=False, as_json=as_json)
     with run_when_done(on_done, view) as fetched:
-        with server_session(Client, state, server, lasting=False, reconnect_s=reconnect_s) as client:
+        with server_session(Client, **vars(place), lasting=False) as client:
             followed = client.job(job)
             ended = followed.wait(progress=view)
             if out is not None:
@@ -78,12 +77,12 @@ def watch(
 
 def cancel(
     job: JobArgument,
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    place: options.Place,
 ) -> None:
     """Cancel a job; what it has measured stays in the log."""
-    with session(Client, state, server) as client:
+    with session(Client, **vars(place)) as client:
         cancelled = client.job(job).cancel()
     if as_json:
         print(json.dumps(job_json(cancelled)))
@@ -93,12 +92,12 @@ def cancel(
 
 def workers(
     shares: Annotated[str, typer.Option("--shares", help="Without a server: shares to start measurers for.")] = "cpu:1",
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    place: options.Place,
 ) -> None:
     """List the workers, and the shares that can be asked for."""
-    with session(Client, state, server, shares=tuple(shares.split(",")), compile=True, search=True) as client:
+    with session(Client, **vars(place), shares=tuple(shares.split(",")), compile=True, search=True) as client:
         found = client.workers()
     if as_json:
         for worker in found:

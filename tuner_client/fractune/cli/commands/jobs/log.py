@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,24 +11,30 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.printing import print_tables
 from fractune.features.client import Client
 from fractune.features.log import jsondatabase
 from fractune.features.log.log import check_export
 from fractune.features.log.match import match as match_model
 from fractune.sessions.requests import check_record_filter
 from fractune.sessions.session import session
-from fractune.text.text import table_console
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
 
 app = typer.Typer(help="The tuning log: show, export, import, prune, dead.", rich_markup_mode=None)
 
-Model = Annotated[str, typer.Option("--model", help="Part of the model's file name, or models/SHA256.")]
-Operator = Annotated[str, typer.Option("--operator", help="Part of an operator's name, or a workload hash.")]
-ShareText = Annotated[str, typer.Option("--share", help="Share as it was asked for, such as cpu:1.")]
-DeviceText = Annotated[str, typer.Option("--device", help="Part of a device key.")]
-KindText = Annotated[str, typer.Option("--kind", help="trial or validation.")]
-JobText = Annotated[str, typer.Option("--job", help="Only what this job measured.")]
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which records."""
+
+    model: Annotated[str, typer.Option("--model", help="Part of the model's file name, or models/SHA256.")] = ""
+    operator: Annotated[str, typer.Option("--operator", help="Part of an operator's name, or a workload hash.")] = ""
+    share: Annotated[str, typer.Option("--share", help="Share as it was asked for, such as cpu:1.")] = ""
+    device: Annotated[str, typer.Option("--device", help="Part of a device key.")] = ""
+    kind: Annotated[str, typer.Option("--kind", help="trial or validation.")] = ""
+    job: Annotated[str, typer.Option("--job", help="Only what this job measured.")] = ""
+    scope: options.Scope = ""
 
 
 class Format(StrEnum):
@@ -38,39 +45,23 @@ class Format(StrEnum):
 
 @app.command()
 def show(
-    model: Model = "",
-    operator: Operator = "",
-    share: ShareText = "",
-    device: DeviceText = "",
-    kind: KindText = "",
-    job: JobText = "",
-    scope: options.Scope = "",
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many.")] = 20,
     fastest: Annotated[bool, typer.Option("--fastest", help="Fastest first, not newest first.")] = False,
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    wanted: Wanted,
+    place: options.Place,
 ) -> None:
     """Show records, newest first."""
-    check_record_filter(share, kind)
-    with session(Client, state, server) as client:
-        found = client.log.query(
-            model=model,
-            operator=operator,
-            share=share,
-            device=device,
-            kind=kind,
-            job=job,
-            scope=scope,
-            limit=limit,
-            fastest=fastest,
-        )
+    check_record_filter(wanted.share, wanted.kind)
+    with session(Client, **vars(place)) as client:
+        found = client.log.query(**vars(wanted), limit=limit, fastest=fastest)
     if as_json:
         for row in found.table.rows:
             print(json.dumps(row))
         return
-    table_console().print(found.table.grid())
-    print(*found.table.notes, f"{len(found)} of {found.total} records", sep="\n")
+    print_tables(found.table)
+    print(f"{len(found)} of {found.total} records")
 
 
 @app.command()
@@ -78,32 +69,20 @@ def export(
     path: Annotated[Path, typer.Argument(help="File to write (a folder for jsondatabase).")],
     file_format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.JSONL,
     force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
-    model: Model = "",
-    operator: Operator = "",
-    share: ShareText = "",
-    device: DeviceText = "",
-    kind: KindText = "",
-    job: JobText = "",
-    scope: options.Scope = "",
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    wanted: Wanted,
+    place: options.Place,
 ) -> None:
     """Write records to a file: CSV, JSON lines, or a MetaSchedule JSONDatabase folder for stock TVM."""
-    check_record_filter(share, kind)
+    check_record_filter(wanted.share, wanted.kind)
     check_export(path, file_format.value, force=force)
-    with session(Client, state, server) as client:
+    with session(Client, **vars(place)) as client:
         count = client.log.export(
             path,
             file_format=file_format.value,
             force=force,
-            model=model,
-            operator=operator,
-            share=share,
-            device=device,
-            kind=kind,
-            job=job,
-            scope=scope,
+            **vars(wanted),
         )
     print(json.dumps({"path": str(path), "records": count}) if as_json else f"{count} records written to {path}")
 
@@ -112,12 +91,12 @@ def export(
 def dead(
     replay: Annotated[bool, typer.Option("--replay", help="Try to read all of them once more.")] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many.")] = 20,
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    place: options.Place,
 ) -> None:
     """Show results of workers that the server could not read, newest first: of another version, or torn."""
-    with session(Client, state, server) as client:
+    with session(Client, **vars(place)) as client:
         if replay:
             count = client.log.replay_unreadable()
             print(json.dumps({"replayed": count}) if as_json else f"{count} results are read once more")
@@ -142,13 +121,13 @@ def import_(
         bool,
         typer.Option("--device-from-this-host", help="JSONDatabase: it was measured on this very machine."),
     ] = False,
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    place: options.Place,
 ) -> None:
     """Add records to the log, all or none; those already there are left as they are."""
     wanted = _measured_at(path, share, this_host=this_host) if path.is_dir() else ""
-    with session(Client, state, server, shares=(wanted,) if wanted else ()) as client:
+    with session(Client, **vars(place), shares=(wanted,) if wanted else ()) as client:
         answer = client.log.import_file(path, share=wanted)
     if as_json:
         print(json.dumps({"added": answer.added, "already_there": answer.already_there}))
@@ -174,30 +153,18 @@ def prune(
         typer.Option("--keep-best", min=0, help="Trials to keep of each operator, target, device and share."),
     ] = 64,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only, delete nothing.")] = False,
-    model: Model = "",
-    operator: Operator = "",
-    share: ShareText = "",
-    device: DeviceText = "",
-    kind: KindText = "",
-    job: JobText = "",
-    scope: options.Scope = "",
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    wanted: Wanted,
+    place: options.Place,
 ) -> None:
     """Delete trials beyond the best few; published records stay unless --kind validation asks for them."""
-    check_record_filter(share, kind)
-    with session(Client, state, server) as client:
+    check_record_filter(wanted.share, wanted.kind)
+    with session(Client, **vars(place)) as client:
         answer = client.log.prune(
             keep_best=keep_best,
             dry_run=dry_run,
-            model=model,
-            operator=operator,
-            share=share,
-            device=device,
-            kind=kind,
-            job=job,
-            scope=scope,
+            **vars(wanted),
         )
     if as_json:
         print(json.dumps({"deleted": answer.deleted, "kept": answer.kept, "dry_run": dry_run}))
@@ -215,13 +182,10 @@ def match(
         bool,
         typer.Option("--allow-unmeasured", help="Offer a near share's fastest, its loss not measured."),
     ] = False,
-    inputs: options.Inputs = None,
-    run_script: options.RunScript = False,
-    target: options.Target = "",
-    scope: options.Scope = "",
-    server: options.Server = None,
-    state: options.State = None,
     as_json: options.Json = False,
+    *,
+    of_model: options.ModelOptions,
+    place: options.Place,
 ) -> None:
     """Say which record each operator of a model would use at a share, and why."""
     found = match_model(
@@ -229,17 +193,11 @@ def match(
         share,
         policy=policy,
         allow_unmeasured=allow_unmeasured,
-        inputs=options.parse_inputs(inputs),
-        run_script=run_script,
-        target=target,
-        scope=scope,
-        server=server,
-        state=state,
+        **of_model.parsed(),
+        **vars(place),
     )
     if as_json:
         for each in found.to_json():
             print(json.dumps(each))
     else:
-        table_console().print(found.table.grid())
-        for line in found.table.notes:
-            print(line)
+        print_tables(found.table)

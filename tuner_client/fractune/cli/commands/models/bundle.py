@@ -16,7 +16,6 @@ from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.tune.bundle import bundle as bundle_model
 from fractune.inference.signatures import check_private_key, open_bundle
-from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.session import session
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
@@ -48,23 +47,19 @@ def bundle(
     public_key: Annotated[
         Path | None, typer.Option("--public-key", help="PEM file; with --verify, check the signature too.")
     ] = None,
-    inputs: options.Inputs = None,
-    run_script: options.RunScript = False,
-    target: options.Target = "",
     exact: options.Exact = False,
-    scope: options.Scope = "",
     out: Annotated[Path | None, typer.Option("--out", help="File to write (default: after the model).")] = None,
-    server: options.Server = None,
-    state: options.State = None,
-    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
+    *,
+    of_model: options.ModelOptions,
+    place: options.JobPlace,
 ) -> None:
     """Write a bundle of the best schedules in the log, without a search; or download the one of a finished job.
 
     With --verify: check a bundle file, such as fractune bundle --verify model.fractune --public-key public.pem.
     """
     if verify or public_key is not None:
-        others = (shares, policy != _POLICIES[0], rerank != 1, sign, inputs, run_script, target, exact, scope, out)
+        others = (shares, policy != _POLICIES[0], rerank != 1, sign, exact, out, *vars(of_model).values())
         _verify(Path(of), public_key, alone=verify and not any(others), as_json=as_json)
         return
     if policy not in _POLICIES:
@@ -78,7 +73,7 @@ def bundle(
     if not model.is_file() and (shares or model.suffix):
         raise options.no_model(model)
     if not model.is_file():
-        with session(Client, state, server) as client:
+        with session(Client, place.state, place.server) as client:
             made = client.job(of).bundle(out)
     elif not shares:
         raise BadRequest(f"{of}: name the shares that the model is to be served at, such as --shares cpu:1,cpu:2")
@@ -88,16 +83,11 @@ def bundle(
             shares,
             policy=policy,
             rerank=rerank,
-            target=target,
             exact=exact,
-            scope=scope,
-            inputs=options.parse_inputs(inputs),
-            run_script=run_script,
             out=out,
-            server=server,
-            state=state,
             progress=choose_view(quiet=False, as_json=as_json),
-            reconnect_s=reconnect_s,
+            **of_model.parsed(),
+            **vars(place),
         )
     if key is not None:
         made.sign(key)

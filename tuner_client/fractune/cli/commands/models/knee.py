@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.printing import print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.knee.knee import knee as model_knee
 from fractune.features.knee.table import knee_json
-from fractune.server.rpc import RECONNECT_S
 from fractune.text.figure import check_picture
-from fractune.text.text import table_console
 
 
 def knee(
@@ -25,42 +24,28 @@ def knee(
     slack: Annotated[str, typer.Option("--slack", help="How much slower than the whole device is still good.")] = "10%",
     operators: Annotated[bool, typer.Option("--operators", help="Also the knee of each operator.")] = False,
     only: options.Only = "",
-    inputs: options.Inputs = None,
-    run_script: options.RunScript = False,
-    target: options.Target = "",
-    scope: options.Scope = "",
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the curves here (.svg or .png).")] = None,
-    server: options.Server = None,
-    state: options.State = None,
-    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
+    *,
+    of_model: options.ModelOptions,
+    place: options.JobPlace,
 ) -> None:
     """Find the smallest share at which a model is almost as fast as on the whole device, by what the log knows."""
     allowed = options.parse_part("--slack", slack)
-    if picture is not None:
-        check_picture(picture)
+    check_picture(picture)
     found = model_knee(
         model,
         shares,
         slack=allowed,
         operators=operators,
         only=only,
-        target=target,
-        scope=scope,
-        inputs=options.parse_inputs(inputs),
-        run_script=run_script,
-        server=server,
-        state=state,
         progress=choose_view(quiet=False, as_json=as_json),
-        reconnect_s=reconnect_s,
+        **of_model.parsed(),
+        **vars(place),
     )
     if picture is not None:
         found.draw(picture)
     if as_json:
         print(json.dumps({"event": "knee", "curves": [knee_json(report) for report in found.reports]}))
         return
-    table_console().print(found.table.grid())
-    for line in found.table.notes:
-        print(line)
-    if picture is not None:
-        print(f"picture: {picture}")
+    print_tables(found.table, picture=picture)

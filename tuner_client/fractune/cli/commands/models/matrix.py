@@ -11,14 +11,13 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.printing import print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.matrix.cross_table import CrossTable
 from fractune.features.matrix.matrix import matrix as model_matrix
 from fractune.features.matrix.table import COLUMNS, rows, table_json
-from fractune.server.rpc import RECONNECT_S
 from fractune.text.figure import check_picture
 from fractune.text.output_files import check_writable, replacing
-from fractune.text.text import table_console
 
 
 def matrix(
@@ -30,20 +29,15 @@ def matrix(
         typer.Option("--rerank", min=1, help="Measure this many of every share's best trials."),
     ] = 1,
     only: options.Only = "",
-    inputs: options.Inputs = None,
-    run_script: options.RunScript = False,
-    target: options.Target = "",
-    scope: options.Scope = "",
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the table here (.svg or .png).")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write all cells here.")] = None,
-    server: options.Server = None,
-    state: options.State = None,
-    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
+    *,
+    of_model: options.ModelOptions,
+    place: options.JobPlace,
 ) -> None:
     """Show how the schedules tuned for each share do at each of the others; measures what the log lacks."""
-    if picture is not None:
-        check_picture(picture)
+    check_picture(picture)
     if csv_file is not None:
         check_writable("--csv", csv_file)
     found = model_matrix(
@@ -52,14 +46,9 @@ def matrix(
         operators=operators,
         rerank=rerank,
         only=only,
-        target=target,
-        scope=scope,
-        inputs=options.parse_inputs(inputs),
-        run_script=run_script,
-        server=server,
-        state=state,
         progress=choose_view(quiet=False, as_json=as_json),
-        reconnect_s=reconnect_s,
+        **of_model.parsed(),
+        **vars(place),
     )
     if csv_file is not None:
         _write_csv(found.tables, csv_file)
@@ -69,13 +58,7 @@ def matrix(
         tables = [table_json(table) for table in found.tables]
         print(json.dumps({"event": "matrix", "shares": list(found.tables[0].shares), "tables": tables}))
         return
-    console = table_console()
-    for table in (found.table, *found.operators):
-        console.print(table.grid())
-    for sentence in found.sentences:
-        print(sentence)
-    if picture is not None:
-        print(f"picture: {picture}")
+    print_tables(found.table, *found.operators, picture=picture)
 
 
 def _write_csv(tables: Sequence[CrossTable], path: Path) -> None:

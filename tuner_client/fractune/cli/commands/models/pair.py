@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.printing import print_tables
 from fractune.features.pair.pair import DEFAULT_ROUNDS
 from fractune.features.pair.pair import pair as measure_pair
-from fractune.text.text import table_console
 from fractune_core.errors import BadRequest
 
 
@@ -58,9 +58,7 @@ def pair(
     if as_json:
         print(json.dumps(found.to_json()))
         return
-    table_console().print(found.table.grid())
-    for line in found.table.notes:
-        print(line)
+    print_tables(found.table)
 
 
 def parse_rates(text: str) -> float | list[float]:

@@ -10,12 +10,11 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.printing import print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.plan.deployment import FORMS
 from fractune.features.plan.plan import plan as make_plan
-from fractune.server.rpc import RECONNECT_S
 from fractune.text.figure import check_picture
-from fractune.text.text import table_console
 from fractune_core.errors import BadRequest
 
 
@@ -39,18 +38,16 @@ def plan(
         str, typer.Option("--apply", metavar="|".join(FORMS), help="Print what to run or apply. Nothing is run.")
     ] = "",
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the devices here (.svg or .png).")] = None,
-    server: options.Server = None,
-    state: options.State = None,
-    reconnect_s: options.ReconnectS = RECONNECT_S,
     as_json: options.Json = False,
+    *,
+    place: options.JobPlace,
 ) -> None:
     """Plan models onto parts of devices: the fewest devices for their rates, or the best layout of one device."""
     if minimise is not None and gpus is not None:
         raise BadRequest("--gpus and --minimise exclude each other: --gpus N allows N devices, of which few are used")
     if apply and apply not in FORMS:
         raise BadRequest(f"--apply {apply}: write {', '.join(FORMS)}")
-    if picture is not None:
-        check_picture(picture)
+    check_picture(picture)
     made = make_plan(
         file,
         gpus=gpus,
@@ -58,10 +55,8 @@ def plan(
         simulate=simulate,
         seed=seed,
         measure=measure,
-        server=server,
-        state=state,
         progress=choose_view(quiet=bool(apply), as_json=as_json),
-        reconnect_s=reconnect_s,
+        **vars(place),
     )
     if picture is not None:
         made.draw(picture)
@@ -70,9 +65,4 @@ def plan(
     elif apply:
         print(made.deployment(apply))
     else:
-        table_console().print(made.table.grid())
-        table_console().print(made.models.grid())
-        for line in made.table.notes:
-            print(line)
-        if picture is not None:
-            print(f"picture: {picture}")
+        print_tables(made.table, made.models, picture=picture)

@@ -11,6 +11,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.on_done import run_when_done
+from fractune.cli.printing import print_picture, print_result, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.fuse.slots_text import apart_text, slots_text
@@ -18,16 +19,14 @@ from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.goal_result import Goal
 from fractune.features.tune.goal_table import goal_json, goal_table, verdict_line
 from fractune.features.tune.result import TuneResult
-from fractune.features.tune.table import print_result, result_json
+from fractune.features.tune.table import result_json
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
-from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.requests import bundle_file, check_above_zero
 from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
 from fractune.text.output_files import check_writable
-from fractune.text.text import table_console
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
@@ -98,25 +97,21 @@ def tune(
     more: More = None,
     round_size: RoundSize = DEFAULT_ROUND_SIZE,
     seed: Seed = 0,
-    target: options.Target = "",
     rerank: Rerank = None,
     only: options.Only = "",
     exact: options.Exact = False,
-    scope: options.Scope = "",
     fresh: Fresh = False,
-    inputs: options.Inputs = None,
-    run_script: options.RunScript = False,
     out: Out = None,
     picture: Picture = None,
     priority: HowUrgent = Priority.NORMAL,
     webhook: Webhook = "",
     detach: Detach = False,
     on_done: options.OnDone = None,
-    server: options.Server = None,
-    state: options.State = None,
-    reconnect_s: options.ReconnectS = RECONNECT_S,
     quiet: Quiet = False,
     as_json: options.Json = False,
+    *,
+    of_model: options.ModelOptions,
+    place: options.JobPlace,
 ) -> None:
     """Tune a model for shares of this machine, or of a server's machines."""
     for option, value in (("--more", more), ("--minutes", minutes), ("--rerank", rerank)):
@@ -127,21 +122,18 @@ def tune(
         "more": more,
         "round_size": round_size,
         "seed": seed,
-        "target": target,
         "rerank": rerank,
         "only": only,
         "exact": exact,
-        "scope": scope,
         "fresh": fresh,
-        "inputs": options.parse_inputs(inputs),
-        "run_script": run_script,
         "priority": priority.value,
         "webhook": webhook,
+        **of_model.parsed(),
     }
     if detach:
         _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})
         asked["trials"] = DEFAULT_TRIALS if trials is None else trials
-        _leave(model, shares, asked, server, state, as_json=as_json)
+        _leave(model, shares, asked, place, as_json=as_json)
         return
     _check_paths(model, out or Path(), picture)
     view = choose_view(quiet=quiet, as_json=as_json)
@@ -153,18 +145,16 @@ def tune(
             until_beats=until_beats,
             by=part,
             out=out or Path(),
-            server=server,
-            state=state,
             progress=view,
-            reconnect_s=reconnect_s,
             **asked,
+            **vars(place),
         )
         fetched.bundle = result.bundle.path
-        _print(result, state, as_json=as_json)
+        _print(result, place.state, as_json=as_json)
         if picture is not None:
             result.matrix.draw(picture)
             if not as_json:
-                print(f"picture: {picture}")
+                print_picture(picture)
         if result.goal is not None and not result.goal.beaten:
             raise typer.Exit(GOAL_MISSED)
 
@@ -178,11 +168,9 @@ def _check_detached(given: dict[str, object]) -> None:
             )
 
 
-def _leave(
-    model: Path, shares: str, asked: dict[str, Any], server: str | None, state: Path | None, *, as_json: bool
-) -> None:
+def _leave(model: Path, shares: str, asked: dict[str, Any], place: options.JobPlace, *, as_json: bool) -> None:
     """Hand the job in and say its name."""
-    with server_session(Client, state, server, lasting=True) as client:
+    with server_session(Client, **vars(place), lasting=True) as client:
         job = client.submit(model, shares, **asked)
         print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
 
@@ -213,10 +201,8 @@ def _print_slots(bundle: Path) -> None:
 
 def _print_goal(goal: Goal) -> None:
     """Both times at every share, and how it ended."""
-    table = goal_table(goal)
-    table_console().print(table.grid())
-    for line in (*table.notes, verdict_line(goal)):
-        print(line)
+    print_tables(goal_table(goal))
+    print(verdict_line(goal))
 
 
 def _json(result: TuneResult) -> dict[str, Any]:
@@ -227,5 +213,4 @@ def _json(result: TuneResult) -> dict[str, Any]:
 def _check_paths(model: Path, out: Path, picture: Path | None) -> None:
     """What cannot be written is found out before anything starts."""
     check_writable("--out", bundle_file(out, model.name))
-    if picture is not None:
-        check_picture(picture)
+    check_picture(picture)

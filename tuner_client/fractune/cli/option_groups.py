@@ -1,0 +1,69 @@
+"""Options that go together: a command takes a dataclass as a parameter, and has an option for each of its fields.
+
+Every command with --server also has the options by which a client shows who it is. They set the environment variables
+of `fractune.server.credentials`, which hold file names and no secrets.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fractune.server.credentials import VARIABLES
+
+
+def _option(name: str, text: str) -> Any:
+    return typer.Option(f"--{name.replace('_', '-')}", help=f"{text} [{VARIABLES[name]}]")
+
+
+@dataclass
+class _Caller:
+    ca: Annotated[Path | None, _option("ca", "Use TLS with --server; the file has its authority's certificate.")] = None
+    token_file: Annotated[Path | None, _option("token_file", "File with the token for --server.")] = None
+    client_cert: Annotated[
+        Path | None, _option("client_cert", "Certificate of this client, where --server asks for one.")
+    ] = None
+    client_key: Annotated[Path | None, _option("client_key", "The key of --client-cert.")] = None
+
+
+def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command as typer takes it: with the options of its groups, and of the caller where it takes --server."""
+    if hasattr(command, "__signature__"):  # done already, for another command line
+        return command
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, each in signature.parameters.items():
+        if is_dataclass(each.annotation) and isinstance(each.annotation, type):
+            groups[name] = each.annotation
+            parameters += _fields(each.annotation)
+        else:
+            parameters.append(each)
+    if any(each.name == "server" for each in parameters):
+        groups[""] = _Caller
+        parameters += _fields(_Caller)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        for name, group in groups.items():
+            made = group(**{each.name: given.pop(each.name) for each in _fields(group)})
+            if name:
+                given[name] = made
+            else:
+                os.environ.update({VARIABLES[key]: str(path) for key, path in vars(made).items() if path is not None})
+        return command(**given)
+
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    run.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
+    return run
+
+
+def _fields(group: type) -> list[inspect.Parameter]:
+    return list(inspect.signature(group, eval_str=True).parameters.values())

@@ -1,0 +1,54 @@
+"""What commands print of their results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fractune.features.matrix.cross_table import model_table
+from fractune.features.matrix.table import cross_text
+from fractune.features.tune.table import latency_table, layout_transforms
+from fractune.features.tune.times_table import time_table
+from fractune.server.job_status import JobStatus
+from fractune.text.rendering import Table
+from fractune.text.text import counts_text, span_text, spent_text, table_console
+from fractune_core.analysis.roofline import NEAR
+
+HEAVIEST = 8
+"""operators that the closing table shows one by one"""
+
+
+def print_tables(*tables: Table, picture: Path | None = None) -> None:
+    """The tables, then what the first says in lines."""
+    for table in tables:
+        table_console().print(table.grid())
+    for line in tables[0].notes:
+        print(line)
+    print_picture(picture)
+
+
+def print_picture(picture: Path | None) -> None:
+    if picture is not None:
+        print(f"picture: {picture}")
+
+
+def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
+    """`step` says of which part of the work the job was, where there were others: ` in the last step`."""
+    latency, cross, times = latency_table(job), cross_text(model_table(job)), time_table(job, HEAVIEST)
+    for table in (latency, cross, times):
+        table_console().print(table.grid())
+    for line in (*times.notes, *cross.notes, *latency.notes):
+        print(line)
+    done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
+    print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
+    if job.candidates_shared:
+        print(f"shared: {job.candidates_shared} more trials, which other jobs asked for")
+    print(f"layout transforms in one inference: {layout_transforms(job)}")
+    if job.trials_saved:
+        print(
+            f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
+        )
+    print(f"took {span_text(job.wall_s)}{step}, {job.trials_per_s:.1f} trials/s while searching")
+    for title, spent_s in (("by phase", job.phases_s), ("by what workers did, side by side", job.busy_s)):
+        if spent_s:
+            print(f"  {title}: {spent_text(spent_s)}")
+    print(f"bundle: {bundle}")
