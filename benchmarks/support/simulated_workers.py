@@ -204,7 +204,7 @@ class SimulatedWorker:
 
     # ---- roles ----------------------------------------------------------------------------------
 
-    async def _is_moot(self, work: Any) -> bool:
+    async def _is_obsolete(self, work: Any) -> bool:
         if await self.redis.zscore(DONE, work["work_id"]) is not None:
             return True
         return await self.redis.zscore(CANCELLED, cancelled_by(work)) is not None
@@ -252,7 +252,7 @@ class SimulatedWorker:
             if not entries:
                 break
             await self.redis.xack(self._stream, redis_names.TUNER, *(entry for entry, _ in entries))
-        if await self._is_moot(work):
+        if await self._is_obsolete(work):
             return
         name = work["operator"]["workload_hash"]
         await self._learn(name)
@@ -274,7 +274,7 @@ class SimulatedWorker:
             await self._deliver(pipe, work)
 
     async def _build(self, work: Any) -> None:
-        if await self._is_moot(work):
+        if await self._is_obsolete(work):
             return
         await self._learn(work["operator"]["workload_hash"])
         await self._serve_for("build")
@@ -292,7 +292,7 @@ class SimulatedWorker:
             await self._deliver(pipe, work)
 
     async def _measure(self, work: Any) -> None:
-        if await self._is_moot(work):
+        if await self._is_obsolete(work):
             return
         for item in work["artifacts"]:
             await self._read_blob(redis_names.artifact_blob(work["round_id"], item["candidate"]))
@@ -306,7 +306,7 @@ class SimulatedWorker:
             await self._deliver(pipe, work)
 
     async def _time_model(self, work: Any) -> None:
-        if await self._is_moot(work):
+        if await self._is_obsolete(work):
             return
         bundle = await self._read_blob(redis_names.bundle_blob(work["bundle"]))
         await self._serve_for("measure")

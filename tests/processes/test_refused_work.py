@@ -172,7 +172,7 @@ def test_work_that_was_done_is_not_done_again(attacked: Attacked) -> None:
         attacked.write(HANDLER, message, job_id=work["work_id"])
         attacked.still_works()
     assert attacked.errors("replayed") == ["NotFound"]
-    assert f"ingest {work['work_id']} is refused: it was delivered before, or taken back" in attacked.log()
+    assert f"ingest {work['work_id']} is refused: it was delivered before, or withdrawn" in attacked.log()
 
 
 def test_the_server_may_give_lost_work_again(attacked: Attacked) -> None:

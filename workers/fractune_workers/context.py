@@ -47,10 +47,10 @@ class WorkerContext:
     """a folder of its own that goes when the worker goes"""
     counts: WorkCounts = field(default_factory=WorkCounts)
 
-    def is_moot(self, work: Work) -> bool:
-        """True when the work was delivered already by a worker that died after it, or nobody wants it any more."""
+    def is_obsolete(self, work: Work) -> bool:
+        """True when a worker that died afterwards has delivered the work, or when its job was cancelled."""
         if is_marked(self.redis, DONE, work["work_id"]):
-            _log.warning("%s %s is refused: it was delivered before, or taken back", work["do"], work["work_id"])
+            _log.warning("%s %s is refused: it was delivered before, or withdrawn", work["do"], work["work_id"])
             return True
         return not self.is_wanted(work)
 

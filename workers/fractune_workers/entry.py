@@ -71,7 +71,8 @@ class WorkHandler:
         if self._stops:
             context.hand_back(work)
         try:
-            self._role.handle(work)
+            if not context.is_obsolete(work):
+                self._role.handle(work)
             idle_s = start - self._idle_since
             _log.info(
                 "%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work",

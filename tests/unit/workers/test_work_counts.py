@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import redis
 
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune_core.fleet.messages import BUSY, IDLE, WorkerInfo
@@ -66,6 +65,13 @@ def test_clocks_that_differ_make_no_negative_wait() -> None:
     assert told(counts)[1] == {(SCHEDULE_TO_START, "build", "0.005"): 1, (SCHEDULE_TO_START, "build", SUM): 0.0}
 
 
+class Redis:
+    """In which no work is marked."""
+
+    def zscore(self, *_: object) -> None:
+        return None
+
+
 class LoggingRole:
     """Logs a line for each piece of work, and nothing else."""
 
@@ -79,7 +85,7 @@ class LoggingRole:
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[WorkerContext]:
     root, before = logging.getLogger(), (logging.getLogger().handlers[:], logging.getLogger().level)
-    context = WorkerContext("w", redis.Redis(), SECRET, CoreLocks(tmp_path / "gate", 1), [0], tmp_path)
+    context = WorkerContext("w", cast(Any, Redis()), SECRET, CoreLocks(tmp_path / "gate", 1), [0], tmp_path)
     yield context
     root.handlers[:], level = before
     root.setLevel(level)

@@ -8,7 +8,7 @@ while its process is on the device, and has an attempt while that process runs s
 2. Then every client leaves. When the last one has, and the device is active again, the next state opens.
 3. A suspect runs alone. When that goes well it is measured; when it fails, the failure is its own.
 4. An artifact that took the device down alone has a verdict, and never runs again.
-5. An artifact that fails beside others, without affecting them, is a suspect too: a neighbour may have been the reason.
+5. An artifact that fails beside others, without affecting them, is a suspect too: a co-runner may be the reason.
 
 Nothing here reads a clock or a file: every method gives the state that follows.
 `fractune_workers.faults.fault_state_file` keeps it.

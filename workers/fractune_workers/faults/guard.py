@@ -80,7 +80,7 @@ class Guard:
     def get_ready(self, preparation: Preparation) -> None:
         """Prepare the child, started where none lives. Raises ShareUnavailable when it cannot be.
 
-        First beside others; when that fails, once more while nothing else runs: then no neighbour is the reason.
+        First beside others; when that fails, once more while nothing else runs: then no co-runner is the reason.
         """
         alone = False
         while not preparation.is_done():

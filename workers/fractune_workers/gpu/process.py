@@ -15,7 +15,7 @@ from fractune_workers.gpu.nvml import Gpu, Nvml
 from fractune_workers.gpu.visible import visible_gpu
 
 _COUNTS = 3
-"""runs of the counting kernel: beside busy neighbours one run may miss an SM"""
+"""runs of the counting kernel: beside busy co-runners one run may miss an SM"""
 _NOT_READY = {805, 807}
 """CUDA's numbers for an MPS server that takes no client now: it is starting, or a client is just being ended"""
 

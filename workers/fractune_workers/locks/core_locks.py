@@ -83,13 +83,13 @@ class CoreLocks:
 
     @contextlib.contextmanager
     def measuring(self, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
-        """Own `cores` for a measurement; its neighbours are the other CPU measurements active on this host."""
+        """Own `cores` for a measurement; its co-runners are the other CPU measurements active on this host."""
         owned = range(self._host_cores) if self._host_cores < QUIET_BELOW_CORES else sorted(cores)
         with contextlib.ExitStack() as held:
             self.take(held, owned, shared=False)
             held.enter_context(locked(self.directory / self._mark))
             held.callback((self.directory / self._mark).unlink)
-            yield MeasurementSlot(self._neighbours())
+            yield MeasurementSlot(self._co_runners())
 
     @contextlib.contextmanager
     def measuring_on(self, gpu: str, claim: Claim, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
@@ -114,7 +114,7 @@ class CoreLocks:
                 held.enter_context(locked(self.directory / f"core-{core}", shared=shared))
         self.waited_s += time.perf_counter() - start
 
-    def _neighbours(self) -> int:
+    def _co_runners(self) -> int:
         marks = [path for path in self.directory.glob("measuring-*") if path.name != self._mark]
         return sum(map(is_locked, marks))
 

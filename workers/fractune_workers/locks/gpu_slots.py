@@ -57,7 +57,7 @@ def claim_of(granted: GrantedShare) -> Claim:
 class MeasurementSlot:
     """The time in which a measurement may run."""
 
-    neighbours: int
+    co_runners: int
     """other measurements beside it when it began; on a GPU, once it is over, the most that there were at one time"""
 
 
@@ -77,12 +77,12 @@ class GpuSlots:
                 while not claim.fits((others := self._claims()).values()):
                     time.sleep(_LOOK_EVERY_S)
                 own = self._place(claim, held)
-                _note_neighbours([own, *others], len(others))
+                _note_co_runners([own, *others], len(others))
             slot = MeasurementSlot(len(others))
             try:
                 yield slot
             finally:
-                slot.neighbours = _most_neighbours(own)
+                slot.co_runners = _most_co_runners(own)
 
     # Only the process in the turnstile places a claim, removes one of another process, or writes into one.
 
@@ -119,7 +119,7 @@ def _read(path: Path) -> Claim:
         return ALONE
 
 
-def _note_neighbours(paths: Iterable[Path], others: int) -> None:
+def _note_co_runners(paths: Iterable[Path], others: int) -> None:
     """Note in each claim that it has so many beside it now: a line at the end of its file."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
@@ -127,5 +127,5 @@ def _note_neighbours(paths: Iterable[Path], others: int) -> None:
             file.write(f"\n{others}")
 
 
-def _most_neighbours(own: Path) -> int:
+def _most_co_runners(own: Path) -> int:
     return max(int(line) for line in own.read_text().splitlines()[1:])

@@ -66,8 +66,6 @@ class Builder(Role):
         self._process.stop()
 
     def handle(self, work: BuildWork) -> None:
-        if self._context.is_moot(work):
-            return
         transaction = self._context.transaction(work)
         artifacts: list[ArtifactItem] = []
         for item in work["candidates"]:

@@ -59,8 +59,6 @@ class Compiler(Role):
         self._child.stop()
 
     def handle(self, work: IngestWork | CompileWork) -> None:
-        if self._context.is_moot(work):
-            return
         transaction = self._context.transaction(work)
         try:
             # It gives way to measurements: a model that takes long would keep them all waiting.

@@ -87,8 +87,6 @@ class Measurer(Role):
         self._session.stop()
 
     def handle(self, work: MeasureWork | TimeModelWork) -> None:
-        if self._context.is_moot(work):
-            return
         epochs_before = self._session.fault_epochs
         try:
             if work["do"] == "time_model":
@@ -115,7 +113,7 @@ class Measurer(Role):
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
         records = [
-            self._record(work, item, outcomes.get(item["candidate"]), conditions, slot.neighbours)
+            self._record(work, item, outcomes.get(item["candidate"]), conditions, slot.co_runners)
             for item in work["artifacts"]
         ]
         transaction.events(work["reply"], (_measured(work, record) for record in records))
@@ -134,7 +132,7 @@ class Measurer(Role):
     def _higher_roof(self) -> Roof | None:
         """The share's roof where it is higher than this process has found before; None where it is not, or not known.
 
-        It is measured with every batch, when the cores are this worker's own: a neighbour on the same physical core may
+        It is measured with every batch, when the cores are this worker's own: a co-runner on the same physical core may
         lower it for a while, and lowers the kernels no more than that.
         """
         found = self._session.roof() if self._measures_roof else None
@@ -200,7 +198,7 @@ class Measurer(Role):
         transaction.send()
 
     def _record(
-        self, work: MeasureWork, item: ArtifactItem, measured: Outcome | None, conditions: Conditions, neighbours: int
+        self, work: MeasureWork, item: ArtifactItem, measured: Outcome | None, conditions: Conditions, co_runners: int
     ) -> TuningRecord:
         """`measured`: None for what could not be built."""
         outcome = measured or Outcome(Status(item["status"]), item["cause"])
@@ -210,7 +208,7 @@ class Measurer(Role):
             work_record(work, item, device, granted, outcome.status, outcome.cause, outcome.policy),
             run_secs=outcome.run_secs,
             anchor_ratio=conditions.anchor_ratio,
-            neighbours=neighbours,
+            neighbours=co_runners,
             worker=self._context.name,
             build_secs=item["build_secs"],
             max_error=outcome.max_error,

@@ -100,8 +100,6 @@ class Tuner(Role):
         if work["fresh"]:
             self._fresh.add(work["job"])
         self._read_results()
-        if self._context.is_moot(work):
-            return
         transaction = self._context.transaction(work)
         candidates: list[dict[str, str]] = []
         event: Event

@@ -19,7 +19,7 @@ from pathlib import Path
 from fractune_workers.locks.core_locks import CoreLocks
 how, folder, host, cores = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), [int(c) for c in sys.argv[4].split(",")]
 with getattr(CoreLocks(folder, host), how)(cores) as inside:
-    print("in", inside.neighbours if how == "measuring" else "to work", flush=True)
+    print("in", inside.co_runners if how == "measuring" else "to work", flush=True)
     sys.stdin.read()
 """
 

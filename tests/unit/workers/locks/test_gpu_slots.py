@@ -35,9 +35,9 @@ from fractune_workers.locks.gpu_slots import Claim
 from fractune_workers.locks.core_locks import CoreLocks
 folder, gpu, group, units, total = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 with CoreLocks(folder, 8).measuring_on(gpu, Claim(group, units, total), [0]) as slot:
-    print("in", slot.neighbours, flush=True)
+    print("in", slot.co_runners, flush=True)
     sys.stdin.read()
-print("out", slot.neighbours, flush=True)
+print("out", slot.co_runners, flush=True)
 """
 
 
@@ -58,7 +58,7 @@ class Measurer:
             self._line = self.process.stdout.readline()
         return bool(self._line)
 
-    def neighbours(self) -> int:
+    def co_runners(self) -> int:
         """Once it measures: how many others there were then."""
         assert self._says_within(30)
         return int(self._line.removeprefix("in "))
@@ -74,7 +74,7 @@ class Measurer:
 
     def leave(self) -> int:
         """The neighbours that its turn had."""
-        self.neighbours()
+        self.co_runners()
         return int(self.process.communicate("", timeout=30)[0].removeprefix("out "))
 
     def kill(self) -> None:
@@ -105,46 +105,46 @@ def queued(folder: Path, gpu: str = GPU) -> bool:
 
 def test_four_quarters_measure_side_by_side_and_a_fifth_waits(arrive: Arrive, tmp_path: Path) -> None:
     four = [arrive("quarter") for _ in range(4)]
-    assert sorted(each.neighbours() for each in four) == [0, 1, 2, 3]
+    assert sorted(each.co_runners() for each in four) == [0, 1, 2, 3]
     fifth = arrive("quarter")
     wait_until(lambda: queued(tmp_path))
     assert not fifth.is_in
     assert four[0].leave() == 3
-    assert fifth.neighbours() == 3
+    assert fifth.co_runners() == 3
 
 
 def test_a_share_that_fills_the_gpu_is_alone_on_it(arrive: Arrive, tmp_path: Path) -> None:
     quarter = arrive("quarter")
-    assert quarter.neighbours() == 0
+    assert quarter.co_runners() == 0
     full = arrive("full")
     wait_until(lambda: queued(tmp_path))
     assert not full.is_in
     assert quarter.leave() == 0
-    assert full.neighbours() == 0
+    assert full.co_runners() == 0
     late = arrive("quarter")
     wait_until(lambda: queued(tmp_path))
     assert not late.is_in
     assert full.leave() == 0
-    assert late.neighbours() == 0
+    assert late.co_runners() == 0
 
 
 def test_a_validation_is_not_overtaken_by_trials_that_would_fit(arrive: Arrive, tmp_path: Path) -> None:
     trial = arrive("instance")
-    assert trial.neighbours() == 0
+    assert trial.co_runners() == 0
     final = arrive("alone")
     wait_until(lambda: queued(tmp_path))
     later = arrive("instance")
     wait_until(later.waits_in_line)
     assert trial.leave() == 0
-    assert final.neighbours() == 0
+    assert final.co_runners() == 0
     assert not later.is_in
     assert final.leave() == 0
-    assert later.neighbours() == 0
+    assert later.co_runners() == 0
 
 
 def test_instances_measure_side_by_side(arrive: Arrive) -> None:
     seven = [arrive("instance") for _ in range(7)]
-    assert sorted(each.neighbours() for each in seven) == list(range(7))
+    assert sorted(each.co_runners() for each in seven) == list(range(7))
 
 
 def test_beside_the_claim_of_another_version_nothing_fits(arrive: Arrive, tmp_path: Path) -> None:
@@ -155,40 +155,40 @@ def test_beside_the_claim_of_another_version_nothing_fits(arrive: Arrive, tmp_pa
         waiting = arrive("quarter")
         wait_until(lambda: queued(tmp_path))
         assert not waiting.is_in
-    assert waiting.neighbours() == 0
+    assert waiting.co_runners() == 0
 
 
 def test_gpus_know_nothing_of_each_other(arrive: Arrive) -> None:
-    assert arrive("alone").neighbours() == 0
-    assert arrive("alone", OTHER_GPU).neighbours() == 0
+    assert arrive("alone").co_runners() == 0
+    assert arrive("alone", OTHER_GPU).co_runners() == 0
 
 
 def test_dead_processes_hold_nothing_and_block_nothing(arrive: Arrive, tmp_path: Path) -> None:
     holder = arrive("full")
-    holder.neighbours()
+    holder.co_runners()
     first = arrive("full")
     wait_until(lambda: queued(tmp_path))
     second = arrive("quarter")
     first.kill()
     holder.kill()
-    assert second.neighbours() == 0
+    assert second.co_runners() == 0
     second.leave()
-    assert arrive("alone").neighbours() == 0
+    assert arrive("alone").co_runners() == 0
     assert len(list((tmp_path / f"gpu-{GPU}").glob("claim-*"))) == 1
 
 
 def test_a_measurement_that_comes_and_goes_in_the_middle_was_a_neighbour(arrive: Arrive) -> None:
     first = arrive("quarter")
-    assert first.neighbours() == 0
+    assert first.co_runners() == 0
     second = arrive("quarter")
-    assert second.neighbours() == 1
+    assert second.co_runners() == 1
     assert second.leave() == 1
     assert first.leave() == 1
 
 
 def test_builds_go_on_beside_it_and_cpu_measurements_do_not(arrive: Arrive, tmp_path: Path) -> None:
     on_gpu = arrive("quarter")
-    on_gpu.neighbours()
+    on_gpu.co_runners()
     locks = CoreLocks(tmp_path, 8)
     with locks.working([0, 1]) as hold:
         assert not hold.is_wanted()
@@ -196,7 +196,7 @@ def test_builds_go_on_beside_it_and_cpu_measurements_do_not(arrive: Arrive, tmp_
 
     def measure() -> None:
         with locks.measuring([0]) as slot:
-            assert slot.neighbours == 0
+            assert slot.co_runners == 0
             owned.set()
 
     on_cpu = threading.Thread(target=measure)
@@ -210,7 +210,7 @@ def test_builds_go_on_beside_it_and_cpu_measurements_do_not(arrive: Arrive, tmp_
         waiting = arrive("quarter")
         wait_until(lambda: len(list((tmp_path / f"gpu-{GPU}").glob("claim-*"))) == 1)
         assert not waiting.is_in
-    assert waiting.neighbours() == 0
+    assert waiting.co_runners() == 0
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

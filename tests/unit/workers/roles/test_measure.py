@@ -49,7 +49,7 @@ def enters(measurer: Measurer, *, alone: bool) -> tuple[threading.Thread, thread
 
     def take() -> None:
         with measurer._slot(alone=alone) as slot:
-            assert slot.neighbours == 0 or not alone
+            assert slot.co_runners == 0 or not alone
             had.set()
 
     thread = threading.Thread(target=take)
@@ -61,14 +61,14 @@ def test_trials_run_beside_each_other_as_long_as_their_shares_fit(measurers: lis
     locks = measurers[0]._context.core_locks
     with contextlib.ExitStack() as held:
         slots = [held.enter_context(each._slot(alone=False)) for each in measurers[:4]]
-        assert [slot.neighbours for slot in slots] == [0, 1, 2, 3]
+        assert [slot.co_runners for slot in slots] == [0, 1, 2, 3]
         (folder,) = locks.directory.glob("gpu-*")
         thread, had = enters(measurers[4], alone=False)
         wait_until(CoreLocks(folder).is_measurement_waiting)
         assert not had.is_set()
     thread.join(30)
     assert had.is_set()
-    assert all(slot.neighbours == 3 for slot in slots)
+    assert all(slot.co_runners == 3 for slot in slots)
     assert measurers[4]._context.core_locks.waited_s > 0
 
 
