@@ -1,1 +1,1 @@
-"""Who may call a server, and over what: addresses, certificates, tokens."""
+"""Callers of a server, and how they connect: addresses, certificates, tokens, webhooks."""

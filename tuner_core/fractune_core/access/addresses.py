@@ -30,7 +30,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def with_password(url: str, password: str) -> str:
-    """The address that also says the password. Raises BadRequest for one that has another already."""
+    """The address with the password. Raises BadRequest for an address that has another password already."""
     user = _USER.search(url)
     if (user and user["password"]) or _IN_QUERY.search(url):
         raise BadRequest(f"{without_password(url)} has a password, and so has the password file; give one of them")
@@ -40,8 +40,9 @@ def with_password(url: str, password: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """For messages: whoever reads them may know the address and the user, and not the password. Of what is no address,
-    nothing is shown that may be one.
+    """The address for messages: with its user and without its password.
+
+    In text that is not an address, everything that may be a password is hidden.
     """
     without_query = _IN_QUERY.sub(_HIDDEN, url)
     scheme, separator, rest = without_query.partition("://")

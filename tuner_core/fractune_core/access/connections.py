@@ -7,13 +7,13 @@ A ping without an answer ends the connection and its calls.
 from __future__ import annotations
 
 _ANSWER_MS = 8_000
-"""grpc.keepalive_timeout_ms says the same, and gRPC 1.85 closes nothing by it"""
+"""grpc.keepalive_timeout_ms has the same meaning, but gRPC 1.85 closes nothing by it"""
 CLIENT_KEEPALIVE = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", _ANSWER_MS),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""options of a channel: a call without an answer of the network for 18 s ends"""
+"""options of a channel: a call ends after 18 s without an answer from the network"""
 SERVER_KEEPALIVE = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.http2.ping_timeout_ms", _ANSWER_MS),
@@ -21,8 +21,7 @@ SERVER_KEEPALIVE = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
-"""options of a server: a client that is gone gives its place among the watchers back within 28 s, and clients may ask
-as often as those above do"""
+"""options of a server: a watcher that is gone frees its place within 28 s; clients may ping as often as above"""
 
 _BASE_TRANSFER_S = 60.0
 _LEAST_BYTES_PER_S = 256 << 10

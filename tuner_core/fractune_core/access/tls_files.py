@@ -10,18 +10,18 @@ from fractune_core.errors import BadRequest
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """What a server needs to serve with TLS."""
+    """The files with which a server serves TLS."""
 
     cert: Path
-    """its certificate, and after it those between it and the authority"""
+    """its certificate, then the certificates between it and the authority"""
     key: Path
     client_ca: Path | None = None
-    """authorities whose certificates clients must show; None = clients need none"""
+    """authorities that must have signed the clients' certificates; None = clients need none"""
 
 
 def read_authority(option: str, path: Path) -> bytes:
-    """The certificates in the file. Raises BadRequest, which names the option, for a file without any."""
-    import ssl  # here, as below, for those who use TLS alone
+    """The certificates in the file. Raises BadRequest, which names the option, for a file without certificates."""
+    import ssl  # imported here and below because only TLS needs it
 
     pem = _read(option, path)
     try:
@@ -32,7 +32,7 @@ def read_authority(option: str, path: Path) -> bytes:
 
 
 def read_pair(cert_option: str, cert: Path, key_option: str, key: Path) -> tuple[bytes, bytes]:
-    """A certificate and its key. Raises BadRequest when a file is no PEM, asks for a password, or they do not match."""
+    """A certificate and its key. Raises BadRequest for a file that is not PEM, needs a password, or does not match."""
     import ssl
 
     pems = _read(cert_option, cert), _read(key_option, key)

@@ -1,7 +1,7 @@
-"""Tokens: who may call what of a server, and how much of it.
+"""Tokens: the calls that a caller may make to a server, and its quotas.
 
-A token is text with an id, which everybody may see, and a secret of 256 random bits, of which a server keeps the
-SHA-256 alone. A slow hash would add nothing: it is against guesses at words that people choose, and there are none.
+A token is text with a public id and a secret of 256 random bits. The server keeps only the SHA-256 of the secret. A
+slow hash would add nothing: it protects words that people choose, and 256 random bits cannot be guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TEXT = re.compile(r"fractune_([0-9a-f]{12})_([0-9a-f]{64})")
 
 
 class Scope(StrEnum):
-    """What a caller may do; each includes those before it."""
+    """Permissions of a caller; each includes those before it."""
 
     READ = "read"
     SUBMIT = "submit"
@@ -34,19 +34,19 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class Quotas:
-    """What a token may use at most; None = no limit."""
+    """Limits of a token; None = no limit."""
 
     open_jobs: int | None = None
-    """jobs at the same time that have not ended"""
+    """open jobs at the same time"""
     trials_a_day: int | None = None
-    """trials of the jobs that were created in the last 24 hours; an open job counts with all that it asked for"""
+    """trials of the jobs of the last 24 hours; an open job counts with all its requested trials"""
     upload_bytes: int | None = None
-    """of all models together that it brought to the server"""
+    """bytes of all models that the token has uploaded"""
 
 
 @dataclass(frozen=True)
 class TokenText:
-    """A token as its owner has it. Its `repr` hides the secret."""
+    """A token as its owner holds it. Its `repr` hides the secret."""
 
     token_id: str
     """12 hex digits"""
@@ -59,7 +59,7 @@ class TokenText:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """None for what is no token."""
+        """None for text that is not a token."""
         found = _TEXT.fullmatch(text)
         return cls(*found.groups()) if found else None
 
@@ -76,7 +76,7 @@ class TokenText:
 
 
 def read_token_file(path: Path) -> str:
-    """The token in a file. Raises BadRequest, which tells nothing of what is in the file."""
+    """The token in a file. Raises BadRequest, which shows nothing of the file's contents."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Webhooks: where a server may call when a job has ended, and how it signs what it says there."""
+"""Webhooks: the addresses that a server may call when a job has ended, and the signature of a call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from fractune_core.errors import BadRequest
 
 SIGNATURE = "Fractune-Signature"
-"""header: `t=SECONDS,v1=HEX`, of when the call was made, and the HMAC-SHA256 of `SECONDS.BODY`"""
+"""header: `t=SECONDS,v1=HEX`: the time of the call, and the HMAC-SHA256 of `SECONDS.BODY`"""
 DELIVERY = "Fractune-Delivery"
-"""header: an id, the same whenever the same is told again"""
+"""header: an id that repeated calls for one event share"""
 
 _PORTS = {"http": 80, "https": 443}
 _LONGEST = 2048
@@ -20,10 +20,10 @@ _LONGEST = 2048
 
 @dataclass(frozen=True)
 class WebhookRules:
-    """Which addresses a server calls: none but these."""
+    """The only addresses that a server calls."""
 
     hosts: frozenset[str] = frozenset()
-    """HOST, at its scheme's own port, or HOST:PORT; in lower case"""
+    """HOST (at the default port of the scheme) or HOST:PORT; in lower case"""
 
     @classmethod
     def parse(cls, text: str) -> WebhookRules:
@@ -37,8 +37,8 @@ class WebhookRules:
         return cls(hosts)
 
     def check(self, url: str) -> None:
-        """Raises BadRequest for an address that must not be called; what it says shows of the address the host alone,
-        because the rest may be a secret.
+        """Raises BadRequest for an address that must not be called. The message shows only the host, because the rest
+        may be a secret.
         """
         if not self.hosts:
             raise BadRequest(
@@ -53,7 +53,7 @@ class WebhookRules:
 
 
 def signature(secret: bytes, at: int, body: bytes) -> str:
-    """Of a call made `at` seconds since 1970: the value of the header SIGNATURE."""
+    """The value of the header SIGNATURE for a call made `at` seconds since 1970."""
     mac = hmac.new(secret, f"{at}.".encode() + body, hashlib.sha256)
     return f"t={at},v1={mac.hexdigest()}"
 
@@ -72,6 +72,6 @@ def _parts(url: str) -> tuple[str, str, int]:
 
 
 def _has_port(host: str) -> bool:
-    """Whether what follows the colon is a port, where there is one."""
+    """Whether the text after the colon is a port; True without a colon."""
     _, colon, port = host.partition(":")
     return not colon or (port.isdecimal() and 0 < int(port) < 1 << 16)

@@ -1,1 +1,1 @@
-"""What the timings in the log say: which schedule fits a share, how sure that is, and what it costs."""
+"""Analysis of the log's timings: which schedule fits a share, how certain that is, and what it costs."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 
 def joint_time_s(secs: Iterable[float]) -> float:
-    """The geometric mean of times in seconds, so that no share outweighs another; 0 when one is a failure (0 or
-    infinite). Raises StatisticsError when there is no time.
+    """The geometric mean of times in seconds, so that every share has the same weight; 0 when one time is a failure (0
+    or infinite). Raises StatisticsError for no times.
     """
     times = list(secs)
     return statistics.geometric_mean(times) if all(0 < time < math.inf for time in times) else 0.0

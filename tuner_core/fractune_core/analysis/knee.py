@@ -1,13 +1,13 @@
 """Knee: the share beyond which a model hardly gains, from times measured at a few shares.
 
-Three rules make the curve, and each is right about something that the others miss:
+Three rules make the curve:
 
-1. A larger share is never slower: who has it may leave units unused. Measured times that rise count as the best time
-   of the shares up to there (the running minimum). This is all that a curve that is flat or not monotone needs.
+1. A larger share is never slower, because a model may leave units unused. Where measured times rise, the best time of
+   the shares up to there counts (the running minimum). This rule alone handles curves that are flat or not monotone.
 2. Between two measured shares, neither the seconds nor the unit-seconds (units x seconds) leave the range of the two.
-   Beyond the measured shares, the time lies between perfect scaling and no gain at all. This is the band.
-3. Within the band, the time is taken halfway (geometric mean) between t(r) = a / (r + c) + d, fitted through three or
-   more shares, and the middle of the band. The fit alone promises too much at small shares, the middle too little.
+   Beyond the measured shares, the time lies between perfect scaling and no gain. These limits are the band.
+3. Within the band, the time is the geometric mean of the middle of the band and the fit t(r) = a / (r + c) + d through
+   three or more shares. The fit alone promises too much at small shares, the middle too little.
 
 Units are whole numbers of cores, SMs or slices; times are seconds. `docs/decisions/0010-knee.md` has the errors.
 """
@@ -33,7 +33,7 @@ FLAT_WITHIN = 0.05
 
 _COARSE = tuple(10 ** (step / 10) for step in range(-20, 31))
 _FINE = tuple(10 ** (step / 200) for step in range(-20, 21))
-"""Where (r1 + c) / r1 of the fit is looked for, r1 the smallest share: coarse, then as factors around the best"""
+"""The grid for (r1 + c) / r1 of the fit, r1 being the smallest share: coarse, then factors around the best"""
 
 
 class CurveKind(StrEnum):
@@ -46,7 +46,7 @@ class CurveKind(StrEnum):
     BOUND = "bound"
     """two shares: no fit, only the band"""
     ONE_POINT = "one point"
-    """nothing can be said of any other share"""
+    """one share: no time at other shares is known"""
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ class Curve:
     fit: Hyperbola | None
     """None with fewer than three shares"""
     error: float | None
-    """Mean relative error to expect between measured shares, as a fraction; None = fewer than four, none between.
+    """Expected mean relative error between measured shares, as a fraction; None = fewer than four, none between.
 
-    With four shares or more: each but the first and the last is left out in turn and predicted from the rest. With two
-    or three, where the fit meets every point and its residuals would say nothing: half the width of the band, on
-    average over the shares that lie between those measured, or the residual of the running minimum if that is larger.
+    With four shares or more, each inner share is left out once and predicted from the rest. With two or three, the fit
+    meets every point, so its residuals show nothing. Then the error is half the width of the band, averaged over the
+    shares between those measured, or the residual of the running minimum if that is larger.
     """
 
     def secs_at(self, units: int) -> float:
         """Seconds at `units`; never more at more units. At a measured share, the best time measured up to there.
 
-        With two shares this is the middle of the band, and `bounds_at` is what is known. Raises BadRequest for fewer
-        than one unit, and where only one share was measured, for any other.
+        With two shares this is the middle of the band; `bounds_at` has its limits. Raises BadRequest for fewer than one
+        unit, and with one measured share for any other share.
         """
         _check_units(units)
         if units in self.best:
@@ -135,17 +135,17 @@ class Knee:
     is_whole_measured: bool
     """whether the whole device was measured"""
     fewest: int | None
-    """the knee were the band's fastest end true at every share and its slowest at the whole"""
+    """the knee if the band's fastest end held at every share and its slowest end at the whole"""
     most: int | None
-    """the other way round: no share above this one can be needed. `fewest <= units <= most`"""
+    """the opposite: no share above this one can be needed. `fewest <= units <= most`"""
     reason: str
 
 
 def fit_curve(points: Mapping[int, float]) -> Curve:
     """The curve through `points`, seconds by units, in any order.
 
-    Three points or more are fitted; two give a bound (CurveKind.BOUND); one gives nothing but itself. Raises BadRequest
-    when there is no point, or one with fewer than one unit, or a time that is not positive and finite.
+    Three or more points are fitted; two give a bound (CurveKind.BOUND); one gives only itself. Raises BadRequest for no
+    points, for a point with fewer than one unit, and for a time that is not positive and finite.
     """
     if not points:
         raise BadRequest("no share was measured; a curve needs three, or two for a bound")
@@ -161,13 +161,13 @@ def fit_curve(points: Mapping[int, float]) -> Curve:
 def find_knee(curve: Curve, units_total: int, slack: float) -> Knee:
     """The smallest number of units at which `curve` is within `slack` (a fraction) of its time at `units_total`.
 
-    The time at the whole device counts, measured or else predicted, and not the asymptote d of the fit: no device gives
+    The time at the whole device counts, measured or predicted, and not the asymptote d of the fit. No device has
     infinitely many units, and d is the least certain number of the fit. Where the whole was slower than fewer units,
-    the best time measured counts.
+    the best measured time counts.
 
-    Smaller shares than the smallest measured are never the answer: nothing is known of them. With two shares the answer
-    is the bound `most`: the share that is within the slack even if everything in between scales as badly as the
-    band allows, and the whole as well as it allows. It gives away too much at worst, never too little.
+    Shares below the smallest measured share are never the answer, because nothing is known of them. With two shares the
+    answer is the bound `most`. It is within the slack even if everything between scales as badly as the band allows,
+    and the whole as well as it allows. At worst it gives away too much, never too little.
 
     Raises BadRequest for a negative or infinite slack, or when a larger share than `units_total` was measured.
     """
@@ -256,7 +256,7 @@ def _band(best: Mapping[int, float], units: int) -> tuple[float, float]:
         return low, high
     if below == above:
         return best[units], best[units]
-    # More than proportional speed-up (the smaller share starves for memory, say) turns the two around.
+    # Speed-up that is more than proportional (the smaller share starves for memory, say) swaps the two.
     cheap, dear = sorted((best[below] * below / units, best[above] * above / units))
     return max(best[above], cheap), min(best[below], dear)
 
@@ -277,7 +277,7 @@ def _with_offset(times: Mapping[int, float], c: float) -> tuple[float, Hyperbola
     vs = [1 / secs for secs in times.values()]
     uu, uv, vv = _dot(us, us), _dot(us, vs), _dot(vs, vs)
     determinant = uu * vv - uv * uv
-    # Should the best a or d be negative, the best that is allowed has a zero there.
+    # If the best a or d is negative, the best allowed fit has a zero there.
     answers = [(sum(us) / uu, 0.0), (0.0, sum(vs) / vv)]
     if determinant > 0:
         answers.append(((sum(us) * vv - sum(vs) * uv) / determinant, (uu * sum(vs) - uv * sum(us)) / determinant))
@@ -294,7 +294,7 @@ def _dot(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def _reason(curve: Curve, units_total: int, slack: float, units: int, span: tuple[int, int]) -> str:
-    """One sentence: what was found, and how sure it is."""
+    """One sentence: the knee, and how certain it is."""
     fewest, most = span
     of = f"{units} of {units_total} units"
     if curve.kind is CurveKind.BOUND and fewest != most:

@@ -1,8 +1,8 @@
 """Match: which schedule to use at a share. Exact, near with measured regret, robust, or none with the reason.
 
-One rule serves two readers: the server chooses a record for each operator of a model (`find_match`), and inference
-chooses a variant of a bundle (`choose`). Times are seconds by granted units, then by finalist. What is told of a choice
-does not come from the repeats that made it, by which the fastest of many looks faster than it is.
+One rule serves two readers. The server chooses a record for each operator of a model (`find_match`), and inference
+chooses a variant of a bundle (`choose`). Times are seconds by granted units, then by finalist. Reported times exclude
+the repeats that were used for selection, because the fastest of many repeats looks faster than it is.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare, units_text
 
 NEAR_FACTOR = 2.0
-"""A share counts as near when its units are within this factor of the share asked for."""
+"""A share counts as near when its units are within this factor of the requested share."""
 CONTRADICTION = 1.5
-"""published times of one schedule at one share that differ by more than this factor are pointed out"""
+"""larger factors between published times of one schedule at one share are reported"""
 
 
 class How(StrEnum):
@@ -41,9 +41,9 @@ class Policy:
     """How far a match may go."""
 
     loosest: How = LOOSEST
-    """the loosest way allowed; those stricter are tried first"""
+    """the loosest way allowed; stricter ways are tried first"""
     allow_unmeasured: bool = False
-    """offer the fastest of the nearest share though what it loses elsewhere was never measured"""
+    """offer the fastest schedule of the nearest share, though its loss elsewhere was never measured"""
 
     def allows(self, how: How) -> bool:
         return _STRICTNESS.index(how) <= _STRICTNESS.index(self.loosest)
@@ -60,8 +60,7 @@ class Choice:
     name: str | None
     """None = use the untuned default"""
     regret: float
-    """worst relative loss against the best known at the shares that were looked at; 0 for exact, not a number when it
-    was not measured"""
+    """worst relative loss against the best known at the compared shares; 0 for exact, NaN when it was not measured"""
     reason: str
 
 
@@ -86,17 +85,18 @@ def choose(
     *,
     reported: Times | None = None,
 ) -> Choice:
-    """Choose among finalists for a share of `units` units; `default` names the untuned one, `unit` what a unit is.
-    `times` choose; what the answer loses is told by `reported`, of the same finalists and shares (None = by `times`).
+    """Choose among finalists for a share of `units` units. `default` names the untuned finalist, `unit` the kind of
+    unit. `times` choose; `reported` has other repeats of the same finalists and shares, for the reported loss (None =
+    `times`).
 
     1. Measured at this very share: the fastest there.
-    2. Else the one whose measured times lose least at the two nearest shares, on either side where there are such; the
-       nearer must be within NEAR_FACTOR.
-    3. Else the robust one: smallest worst-case regret over all shares measured.
+    2. Else the finalist with the least loss at the two nearest shares, on either side where possible; the nearer must
+       be within NEAR_FACTOR.
+    3. Else the robust finalist: smallest worst-case regret over all measured shares.
     4. Else, if the policy allows it, the fastest at the nearest share.
 
-    For 2 and 3 a finalist must have been measured at every share that counts, and two shares are the least from which
-    a loss can be worked out. One that is slower than the default at any of them is never chosen.
+    For 2 and 3 a finalist must have been measured at every compared share, and there must be at least two. A finalist
+    that is slower than the default at any of them is never chosen.
     """
     if units in times:
         name = _fastest(times[units], default)
@@ -118,8 +118,8 @@ def choose(
 
 
 def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:
-    """The finalist with the smallest worst-case regret over `shares`, and that regret; None when none was measured
-    at all of them. One that is slower than `default` at one of them, where that was measured, is left out.
+    """The finalist with the smallest worst-case regret over `shares`, and its regret; None when none was measured at
+    all of them. Finalists that are slower than a measured `default` at one of them are left out.
     """
     rows = [times[share] for share in shares]
     best = [min(row.values()) for row in rows]
@@ -136,9 +136,10 @@ def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str
 
 
 def reported_regret(name: str, times: Times, reported: Times, shares: Iterable[int], default: str) -> float:
-    """What a finalist that was measured at all of `shares` loses at the worst of them against the one chosen there, by
-    `reported`. Which share is the worst, and which is chosen there, `times` say: the largest of several losses would be
-    too large. So it may come out a little below 0 where both are as fast.
+    """The reported loss of a finalist, which was measured at all `shares`, at the worst of them, against the finalist
+    that would be chosen there. `times` decide which share is the worst and which finalist is chosen, because the
+    largest of several reported losses would be too large. So the loss may be a little below 0 for finalists of equal
+    speed.
     """
     worst = max(shares, key=lambda share: times[share][name] / min(times[share].values()))
     return reported[worst][name] / reported[worst][_fastest(times[worst], default)] - 1.0
@@ -153,9 +154,9 @@ def find_match(
 ) -> Match:
     """Choose among the validations of one workload for the share `granted` of the device `device_key`.
 
-    Only published measurements count: right output, this device, target and mechanism. The fastest of several
-    measurements of a schedule at a share counts, by the repeats that choose, so that by these more records never make
-    an exact match slower; when they contradict each other, the reason says so.
+    Only published measurements count: right output, this device, target and mechanism. Of several measurements of a
+    schedule at a share, the fastest by the choosing repeats counts. So more records never make an exact match slower.
+    When measurements contradict each other, the reason reports it.
     """
     measured = validated.measured(device_key, target_key, granted.mechanism)
     if not measured.records:
@@ -175,7 +176,7 @@ def find_match(
 
 
 def _why_nothing(published: Sequence[TuningRecord], granted: GrantedShare, device_key: str, target_key: str) -> str:
-    """What keeps everything published from counting here."""
+    """The reason why no published record counts here."""
     if not published:
         return "no published record of this operator"
     same = [r for r in published if r.device.key == device_key]

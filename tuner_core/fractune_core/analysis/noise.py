@@ -1,11 +1,11 @@
-"""What a measurement is worth: spread, rank agreement and regret, and the advice that follows from them.
+"""The worth of a measurement: spread, rank agreement and regret, and the advice that follows from them.
 
 Every setting (how carefully, beside how many neighbours) times the same candidates in two passes. Two candidates that
-the reference cannot tell apart have no true order, and a setting that puts them the other way round is not wrong. So
-the rank agreement that counts is Kendall's tau-b over those pairs only whose reference times lie further apart than
-`tie_width`: the 90th percentile of the reference's own A/A spread, but never more than 5 %, else a machine too noisy to
-rank anything would agree with everything. Tau-b over all pairs is given beside it. A setting is judged by the worse of
-its passes, because a search sees one pass only.
+the reference cannot tell apart have no true order, so a setting that swaps them is not wrong. Therefore the rank
+agreement is Kendall's tau-b over the pairs with reference times further apart than `tie_width`. That is the 90th
+percentile of the reference's own A/A spread, and at most 5 %: otherwise a machine too noisy to rank anything would
+agree with everything. Tau-b over all pairs is reported as well. A setting is judged by the worse of its passes, because
+a search sees only one pass.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Times = Mapping[str, float]
 """median seconds by candidate, without those that failed"""
 
 FEWEST_CANDIDATES = 8
-"""With fewer of them a rank correlation says nothing"""
+"""With fewer candidates a rank correlation means nothing"""
 TAU_WANTED = 0.9
 REGRET_ALLOWED = 0.02
-"""A setting is good enough when it ranks at least so well and its winner loses at most so much"""
+"""A setting is good enough with at least this rank agreement and at most this loss of its winner"""
 WIDEST_TIE = 0.05
-"""Who chooses between two candidates that lie further apart than this wants the faster one, noise or not"""
+"""Widest tie: of two candidates further apart than this, the faster one is wanted despite the noise"""
 DEFAULT_MARGIN = 1.25
-"""the racing margin where the noise was not measured"""
+"""racing margin before the noise was measured"""
 MARGINS = (1.10, 1.15, 1.25, 1.5, 2.0)
 """Racing margins to choose from. None below 1.10: the next operator may be noisier than the one that was timed"""
 
@@ -42,7 +42,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Score:
-    """How one setting did against the reference. None = there was nothing to tell it by."""
+    """A setting's result against the reference. None = not enough timings to tell."""
 
     spread: Spread | None
     """between its two passes"""
@@ -67,13 +67,13 @@ class NoiseAdvice:
     measurers: int
     """how many may measure at the same time"""
     margin: float
-    """a trial goes on to the longer timing while it is at most this many times slower than the fastest"""
+    """a trial gets the longer timing while it is at most this many times slower than the fastest"""
     builds_beside: bool
     """whether builds may run on the other cores while something is measured"""
     tau: float | None
-    """rank agreement with that many measurers; None = all candidates were ties, or none could be timed"""
+    """rank agreement with this number of measurers; None = all candidates were ties, or all failed"""
     regret: float | None
-    """of the winner found by that many measurers, as a fraction; None = none could be timed"""
+    """loss of the winner with this number of measurers, as a fraction; None = all failed"""
     measured_at: float
     """seconds since 1970, UTC"""
 
@@ -83,7 +83,7 @@ def is_negligible(regret: float | None) -> bool:
 
 
 def spread(first: Times, second: Times) -> Spread | None:
-    """Of the candidates that both passes timed; None when there is none."""
+    """Spread of the candidates that both passes timed; None when there are none."""
     apart = sorted(_apart(first[name], second[name]) for name in first.keys() & second.keys())
     if not apart:
         return None
@@ -139,8 +139,8 @@ def score(passes: Sequence[Times], references: Sequence[Times], tie: float) -> S
 def racing_margin(reference: Times, firsts: Iterable[Times]) -> float:
     """The smallest margin of MARGINS that loses no winner to a short first timing.
 
-    That is: every candidate within REGRET_ALLOWED of the best in the reference was, in each pass of `firsts`, within
-    the margin of that pass's fastest. When even the largest is too small, what is needed, up to the next half.
+    Every candidate within REGRET_ALLOWED of the best in the reference was, in each pass of `firsts`, within this margin
+    of that pass's fastest. When even the largest margin is too small, the needed margin, rounded up to the next half.
     """
     bar_s = min(reference.values()) * (1 + REGRET_ALLOWED)
     near = {name for name, secs in reference.items() if secs <= bar_s}
@@ -164,7 +164,7 @@ def _sign(value: float) -> int:
 
 
 def _worst(pick: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
-    """None when one pass could not tell: it may have been the worse one."""
+    """The worst of the values; None when one pass could not tell, because it may have been the worse one."""
     listed = list(values)
     known = [value for value in listed if value is not None]
     return pick(known) if len(known) == len(listed) else None
