@@ -1,4 +1,4 @@
-"""What else went on while something was timed on a CPU: what the kernel counted for its cores and its threads."""
+"""Disturbances of a timing on a CPU: counts of the kernel for its cores and its threads."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from fractune_core.fields import known_fields, own_fields
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Seconds and counts between a reading before and one after. Absent causes are 0; so are those not counted here."""
+    """Seconds and counts between two readings. Absent causes are 0, and so are causes that cannot be counted here."""
 
     wall_s: float
-    """from the one reading to the other"""
+    """between the two readings"""
     off_core_s: float
-    """the thread that timed, which never sleeps, was not on a core: stolen, waiting or throttled. Exact, but the
-    kernel tells stolen time from its own only where it is built to (CONFIG_PARAVIRT_TIME_ACCOUNTING)"""
+    """the timing thread, which never sleeps, was not on a core: stolen, waiting or throttled. Exact, but only kernels
+    built with CONFIG_PARAVIRT_TIME_ACCOUNTING tell stolen time from the thread's own"""
     steal_s: float
-    """the hypervisor ran something else on the cores, of all of them together; counted in steps of 10 ms"""
+    """the hypervisor ran something else on the cores; sum over the cores, in steps of 10 ms"""
     others_s: float
-    """the cores were busy with other processes and with interrupts; counted in steps of 10 ms"""
+    """the cores were busy with other processes and interrupts; in steps of 10 ms"""
     waited_s: float
-    """the process's threads could run and did not, of all of them together: another task had the core, or a quota was
-    used up"""
+    """runnable threads of the process waited, summed over threads: another task had the core, or a quota was used up"""
     preemptions: int
-    """how often a thread of the process lost its core without giving it up"""
+    """times that a thread of the process lost its core without giving it up"""
     throttles: int
-    """periods in which a cgroup above the process used up its quota, of the cgroup with the most"""
+    """periods with a used-up quota, of the cgroup above the process with the most"""
     throttled_s: float
-    """the time that it was stopped for that, of the cgroup with the most"""
+    """time without CPU for this reason, of the cgroup with the most"""
     clock_mhz: int = 0
-    """of the slowest core, the lower of before and after; 0 = not known, as on most virtual machines"""
+    """of the slowest core, the lower of both readings; 0 = not known, as on most virtual machines"""
 
     @property
     def lost(self) -> float:
@@ -48,13 +47,13 @@ class Disturbance:
 
 
 def disturbance_of(told: Mapping[str, Any]) -> Disturbance | None:
-    """What something that was read from JSON says of it; None where it says nothing."""
+    """The disturbance in a JSON object; None without one."""
     found = told.get("disturbance")
     return None if found is None else Disturbance.from_json(found)
 
 
 def total(parts: Iterable[Disturbance | None]) -> Disturbance | None:
-    """Of measurements that followed each other, those that have one; None when none has."""
+    """The sum over consecutive measurements with a disturbance; None when none has one."""
     known = [part for part in parts if part is not None]
     if not known:
         return None

@@ -64,11 +64,11 @@ class ShareUnavailable(FractuneError):
 
 
 class ShareNotReady(ShareUnavailable):
-    """A share whose service is still starting: a process that is started again may be let in."""
+    """A share with a service that is still starting: a restarted process may succeed."""
 
 
 class PlanInfeasible(ShareUnavailable):
-    """Models whose rates and targets the devices of a plan cannot meet."""
+    """The devices of a plan cannot meet the rates and targets of its models."""
 
 
 class ServerUnreachable(FractuneError):
@@ -130,20 +130,20 @@ class AccessRefused(FractuneError):
 
 
 class ScopeMissing(AccessRefused):
-    """A token whose scope does not allow this."""
+    """A token without the scope for this call."""
 
     grpc_status = "PERMISSION_DENIED"
 
 
 class TooManyAttempts(AccessRefused):
-    """Too many wrong tokens came from this address; it is heard again after a short while."""
+    """Too many wrong tokens came from this address; the server accepts calls from it again after a short time."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 def one_line(text: str) -> str:
-    """The text with blanks for line ends, and escapes for what a terminal would act on or cannot show: a message may
-    quote a value from anywhere.
+    """The text on one line: blanks for line ends, and escapes for characters that a terminal would act on or cannot
+    show. A message may quote a value from anywhere.
     """
     if text.isprintable():
         return text
@@ -151,7 +151,7 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, or its begin and its end where it has more than `most` characters."""
+    """The text; a text longer than `most` characters loses its middle."""
     gap = " ... "
     kept = most - len(gap)
     return text if len(text) <= most else f"{text[: kept - kept // 2]}{gap}{text[len(text) - kept // 2 :]}"

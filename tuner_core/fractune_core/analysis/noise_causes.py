@@ -1,14 +1,14 @@
-"""What explains the spread of a machine: which cause was larger when the same candidate took longer.
+"""Causes of a machine's spread: which cause was larger when the same candidate took longer.
 
 A candidate that was timed twice in one way gives a pair: the difference of its two times, and for each cause the
-difference of what was counted of it. Kendall's tau-b of the two over all pairs says whether the cause goes with the
-time. What lies within the chance of so many pairs explains nothing.
+difference of its counts. Kendall's tau-b of the two over all pairs shows whether the cause goes with the time. A tau
+within the chance of this number of pairs explains nothing.
 
-Settings are kept apart, and their taus averaged: a short timing and a long one do not suffer alike from the same cause,
-and the pairs of both in one order would hide what each of them shows.
+Tau is computed for each setting and averaged. A short timing and a long one do not suffer alike from the same cause,
+and a joint order of both would hide the effect in each.
 
-The anchor is no cause that is counted but a measure of the machine's speed, and timed once for a whole batch. So it is
-judged by what is left of the spread when each time is divided by the anchor beside it.
+The anchor is not a counted cause. It measures the machine's speed, and is timed once for a whole batch. So it is judged
+by the spread that remains when each time is divided by the anchor beside it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fractune_core.disturbances import Disturbance
 LEAST_TAU = 0.2
 """A weaker relation explains little, however many pairs show it"""
 STEADIER = 0.8
-"""The anchor explains a spread of which at most this part is left without it"""
+"""The anchor explains a spread if at most this part of it remains without the anchor"""
 _SIGMAS = 3.0
-"""standard deviations of tau between things that have nothing to do with each other"""
+"""standard deviations of tau between independent orders"""
 
 CAUSES: dict[str, Callable[[Disturbance], float]] = {
     "off core": lambda seen: seen.off_core_s / seen.wall_s,
@@ -37,8 +37,8 @@ CAUSES: dict[str, Callable[[Disturbance], float]] = {
     "preemptions": lambda seen: seen.preemptions / seen.wall_s,
     "slow clock": lambda seen: 1 / seen.clock_mhz if seen.clock_mhz else 0.0,
 }
-"""What the kernel counts, the more the worse: parts of the time (`off core` is that of all reasons), preemptions a
-second, the clock's period in microseconds (0 = not known)"""
+"""The kernel's counts; more is worse. Parts of the time (`off core` for all reasons together), preemptions a second,
+the clock's period in microseconds (0 = not known)"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Timing:
     secs: float
     disturbance: Disturbance
     anchor_ratio: float
-    """of the anchor beside it; 0 = not timed"""
+    """its time over its first time; 0 = not timed"""
 
 
 Pair = tuple[Timing, Timing]
@@ -59,7 +59,7 @@ Pairs = Mapping[str, Pair]
 
 @dataclass(frozen=True)
 class Explanation:
-    """What goes with the spread of the pairs of some settings."""
+    """The causes that go with the spread of the pairs of some settings."""
 
     pairs: int
     taus: dict[str, float | None]
@@ -71,7 +71,7 @@ class Explanation:
     disturbed_spread: float | None
     """of the other half"""
     spread: float | None
-    """median of |a - b| / mean of all pairs beside which the anchor was timed; None without any, as what follows"""
+    """median of |a - b| / mean of all pairs with a timed anchor; None without any, like the two below"""
     anchored_spread: float | None
     """the same, of times over the anchor's"""
     anchor_spread: float | None
@@ -95,7 +95,7 @@ def taus(pairs: Pairs) -> dict[str, float | None]:
 
 
 def explain(settings: Sequence[Pairs]) -> Explanation | None:
-    """What explains the spread of the pairs of some settings; None where none has two pairs that were watched."""
+    """The explanation of the spread of the pairs of some settings; None where no setting has two watched pairs."""
     told = [pairs for pairs in settings if len(pairs) > 1]
     if not told:
         return None

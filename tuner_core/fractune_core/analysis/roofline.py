@@ -14,24 +14,24 @@ from typing import Any, TypeGuard
 from fractune_core.fields import known_fields
 
 NEAR = 0.9
-"""an operator that reaches this part of its roof has next to nothing to gain"""
+"""an operator at this part of its roof has almost nothing to gain"""
 DOUBTFUL = 1.3
-"""above this part the estimate of the arithmetic is wrong, or the roof is, and nothing is concluded from them"""
+"""above this part the estimate of the arithmetic or the roof is wrong, and nothing is concluded from them"""
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What the arithmetic and the memory of a share gave, each asked for alone, on all units of the share."""
+    """Measured limits of a share: its arithmetic and its memory, each measured alone on all units of the share."""
 
     gflops: float
     """10^9 float32 operations a second; a fused multiply-add counts as two"""
     gb_per_s: float
     """10^9 bytes a second, from and to memory"""
     cache_bytes: int
-    """what fits into the last-level cache: traffic of no more than this may never reach the memory"""
+    """size of the last-level cache: traffic of up to this size may never reach the memory"""
 
     def raised_to(self, other: Roof) -> Roof:
-        """Of each figure the larger: what slowed one measurement down is no limit of the share."""
+        """The larger of each figure: whatever slowed one measurement down is not a limit of the share."""
         return Roof(
             max(self.gflops, other.gflops), max(self.gb_per_s, other.gb_per_s), max(self.cache_bytes, other.cache_bytes)
         )
@@ -46,14 +46,14 @@ class Roof:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What one run of an operator asks of a processor, by its TIR before any schedule."""
+    """Arithmetic and traffic of one run of an operator, by its TIR before any schedule."""
 
     flops: float
     """float32 operations as TVM estimates them: roughly where there is padding (the zeros are counted) or a
     transcendental function (counted as one); 0 = not known"""
     io_bytes: int
-    """sizes of its distinct inputs and outputs: what has to come from or go to memory once, even if all else stays in
-    caches. Of a table that is only looked into all of it is counted. 0 = not known"""
+    """sizes of its distinct inputs and outputs: bytes that must come from or go to memory once, even if everything else
+    stays in caches. A lookup table counts as a whole. 0 = not known"""
 
     @property
     def known(self) -> bool:
@@ -64,7 +64,7 @@ def attainable_s(arithmetic: Arithmetic, roof: Roof) -> float | None:
     """Seconds that one run takes at least; None when that is not known.
 
     The bandwidth of the caches is not measured. So nothing is known of an operator that its traffic limits while all of
-    that may stay in the last-level cache.
+    the traffic may stay in the last-level cache.
     """
     if not arithmetic.known:
         return None
@@ -84,7 +84,7 @@ def roof_part(least_s: float | None, measured_s: float | None) -> float | None:
 
 
 def is_near(least_s: float | None, measured_s: float | None) -> bool:
-    """Whether the roof leaves next to nothing to gain. False when that is not known."""
+    """Whether the roof leaves almost nothing to gain. False when that is not known."""
     part = roof_part(least_s, measured_s)
     return part is not None and part >= NEAR
 
@@ -95,10 +95,10 @@ def reached(arithmetic: Arithmetic | None, roof: Roof | None, measured_s: float 
 
 
 def raised(arithmetic: Arithmetic, roof: Roof, measured_s: float) -> Roof:
-    """The roof that allows a run of `measured_s` seconds: a run that is faster than its roof proves that the roof was
+    """The roof that allows a run of `measured_s` seconds. A run that is faster than its roof proves that the roof was
     measured too low. The same roof where the run is slower, or its arithmetic in doubt.
 
-    For the direct implementation only: another one may do fewer operations than are counted.
+    Only for the direct implementation, because others may do fewer operations than are counted.
     """
     part = reached(arithmetic, roof, measured_s)
     if part is None or part <= 1:

@@ -1,9 +1,10 @@
-"""Two models on one processor: what sharing costs each of them, and whether they should run together or apart.
+"""Two models on one processor: the cost of sharing for each, and whether they should run together or apart.
 
-The slow-down r of a model is s * i: s by the smaller share, alone there against alone on the whole; i, interference, by
-the neighbour, beside it against alone at the share. STP is the sum of 1 / r, ANTT the mean of r (Eyerman and Eeckhout,
-System-level performance metrics for multiprogram workloads, 2008). The two verdicts follow from when each of two jobs
-ends: together, where the one that is left has the whole from then on, or one after the other.
+The slow-down r of a model is s * i. The factor s is that of the smaller share: alone at the share against alone on the
+whole. The factor i is interference: beside the co-runner against alone at the share. STP is the sum of 1 / r, ANTT the
+mean of r (Eyerman and Eeckhout, System-level performance metrics for multiprogram workloads, 2008). The two verdicts
+compare when each of two jobs ends. Together, the job that remains has the whole from then on; apart, one runs after the
+other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FEWEST_ROUNDS = 7
 
 
 class Verdict(StrEnum):
-    """Whether two should share; the values are what people are told."""
+    """Whether two models should share a processor; people see these values."""
 
     TOGETHER = "together"
     APART = "apart"
@@ -32,11 +33,11 @@ class RoundTimes:
     """Seconds of one inference of one model in one round: the means over its blocks."""
 
     whole_s: float | None
-    """alone on the whole; None where the whole cannot be had beside the share"""
+    """alone on the whole; None where the whole cannot exist beside the share"""
     share_s: float
     """alone at the share"""
     control_s: float
-    """alone at the share once more, where the neighbour might have run: the A/A control"""
+    """alone at the share again, in place of the co-runner's block: the A/A control"""
     together_s: float
 
     @property
@@ -57,7 +58,7 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class SideFigures:
-    """One of the two, over all rounds. The medians of s, i and r are of the same rounds, and need not multiply."""
+    """One of the two models, over all rounds. The medians of s, i and r need not multiply."""
 
     whole_s: Estimate | None
     share_s: Estimate
@@ -66,49 +67,49 @@ class SideFigures:
     i: Estimate
     r: Estimate | None
     control: Estimate
-    """what i comes to without a neighbour: the A/A control, 1 on a quiet machine"""
+    """i without a co-runner: the A/A control, 1 on a quiet machine"""
     per_s: Estimate
     """inferences a second together, one after the other"""
 
 
 @dataclass(frozen=True)
 class SharingFigures:
-    """What sharing costs both, and what follows; None where it takes a slow-down that is not known."""
+    """Costs of sharing for both models, and their consequences; None where they need a slow-down that is not known."""
 
     sides: tuple[SideFigures, ...]
-    """of both models; of one, where its neighbour is no model"""
+    """of both models; of one model, if its co-runner is not a model"""
     stp: Estimate | None
-    """above 1: together they get more done than one after the other"""
+    """above 1: together they do more work than one after the other"""
     antt: Estimate | None
     makespan: Estimate | None
-    """of as many inferences of each: the time until both are done together, over one after the other"""
+    """for equal numbers of inferences: time until both are done together, over one after the other"""
     mean_completion: Estimate | None
-    """the same of the mean of the times at which each is done, over the shorter one first"""
+    """the mean completion time of both together, over running the shorter one first"""
 
     @property
     def makespan_verdict(self) -> Verdict | None:
-        """Together where STP > 1, which is r_AB * r_BA < r_AB + r_BA and holds however long either is."""
+        """Together where STP > 1, that is r_AB * r_BA < r_AB + r_BA, for jobs of any length."""
         gain = self.stp
         return None if gain is None else verdict(Estimate(1 / gain.median, 1 / gain.high, 1 / gain.low))
 
     @property
     def mean_completion_verdict(self) -> Verdict | None:
-        """Where the shorter one ends first, together if r_AB * (2 - 1 / r_BA) < 2, A being that one."""
+        """If the shorter job A ends first: together if r_AB * (2 - 1 / r_BA) < 2."""
         return None if self.mean_completion is None else verdict(self.mean_completion)
 
 
 def verdict(together_over_apart: Estimate) -> Verdict:
-    """Together where less of something is less with all of its interval, apart where it is more; else a tie."""
+    """Together where the whole interval is below 1, apart where it is above 1; else a tie."""
     if together_over_apart.high < 1.0:
         return Verdict.TOGETHER
     return Verdict.APART if together_over_apart.low > 1.0 else Verdict.TIE
 
 
 def sharing_figures(rounds: Sequence[Sequence[RoundTimes]]) -> SharingFigures:
-    """What `rounds` come to, each being the times of both models, or of one beside a neighbour that is no model.
+    """The figures of `rounds`, each the times of both models, or of one beside a co-runner that is not a model.
 
-    Everything is worked out within each round, whose blocks were timed next to each other, and then estimated over the
-    rounds: the intervals are exact whatever the noise is distributed like.
+    Every figure is computed within each round, where blocks were timed next to each other, and then estimated over the
+    rounds. So the intervals are exact for any distribution of the noise.
     """
     sides = tuple(_side(side) for side in zip(*rounds, strict=True))
     pairs = [(one, *other) for one, *other in rounds]
@@ -134,13 +135,13 @@ def sharing_figures(rounds: Sequence[Sequence[RoundTimes]]) -> SharingFigures:
 
 
 def stp(r_ab: float, r_ba: float) -> float:
-    """System throughput: how much of a whole machine's work both get done together."""
+    """System throughput: work of both together, as a fraction of one whole machine's work."""
     return 1.0 / r_ab + 1.0 / r_ba
 
 
 def ends_together_s(t_a: float, t_b: float, r_ab: float, r_ba: float) -> tuple[float, float]:
-    """When A and B end that begin at once, alone taking `t_a` and `t_b`: slowed down until the first ends, after which
-    the other has the whole.
+    """Ends of A and B, which begin together and take `t_a` and `t_b` alone. Each is slowed down until the first ends;
+    then the other has the whole.
     """
     if r_ab * t_a <= r_ba * t_b:
         first = r_ab * t_a
@@ -155,23 +156,22 @@ def makespan_s(t_a: float, t_b: float, r_ab: float, r_ba: float) -> float:
 
 
 def ends_apart_s(t_a: float, t_b: float) -> tuple[float, float]:
-    """When the shorter one ends, and then the other, that run one after the other."""
+    """Ends of the shorter and of the longer job, run one after the other."""
     return min(t_a, t_b), t_a + t_b
 
 
 def mean_inside_s(marks: Sequence[float], neighbour: tuple[float, float]) -> float:
-    """Mean seconds of the iterations that lie wholly between the beginning and the end of the neighbour's loop.
+    """Mean seconds of the iterations that lie wholly inside the co-runner's loop; NaN when none does.
 
-    `marks` are the beginning of the first iteration and the ends of all, on the same clock. Not a number when none
-    does.
+    `marks` are the beginning of the first iteration and the ends of all, on the same clock.
     """
     first, last = bisect.bisect_left(marks, neighbour[0]), bisect.bisect_right(marks, neighbour[1]) - 1
     return (marks[last] - marks[first]) / (last - first) if last > first else float("nan")
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """The smallest of `values` that at least so many percent do not exceed; None when the tail beyond it would hold
-    less than one of them: of a hundred requests the 99th percentile is the second largest.
+    """The smallest of `values` that at least `percent` percent do not exceed; None when the tail beyond it would hold
+    less than one value. The 99th percentile of a hundred requests is the second largest.
     """
     rank = -(-len(values) * percent // 100)
     return sorted(values)[rank - 1] if values and len(values) * (100 - percent) >= 100 else None

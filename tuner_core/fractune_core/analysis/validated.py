@@ -1,4 +1,4 @@
-"""The validations of one operator in one scope, which never change, and what a match looks up in them."""
+"""The validations of one operator in one namespace, which never change, and the lookups of a match in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Times = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """What was published of one operator on one device, for one target, under one mechanism."""
+    """Published records of one operator on one device, for one target, under one mechanism."""
 
     records: tuple[TuningRecord, ...]
 
@@ -28,7 +28,7 @@ class MeasuredTimes:
 
     @cached_property
     def _fastest(self) -> Mapping[int, Mapping[str, tuple[float, str, TuningRecord]]]:
-        """By granted units, then by candidate: of several measurements the fastest, behind what orders them."""
+        """By granted units, then by candidate: the fastest of several measurements, with its sort key."""
         found: dict[int, dict[str, tuple[float, str, TuningRecord]]] = {}
         for record in self.records:
             row, name = found.setdefault(record.granted.units, {}), record.candidate_id
@@ -39,12 +39,12 @@ class MeasuredTimes:
 
     @cached_property
     def choosing(self) -> Times:
-        """What chooses among the candidates."""
+        """Times that choose among the candidates."""
         return {units: {name: secs for name, (secs, _, _) in row.items()} for units, row in self._fastest.items()}
 
     @cached_property
     def reported(self) -> Times:
-        """What is told of them: of the same measurements as `choosing`, by other repeats."""
+        """Reported times: other repeats of the same measurements as `choosing`."""
         return {
             units: {name: record.median_s for name, (_, _, record) in row.items()}
             for units, row in self._fastest.items()
@@ -58,12 +58,12 @@ class MeasuredTimes:
         return found
 
     def fastest(self, candidate: str, units: int) -> TuningRecord | None:
-        """The fastest measurement of a candidate at a share of so many units; None when there is none."""
+        """The fastest measurement of a candidate at a share of `units` units; None without one."""
         found = self._fastest.get(units, {}).get(candidate)
         return None if found is None else found[2]
 
     def fastest_s(self, units: int) -> float:
-        """What is reported of the candidate that is chosen at a share of so many units, of which there must be one."""
+        """The reported time of the chosen candidate at a share of `units` units, where there must be one."""
         return min(self._fastest[units].values(), key=lambda found: found[:2])[2].median_s
 
 
@@ -77,21 +77,21 @@ class ValidatedRecords:
     records: tuple[TuningRecord, ...] = ()
 
     def measured(self, device_key: str, target_key: str, mechanism: str) -> MeasuredTimes:
-        """What counts there; without records when nothing does."""
+        """The records that count there; empty without any."""
         return self._by_place.get((device_key, target_key, mechanism), _NOTHING)
 
     def of_job(self, job: str) -> ValidatedRecords:
-        """Those that were measured for this job."""
+        """The records that were measured for this job."""
         return ValidatedRecords(tuple(record for record in self.records if record.job == job))
 
     @cached_property
     def exact(self) -> ValidatedRecords:
-        """Without those of candidates that round otherwise than the operator itself."""
+        """The records without candidates that round otherwise than the operator itself."""
         return ValidatedRecords(tuple(record for record in self.records if is_exact(record.trace)))
 
     @cached_property
     def published(self) -> tuple[TuningRecord, ...]:
-        """Validations with right output, and a time that can be one."""
+        """Validations with right output and a positive, finite time."""
         return tuple(
             r for r in self.records if r.kind is Kind.VALIDATION and r.status is Status.OK and 0 < r.median_s < math.inf
         )

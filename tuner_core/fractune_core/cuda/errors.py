@@ -1,4 +1,4 @@
-"""What to do about an error of CUDA's driver, by its number in cuda.h."""
+"""Hints for errors of CUDA's driver, by their numbers in cuda.h."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ UNKNOWN = "`nvidia-smi` and `dmesg` may tell more"
 
 
 def what_to_do(code: int) -> str:
-    """The next step for a user who meets the error `code`; UNKNOWN for one without advice of its own."""
+    """The next step for a user after the error `code`; UNKNOWN for a code without its own hint."""
     return _HINTS.get(code, UNKNOWN)

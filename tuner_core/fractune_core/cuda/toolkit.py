@@ -23,12 +23,12 @@ _SYSTEM_ROOTS = (Path("/usr/local/cuda"), Path("/usr"))
 _LIBRARY_FOLDERS = ("lib", "lib64", "targets/x86_64-linux/lib", "lib/x86_64-linux-gnu")
 _INCLUDE_FOLDERS = ("include", "targets/x86_64-linux/include")
 _HEADERS = ("cuda_fp16.h", "mma.h", "crt/mma.h")
-"""what TVM's code includes for half precision and for tensor cores; the others lie beside them"""
+"""headers that TVM's code includes for half precision and for tensor cores; the others lie beside them"""
 
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What one folder holds of a CUDA toolkit; None for what is not there."""
+    """Contents of one folder of a CUDA toolkit; None for a missing part."""
 
     nvrtc: Path | None = None
     """the library that compiles in memory and needs no other program"""
@@ -41,7 +41,7 @@ class Toolkit:
 
 
 def toolkits(roots: Iterable[Path]) -> list[Toolkit]:
-    """What each folder holds, in their order; folders that hold nothing are left out."""
+    """The toolkits in the folders, in their order; folders without any part are left out."""
     found = [_look_into(root) for root in dict.fromkeys(roots)]
     return [each for each in found if each.nvrtc or each.nvcc or each.cudart]
 

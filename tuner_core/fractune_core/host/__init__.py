@@ -1,1 +1,1 @@
-"""What the kernel tells of the machine that a process runs on."""
+"""Facts and limits of the host, from the kernel."""

@@ -1,4 +1,4 @@
-"""What cgroups allow this process: the CPU quota and how it was throttled, by `/proc` and `/sys`."""
+"""Limits of this process by cgroups: the CPU quota and its throttling, from `/proc` and `/sys`."""
 
 from __future__ import annotations
 

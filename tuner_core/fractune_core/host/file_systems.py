@@ -1,4 +1,4 @@
-"""What kind of file system a path lies on, by the kernel's table of mounts."""
+"""The kind of file system that a path lies on, by the kernel's table of mounts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def network_file_system(path: Path, mounts: Path | None = None) -> str | None:
-    """The type of the network file system that `path` lies on, such as `nfs4`; None for one of this machine, or where
+    """The type of the network file system that `path` lies on, such as `nfs4`; None for a local file system, or where
     the table (`mounts`, by default the kernel's) cannot be read. The path need not exist.
     """
     try:
@@ -26,7 +26,7 @@ def network_file_system(path: Path, mounts: Path | None = None) -> str | None:
     for line in lines:
         _, where, this_kind, *_ = line.split(" ")
         place = Path(_ESCAPED.sub(lambda code: chr(int(code[1], 8)), where))
-        # What was mounted last over the same place is what is seen there.
+        # The last mount over a place hides the earlier ones.
         if found.is_relative_to(place) and len(place.parts) >= best:
             best, kind = len(place.parts), this_kind
     return kind if _NETWORK.fullmatch(kind) else None

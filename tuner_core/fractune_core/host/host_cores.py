@@ -3,5 +3,5 @@
 from __future__ import annotations
 
 QUIET_BELOW_CORES = 4
-"""On a host with fewer cores than this, a measurement has the whole host to itself: a build on the one core
-beside it takes memory bandwidth and clock from it."""
+"""On a host with fewer cores, a measurement has the whole host to itself: a build on the other core would take memory
+bandwidth and clock speed from it."""

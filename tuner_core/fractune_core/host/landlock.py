@@ -1,5 +1,5 @@
-"""Which files a process may open, by Landlock (Linux 5.13 or later): all others are refused to it from then on, and so
-is the memory of every process that it has not started. What it starts inherits this, root too.
+"""Landlock (Linux 5.13 or later): limits the files that a process may open. The process also loses access to the memory
+of every process that it has not started. Its children inherit the limits, root's too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _TO_READ = _EXECUTE | _READ_FILE | _READ_DIR
 _MAKE_CHAR, _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK, _MAKE_SYM, _REFER = (1 << bit for bit in (6, 9, 10, 11, 12, 13))
 _NEVER = _MAKE_CHAR | _MAKE_SOCK | _MAKE_FIFO | _MAKE_BLOCK | _MAKE_SYM | _REFER
-"""links, pipes and the like, on which others would wait or which they would follow; `_REFER` is to move a file, or link
-it, into another folder"""
+"""links, pipes and the like: other processes could wait on them or follow them. `_REFER` moves or links a file into
+another folder"""
 _SCOPES = 0b11
-"""abstract Unix sockets, and signals: only among the processes that it has started"""
+"""abstract Unix sockets and signals: only among its own children"""
 
 
 class _Ruleset(ctypes.Structure):
@@ -32,9 +32,9 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """From now on this thread, and what it starts, opens nothing but files and folders of `readable`, and of `writable`
-    also for writing; one that is not there is left out. In those it makes files and folders, and no links. The process
-    must have given up new privileges.
+    """Limit this thread and its children to opening files and folders of `readable`, and of `writable` also for
+    writing; missing paths are left out. In writable folders they make files and folders, but no links. The process must
+    have given up new privileges.
 
     Raises OSError when the kernel has no Landlock, or does not let it be used.
     """
@@ -54,7 +54,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> None:
 
 
 def _known_rights(version: int) -> int:
-    """All that this version of Landlock can refuse."""
+    """All rights that this version of Landlock can refuse."""
     rights = (1 << 13) - 1
     for since, bit in ((2, 13), (3, 14), (5, 15)):
         if version >= since:

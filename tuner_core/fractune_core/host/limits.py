@@ -1,4 +1,4 @@
-"""Limits that the kernel keeps for a process: how they are set, and whether one of them has ended it."""
+"""Limits of a process that the kernel enforces: how to set them, and whether one has ended a process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 MORE_TASKS = 4096
-"""processes and threads that may be added to those that the user has: their number is counted by user, and others of
-the user's processes grow too"""
+"""processes and threads that may be added to the user's present ones: the kernel counts them by user, and other
+processes of the user grow too"""
 _MET = 0.5
-"""of the memory limit: with so much in use at a death, memory is taken for its cause. The limit is on addresses, and a
-process uses only a part of those that it has"""
+"""of the memory limit: if this part was in use at a death, memory counts as its cause. The limit is on addresses, and a
+process uses only a part of them"""
 
 
 def limit_process(memory_bytes: int) -> None:
-    """Limit this process, and each that it starts: addresses and the size of a file to `memory_bytes`, the number of
-    tasks, and no core dump.
+    """Limit this process and its children: addresses and the size of a file to `memory_bytes`, the number of tasks, and
+    no core dump.
     """
     _lower(resource.RLIMIT_AS, memory_bytes)
     _lower(resource.RLIMIT_FSIZE, memory_bytes)
@@ -27,9 +27,9 @@ def limit_process(memory_bytes: int) -> None:
 
 
 def limit_cpu(pid: int, cpu_s: int) -> int:
-    """Have the process `pid` ended when it has taken `cpu_s` more seconds of CPU time than by now; one that it starts,
-    when that has taken as much on its own. It is ended by a signal, which it may ignore: the seconds of CPU time of
-    `spent_s` at which that is due are returned. Raises OSError when it has ended.
+    """Have the kernel end the process `pid` after `cpu_s` more seconds of CPU time; each of its children has a count of
+    its own. A signal ends it, which it may ignore, so the result is the CPU time (as in `spent_s`) at which the signal
+    is due. Raises OSError when it has ended.
     """
     _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
     end_s = int(spent_s(pid)) + cpu_s + 1
@@ -38,29 +38,28 @@ def limit_cpu(pid: int, cpu_s: int) -> int:
 
 
 def cpu_limit_s() -> int:
-    """Seconds of CPU time that a process which this one starts may take; a very large number without a limit."""
+    """Seconds of CPU time that a child of this process may take; a very large number without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
     return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def limit_memory(pid: int, memory_bytes: int) -> None:
-    """Limit the memory of its own that the process `pid` may write to, and each that it starts. Raises
-    ProcessLookupError.
+    """Limit the private memory that the process `pid` and its children may write to. Raises ProcessLookupError.
 
-    Not addresses, as in `limit_process`: of those each thread takes 64 MiB or more that it hardly uses, and a process
-    that measures has a thread for each core.
+    Addresses, as in `limit_process`, would be the wrong measure: each thread takes 64 MiB or more of them that it
+    hardly uses, and a measuring process has a thread for each core.
     """
     _lower(resource.RLIMIT_DATA, memory_bytes, pid)
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process may address, or have as its own; None without a limit."""
+    """Bytes that this process may address or own; None without a limit."""
     found = [resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     return min((soft for soft in found if soft != resource.RLIM_INFINITY), default=None)
 
 
 def set_memory_limit(memory_bytes: int) -> None:
-    """Lower that of this process."""
+    """Lower the limit on addresses of this process."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
 
@@ -71,8 +70,8 @@ def addressed_bytes() -> int:
 
 
 def own_peak_bytes() -> int:
-    """The most that this process has had in memory, by itself: `ru_maxrss` may be that of the one that started it. 0
-    where the kernel does not say.
+    """The peak memory of this process itself: `ru_maxrss` may include that of its parent. 0 where the kernel does not
+    report it.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
@@ -84,10 +83,10 @@ def is_death_by_cpu(number: int) -> bool:
 
 
 def is_death_by_memory(number: int, peak_bytes: int, memory_bytes: int) -> bool:
-    """Whether a process that had `peak_bytes` of at most `memory_bytes` in memory died for want of more.
+    """Whether a process with a peak of `peak_bytes` under a limit of `memory_bytes` died for lack of memory.
 
-    `number` is the signal that ended it, 0 for none. A program that is refused memory aborts, crashes or leaves; the
-    signals by which somebody ends a process are others.
+    `number` is the signal that ended it, 0 for none. A program without memory aborts, crashes or exits; people end
+    processes by other signals.
     """
     by_itself = number in (0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
     return by_itself and peak_bytes >= _MET * memory_bytes
@@ -108,12 +107,12 @@ def spent_s(pid: int) -> float:
 
 
 def _tasks_of(uid: int) -> int:
-    """How many processes and threads the user has, as far as they are seen here."""
+    """The number of the user's visible processes and threads."""
     return sum(_tasks(folder, uid) for folder in Path("/proc").iterdir() if folder.name.isdigit())
 
 
 def _tasks(folder: Path, uid: int) -> int:
-    """0 for another user's, and for one that has just ended."""
+    """0 for another user's process, and for one that has just ended."""
     try:
         lines = (folder / "status").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""No process outlives the one that started it: the kernel kills it at its parent's death, also by `kill -9`.
+"""No child outlives its parent: the kernel kills it at its parent's death, also after `kill -9`.
 
-Run as a file, `python parent_death.py PARENT_PID COMMAND...`, this asks for it and becomes the command. The request
-survives the exec, so it holds for programs that know nothing of it, such as redis-server. It fires when the *thread*
+Run as a file, `python parent_death.py PARENT_PID COMMAND...` requests this and becomes the command. The request
+survives the exec, so it works for programs that know nothing of it, such as redis-server. It fires when the *thread*
 that started the process ends; that thread must live as long as the process.
 """
 

@@ -1,9 +1,9 @@
-"""A process that reads what a stranger has made shuts itself in: no new privileges, no files but those that it needs,
-no network, no other process's memory, and limits.
+"""A sandbox for a process that reads strangers' files: no new privileges, only the files that it needs, no network, no
+other process's memory, and limits.
 
-What the kernel does not grant here is left out, and named: `Sandbox.enter` tries out what should be refused now. Run as
-a module, `python -m fractune_core.host.sandbox FILE`, this prints as JSON what a sandbox lacks on this host that is to
-hide the file.
+`Sandbox.enter` skips protections that the kernel does not grant, tests each protection, and names those that are
+missing. Run as a module, `python -m fractune_core.host.sandbox FILE` prints the missing protections on this host as
+JSON, for a sandbox that is to hide the file.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _KEPT_PREFIXES = ("LC_", "PYTHON", "TVM_", "OMP_", "OPENBLAS_", "MALLOC_")
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What one process keeps."""
+    """The permissions that one process keeps."""
 
     memory_bytes: int
-    """addresses, and the size of a file"""
+    """bytes of addresses, and of one file"""
     readable: tuple[str, ...] = ()
-    """files and folders, beside Python, our packages and the system's libraries"""
+    """files and folders, in addition to Python, our packages and the system's libraries"""
     writable: tuple[str, ...] = ()
-    """folders; that for temporary files is to be one of them"""
+    """folders; one of them must be the folder for temporary files"""
     hidden: tuple[str, ...] = ()
-    """files of which it is tried out that they cannot be read"""
+    """files that must be unreadable; this is tested"""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,7 +62,7 @@ class Sandbox:
         return cls(memory_bytes=said["memory_bytes"], **paths)
 
     def enter(self) -> list[str]:
-        """Shut this process in, before it has a second thread; a line for each thing that does not hold here."""
+        """Enter the sandbox, before this process has a second thread. Returns a line for each missing protection."""
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         _keep_capabilities(_READ_ANY_FILE)
         limit_process(self.memory_bytes)
@@ -87,26 +87,26 @@ class Sandbox:
 
 
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process in a sandbox gets of `environ`: what Python, its libraries and the CUDA toolkit are found and set
-    up by. A list of what is kept: passwords have too many names.
+    """The part of `environ` for a process in a sandbox: variables that Python, its libraries and the CUDA toolkit need.
+    This is a list of allowed names, because passwords have too many names.
     """
     return {name: value for name, value in environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` for a process outside of a sandbox: all but what opens the fleet."""
+    """`environ` for a process outside a sandbox, without the fleet's secrets."""
     return {name: value for name, value in environ.items() if name not in _SECRETS}
 
 
 def hide_memory() -> None:
-    """Keep this user's other processes from reading this one's memory and environment; they cannot debug it either, and
-    it leaves no core dump. Root can.
+    """Keep this user's other processes from reading this process's memory and environment, and from debugging it. It
+    leaves no core dump. Root still can.
     """
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _keep_capabilities(kept: int) -> None:
-    """Root's other privileges go, for what is started later too."""
+    """Drop root's other capabilities, for children too."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
     only = (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)
     if os.getuid() == 0:

@@ -12,11 +12,9 @@ from pathlib import Path
 
 
 def read_strangers_file(path: Path, most_bytes: int) -> bytes:
-    """What the file holds, of at most `most_bytes`. The folder that it lies in must not be the other process's to
-    replace.
+    """The contents of the file, at most `most_bytes`. The other process must not be able to replace the file's folder.
 
-    Raises OSError for anything but a file that has this one name: what a link leads to is not opened, and a pipe is not
-    waited for.
+    Raises OSError for anything but a file with this one name: links are not followed, and pipes are not waited for.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

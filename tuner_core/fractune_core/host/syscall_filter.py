@@ -1,7 +1,7 @@
-"""System calls that a process gives up, by seccomp: each is refused with EPERM from then on, to what it starts too.
+"""A filter of system calls (seccomp): the kernel refuses each listed call with EPERM, to children too.
 
-A list of what is refused, not of what is allowed: it takes away ways out of a process (sockets, other processes,
-other files' owners and modes, namespaces), and a new version of a library must not meet it.
+It lists refused calls, not allowed ones. It closes ways out of a process (sockets, other processes, other files' owners
+and modes, namespaces), and new versions of libraries must not trip over it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _REFUSE = _ERROR | errno.EPERM
 _X32 = 0x40000000
-"""calls of another table by the same architecture begin here"""
+"""calls of another table of the same architecture begin here"""
 _NEW_NAMESPACES = 0x7E020000
 """flags of `clone`"""
 _OWN, _ONE_PROCESS = 0, 0
 _ONE_PROCESS_IO = 1
 
 _Numbers = tuple[int | None, int | None]
-"""x86-64, aarch64; None where the architecture has no such call"""
+"""x86-64, aarch64; None where the architecture lacks the call"""
 
 # Each with why a process that reads models must not have it.
 _REFUSED: dict[str, dict[str, _Numbers]] = {
@@ -148,9 +148,9 @@ def _is_not(at: int, value: int) -> _Condition:
 
 _OTHER_PROCESS = ((_is_not(_low(0), _OWN),),)
 _REFUSED_WHEN: dict[str, tuple[_Numbers, tuple[tuple[_Condition, ...], ...]]] = {
-    # Any one of the groups of conditions, all of which hold.
-    # A pair of streams is connected already and reaches nobody. One of datagrams sends to others by their path: these
-    # are the bits of SOCK_DGRAM, SOCK_RAW, SOCK_RDM and SOCK_SEQPACKET.
+    # A call is refused if all conditions of any one group hold.
+    # A socket pair of streams is connected already and reaches no other process. A pair of datagrams can send to others
+    # by their path: these are the bits of SOCK_DGRAM, SOCK_RAW, SOCK_RDM and SOCK_SEQPACKET.
     "socketpair": ((53, 199), (((_low(1), _IF_ANY_BIT, 0b1110, True),),)),
     "clone": ((56, 220), (((_low(0), _IF_ANY_BIT, _NEW_NAMESPACES, True),),)),
     "prlimit64": (
@@ -180,9 +180,9 @@ class _Program(ctypes.Structure):
 
 
 def refuse_system_calls() -> None:
-    """From now on for this thread and what it starts. The process must have given up new privileges.
+    """Install the filter for this thread and its children. The process must have given up new privileges.
 
-    Raises OSError when the kernel takes no filter, or the architecture's numbers are not known here.
+    Raises OSError when the kernel takes no filter, or the numbers of the architecture are not known here.
     """
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
@@ -222,7 +222,7 @@ def _unless(comparison: int, value: int, returned: int) -> Iterator[_Step]:
 
 
 def _refuse_when(conditions: tuple[_Condition, ...]) -> Iterator[_Step]:
-    """Where one does not hold it goes on behind."""
+    """Refuse if all conditions hold; otherwise go on behind."""
     for at, (place, comparison, value, wanted) in enumerate(conditions):
         behind = 2 * (len(conditions) - at - 1) + 1
         yield (_LOAD, 0, 0, place)
