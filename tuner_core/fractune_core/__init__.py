@@ -3,4 +3,4 @@
 __version__ = "0.1.0"
 
 LOWERING = 3
-"""Counts up when models are lowered to other operators than before: what was read by another pass list is read anew"""
+"""Rises when models are lowered to other operators than before: models read with another number are read again"""

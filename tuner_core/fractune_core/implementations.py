@@ -1,8 +1,8 @@
-"""Implementations of an operator: other programs that compute the same, under names that a candidate's text carries.
+"""Implementations of an operator: other programs for the same computation, named in a candidate's text.
 
-The direct one is the operator's own TIR, and has no name. A candidate of another one is written `winograd2:[[...` : its
-name, a colon, and MetaSchedule's trace for that program. A trace alone begins with a bracket, so that what was written
-before there were others still reads the same.
+The direct implementation is the operator's own TIR, and has no name. A candidate of another one is written
+`winograd2:[[...`: its name, a colon, and MetaSchedule's trace for that program. A trace alone begins with a bracket, so
+candidates from before other implementations read the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ DIRECT = ""
 WINOGRAD2, WINOGRAD4 = "winograd2", "winograd4"
 """tiles of 2 x 2 and of 4 x 4 outputs (Lavin and Gray, CVPR 2016)"""
 INEXACT = frozenset({WINOGRAD2, WINOGRAD4})
-"""those that round otherwise than the operator itself, beyond the order of additions"""
+"""implementations that round otherwise than the operator itself, beyond the order of additions"""
 
 
 def implementation_of(text: str) -> str:
-    """The name of the implementation that a candidate's text is of; DIRECT for a trace alone."""
+    """The name of the implementation in a candidate's text; DIRECT for a trace alone."""
     name, colon, trace = text.partition(":")
     return name if colon and trace.startswith("[") and name.isalnum() else DIRECT
 
@@ -30,24 +30,24 @@ def trace_of(text: str) -> str:
 
 
 def text_of(implementation: str, trace: str) -> str:
-    """What `implementation_of` and `trace_of` take apart."""
+    """The candidate's text; the inverse of `implementation_of` and `trace_of`."""
     return trace if implementation == DIRECT else f"{implementation}:{trace}"
 
 
 def is_exact(text: str) -> bool:
-    """Whether a candidate does the arithmetic of the operator itself, but for the order of additions."""
+    """Whether a candidate does the operator's own arithmetic, except for the order of additions."""
     return implementation_of(text) not in INEXACT
 
 
 def joined_workloads(workloads: dict[str, Any]) -> str:
-    """The text of an operator's workloads: MetaSchedule's JSON of the direct one, or where there are others, an object
-    of all by name, in which the direct one's name is empty.
+    """The text of an operator's workloads: MetaSchedule's JSON of the direct one. With others, an object of all by
+    name, in which the direct one's name is empty.
     """
     return json.dumps(workloads[DIRECT] if list(workloads) == [DIRECT] else workloads)
 
 
 def parted_workloads(text: str) -> dict[str, Any]:
-    """MetaSchedule's JSON of each implementation by name, the direct one first, of what `joined_workloads` wrote."""
+    """MetaSchedule's JSON of each implementation by name, the direct one first; the inverse of `joined_workloads`."""
     found = json.loads(text)
     if not isinstance(found, dict):
         return {DIRECT: found}
@@ -55,5 +55,5 @@ def parted_workloads(text: str) -> dict[str, Any]:
 
 
 def has_others(text: str) -> bool:
-    """Whether the text of an operator's workloads has more than the direct one."""
+    """Whether an operator has workloads of other implementations than the direct one."""
     return text.startswith(f'{{"{DIRECT}": ')

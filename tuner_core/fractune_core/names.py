@@ -1,5 +1,5 @@
-"""Names of the public contract: resources (`models/{sha256}`, `jobs/{job}`, ...), the variants of a bundle, and the
-operators that change a layout; the parts of a server's health.
+"""Names of the public contract: resources (`models/{sha256}`, `jobs/{job}`, ...), the variants of a bundle, the
+operators that change a layout, and the parts of a server's health.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from fractune_core.errors import BadRequest, shortened
 
 UNTUNED_VARIANT = "untuned"
 ROBUST_VARIANT = "robust"
-"""the schedules that lose least at the worst of the bundle's shares"""
+"""the schedules with the smallest loss at the worst of the bundle's shares"""
 
 TO_BLOCKS, FROM_BLOCKS = "to_blocks", "from_blocks"
-"""what the operators that only change a layout are called, alone or fused with others"""
+"""names of operators that only change a layout, alone or fused with others"""
 
 MOST_NAME_BYTES = 200
-"""Of the name of a model or of a variant, in UTF-8: with a suffix it still names a file"""
+"""of the name of a model or a variant, in UTF-8; with a suffix it still fits a file name"""
 _SHOWN = 80
-"""Characters of a name that is too long"""
+"""shown characters of a name that is too long"""
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -30,12 +30,12 @@ def changes_layout(operator: str) -> bool:
 
 
 def is_label(name: object) -> bool:
-    """Whether it names a model or a variant: text that can be shown as it is, not empty and not too long."""
+    """Whether it is a name for a model or a variant: printable text, not empty and not too long."""
     return isinstance(name, str) and name.isprintable() and 0 < len(name.encode()) <= MOST_NAME_BYTES
 
 
 def check_file_name(name: str, what: str) -> None:
-    """Raises BadRequest where `name`, called `what`, is not the name of a model's file, without its folder."""
+    """Raises BadRequest unless `name`, called `what` in the message, is a model's file name without its folder."""
     if not is_label(name) or "/" in name or name in (".", ".."):
         raise BadRequest(
             f"{what} is '{shortened(name, _SHOWN)}'; name the file by 1 to {MOST_NAME_BYTES} bytes of printable UTF-8, "
@@ -44,14 +44,14 @@ def check_file_name(name: str, what: str) -> None:
 
 
 class HealthPart(StrEnum):
-    """What a server needs to work, as gRPC's health service names it; its empty name is for all of them."""
+    """Parts of a server's health, as gRPC's health service names them; its empty name means all parts."""
 
     ENGINE = "engine"
-    """it turns; a server without it does not get well by itself"""
+    """the engine's loop runs; a server without it does not recover"""
     STORE = "store"
-    """it takes writes"""
+    """the store accepts writes"""
     REDIS = "redis"
-    """it answers"""
+    """Redis answers"""
 
 
 class Collection(StrEnum):
@@ -62,7 +62,7 @@ class Collection(StrEnum):
     WORKERS = "workers"
 
     def of(self, identifier: str) -> str:
-        """The resource name of the thing with this identifier."""
+        """The resource name for this identifier."""
         return f"{self.value}/{identifier}"
 
     def parse(self, name: str) -> str:

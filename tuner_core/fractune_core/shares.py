@@ -1,5 +1,6 @@
-"""Devices and their shares: what part of a device a model runs on, as asked for (`Share`) and as proved from inside
-(`GrantedShare`). A device is one processor, by the facts that decide speed; the product name is only a label.
+"""Devices and their shares: the part of a device that a model runs on, as requested (`Share`) and as proved from inside
+(`GrantedShare`). A device is one processor, identified by the facts that decide speed; the product name is only a
+label.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class Device:
     units: int
     """cores or SMs of the whole device"""
     memory_gib: int
-    """rounded, so that a few pages more or less make no other device"""
+    """rounded, so that a few pages more or less do not make another device"""
     l2_kib: int
-    """second-level cache of one core, or of the GPU; 0 when the system does not tell"""
+    """second-level cache of one core, or of the GPU; 0 when the system does not report it"""
     label: str = ""
     """product name, for people"""
 
     @cached_property
     def key(self) -> str:
-        """Identity for lookups; `label` is left out on purpose (one silicon is sold under several names)."""
+        """Identity for lookups, without `label`, because one silicon is sold under several names."""
         return f"{self.kind}-{self.isa}-{self.units}u-{self.memory_gib}gib-l2.{self.l2_kib}kib"
 
     def to_json(self) -> dict[str, Any]:
@@ -136,10 +137,10 @@ def parse_shares(text: str) -> list[Share]:
 
 @dataclass(frozen=True)
 class GrantedShare:
-    """What a worker proved from inside after it was confined."""
+    """A share as a worker proved it from inside, after confinement."""
 
     share: str
-    """the share asked for, as text"""
+    """the requested share, as text"""
     units: int
     """cores or SMs granted"""
     units_total: int
@@ -147,11 +148,11 @@ class GrantedShare:
     unit: str
     """`core` or `sm`"""
     memory_bytes: int
-    """memory this share may use"""
+    """memory that this share may use"""
     reserved: bool
-    """True when the units are this share's alone, False when they are only a cap"""
+    """True when only this share may use the units, False when they are only a cap"""
     ids: tuple[int, ...] = ()
-    """which units, where the mechanism can tell"""
+    """ids of the units, where the mechanism reports them"""
 
     @cached_property
     def kind(self) -> ShareKind:
@@ -170,9 +171,9 @@ class GrantedShare:
     def key(self) -> str:
         """Identity for lookups: two measurements with the same key ran under the same share.
 
-        The granted units count, not the text asked for: `mps:25` and `mps:26` may grant the same SMs. Of a MIG instance
-        the memory counts too: it has its own part of the bandwidth and the cache, and 14 SMs of an A100 come with one
-        slice of them or with two.
+        The granted units count, not the requested text: `mps:25` and `mps:26` may grant the same SMs. For a MIG
+        instance the memory counts too. It has its own part of the bandwidth and the cache, and 14 SMs of an A100 come
+        with one slice of them or with two.
         """
         key = f"{self.mechanism}/{self.units}of{self.units_total}{self.unit}"
         return f"{key}-{round(self.memory_bytes / 2**30)}gib" if self.kind.has_own_memory else key
@@ -193,5 +194,5 @@ def units_text(units: int | Sequence[int], unit: str) -> str:
 
 
 def unit_name(unit: str) -> str:
-    """`core`, `SM`: a unit as people write it."""
+    """`core`, `SM`: a unit for people."""
     return "SM" if unit == "sm" else unit

@@ -1,4 +1,4 @@
-"""Targets as far as they can be known without TVM: their identity, their cores and their GPU, in TVM's JSON."""
+"""Targets without TVM: their identity, their cores and their GPU, in TVM's JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fractune_core.json_shapes import read_json
 NOT_IDENTITY = ("num-cores", "tag")
 
 FAST_MATH = "fast-math"
-"""among a CUDA target's `keys`: approximate arithmetic is allowed, and such code is another target's"""
+"""one of a CUDA target's `keys`: approximate arithmetic is allowed; such code belongs to another target"""
 
 _ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
 
@@ -19,9 +19,8 @@ _ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
 def target_key(target: str) -> str:
     """Identity of a target (TVM's JSON text) for lookups, as canonical JSON.
 
-    `num-cores` is left out: it steers the search, while a trace already holds every decision that came of it,
-    so a schedule found for one core is the same code on a target of two. Raises ValueError for text that is
-    no JSON.
+    `num-cores` is left out. It steers the search, while a trace already holds every resulting decision. So a schedule
+    that was found for one core is the same code on a target of two. Raises ValueError for text that is not JSON.
     """
     config = {name: value for name, value in json.loads(target).items() if name not in NOT_IDENTITY}
     if "mattr" in config:
@@ -44,7 +43,7 @@ def is_cuda(config: dict[str, Any]) -> bool:
 
 
 def arch_of(target: str) -> str:
-    """The architecture that a CUDA target (TVM's JSON text) names: `sm_90`; empty where there is none."""
+    """The architecture of a CUDA target (TVM's JSON text): `sm_90`; empty without one."""
     try:
         config = read_json(target)
     except ValueError:

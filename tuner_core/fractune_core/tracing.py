@@ -1,8 +1,8 @@
-"""Traces by OpenTelemetry, one of each job: from the server over its workers to the log.
+"""Traces by OpenTelemetry, one for each job: from the server over its workers to the log.
 
-Who wants them installs the extra `trace` and sets OpenTelemetry's own environment variables; else nothing here does
-anything, or imports anything. Where a span belongs is text, W3C's `traceparent`, which the signed messages carry. A
-job's own span follows from its name, so that a server that was started again goes on with the same trace.
+Tracing needs the extra `trace` and OpenTelemetry's own environment variables. Otherwise nothing here does or imports
+anything. A span's parent is text, W3C's `traceparent`, in the signed messages. The id of a job's span follows from the
+job's name, so a restarted server continues the same trace.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 JOB, RECORD = "job", "record"
-"""names of spans; the others are those of the kinds of work (`fractune_core.fleet.messages.WORK_KINDS`)"""
+"""names of spans; other spans have the names of the kinds of work (`fractune_core.fleet.messages.WORK_KINDS`)"""
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL = "http/protobuf"
 _FLUSH_S = 2.0
-"""how long the end of a process waits for a collector"""
+"""wait for a collector at the end of a process"""
 
 _log = logging.getLogger(__name__)
 _installed: list[_Tracer] = []
@@ -36,10 +36,10 @@ _current: ContextVar[str] = ContextVar("traceparent", default="")
 
 @contextlib.contextmanager
 def traces(service: str, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Within the block this process traces what it does, if the environment asks for it; `service` names it where the
-    environment does not. What is asked for and cannot be had is said in one line of the log.
+    """Trace this process within the block, if the environment requests it; `service` is its name unless the environment
+    has one. A request that cannot be met gets one line in the log.
 
-    At the end, what was not sent yet is sent, if that takes no longer than a moment.
+    At the end, unsent spans are sent, if that takes no longer than a moment.
     """
     if _wanted(environ):
         _install(service, environ)
@@ -63,7 +63,7 @@ def _install(service: str, environ: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def span(name: str, parent: str, job: str, **attributes: str | int) -> Iterator[None]:
-    """Within the block this thread does something for a job; without a `parent` it belongs to the job itself."""
+    """A span of this thread for a job, until the block ends; without a `parent` it is a child of the job's span."""
     if not _installed:
         yield
         return
@@ -76,13 +76,13 @@ def span(name: str, parent: str, job: str, **attributes: str | int) -> Iterator[
 
 
 def note(name: str, parent: str, job: str, began: float, ended: float, **attributes: str | int) -> None:
-    """A span that is over; times of day in seconds since 1970."""
+    """A finished span; times of day in seconds since 1970."""
     if _installed:
         _installed[0].note(name, parent, {"job": job, **attributes}, began, ended)
 
 
 def note_job(job: str, began: float, ended: float) -> None:
-    """The job's own span, which is told when it is over; times of day in seconds since 1970."""
+    """The job's own span, sent when it has ended; times of day in seconds since 1970."""
     if _installed:
         _installed[0].note_job(job, began, ended)
 
@@ -150,7 +150,7 @@ class _Tracer:
         over.end(_ns(ended))
 
     def of_job(self, job: str) -> str:
-        """The traceparent of the job's own span, which says whether the job is in the sample."""
+        """The traceparent of the job's own span, which shows whether the job is in the sample."""
         from opentelemetry.sdk.trace.sampling import Decision
 
         trace_id, span_id = _ids_of(job)

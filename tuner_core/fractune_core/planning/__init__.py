@@ -1,1 +1,1 @@
-"""Which model goes onto which part of which device: placement tables, integer programs, simulation."""
+"""Plans of models onto parts of devices: placement tables, integer programs, simulation."""

@@ -1,8 +1,8 @@
-"""What a device can be divided into: its parts, and the places on an axis where each may lie.
+"""Parts of a device, and the places on an axis where each may lie.
 
-A layout is a path along the axis: from one end to the other, over parts and over gaps. For MIG the axis is the eight
-slices of memory, and the placement table says where an instance begins. For MPS, green contexts and cores a part may
-lie anywhere; only the longest first, since the order makes no other layout.
+A layout is a path along the axis, from one end to the other, over parts and gaps. For MIG the axis is the eight slices
+of memory, and the placement table has the first slice of each instance. For MPS, green contexts and cores a part may
+lie anywhere. There, only layouts with the longest parts first are listed, because the order makes no other layout.
 
 Sizes of MIG instances in SMs and GiB: NVIDIA's tables and `nvidia-smi mig -lgip`. Not verified on a GPU.
 """
@@ -20,10 +20,10 @@ from fractune_core.planning.mig import COMPUTE_SLICES, MEMORY_SLICES, PLAIN
 from fractune_core.shares import Device, Share
 
 MPS_STEP = 5
-"""percent; MPS takes every whole number, and a plan has no use for finer ones"""
+"""percent; MPS takes every whole number, but a plan needs no finer steps"""
 MOST_CORES = 256
 _MEMORY_TOLERANCE = 0.1
-"""the 80 GB of a product are 79.6 or 80 GiB as NVML counts them, and no other product's are as near"""
+"""80 GB of a product are 79.6 or 80 GiB as NVML counts them; no other product is as near"""
 
 
 class Layouts(StrEnum):
@@ -35,19 +35,19 @@ class Layouts(StrEnum):
 
 @dataclass(frozen=True)
 class GpuModel:
-    """A product, as far as a plan needs it."""
+    """A product, with the facts that a plan needs."""
 
     name: str
     isa: str
     sms: int
     memory_gib: float
     green_step: int
-    """green contexts are multiples of so many SMs"""
+    """green contexts are multiples of this number of SMs"""
     green_fewest: int
     mig_gb: Mapping[str, int]
-    """the memory in the name of an instance, by profile"""
+    """memory in the name of an instance, by profile"""
     mig_gib: Mapping[str, float]
-    """the memory that an instance really has"""
+    """real memory of an instance"""
     mig_sms: Mapping[str, int]
 
 
@@ -76,20 +76,20 @@ GPUS = (
 
 @dataclass(frozen=True)
 class DevicePart:
-    """A size that a device can be divided into."""
+    """A size of parts of a device."""
 
     share: str
-    """as a share is asked for: `mig:1g.10gb`, `mps:25`, `green:32`, `cpu:2`"""
+    """the share's text: `mig:1g.10gb`, `mps:25`, `green:32`, `cpu:2`"""
     units: int
-    """slices, SMs or cores: what speed depends on"""
+    """slices, SMs or cores, which decide speed"""
     granted: int
-    """SMs or cores that a worker proves there"""
+    """SMs or cores that a worker proves at this part"""
     length: int
     """on the axis"""
     places: tuple[int, ...]
-    """where on the axis it may begin"""
+    """possible beginnings on the axis"""
     memory_gib: float
-    """the most that a model may take there; infinite where the device's memory is not known"""
+    """memory limit of a model there; infinite where the device's memory is not known"""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class DeviceType:
 
     @property
     def isolates(self) -> bool:
-        """Whether each part has a cache and memory channels of its own, so that neighbours are not felt."""
+        """Whether each part has its own cache and memory channels, so that neighbours have no effect."""
         return self.layouts is Layouts.MIG
 
     @property
@@ -132,9 +132,9 @@ class DeviceType:
         return {part.units: part for part in self.parts}
 
     def units_of(self, share: str) -> int:
-        """Units that a share of this device has: `mig:3g.40gb` or `3g`, `mps:25`, `green:32`, `cpu:2`, `full`.
+        """Units of a share of this device: `mig:3g.40gb` or `3g`, `mps:25`, `green:32`, `cpu:2`, `full`.
 
-        Raises BadRequest for a share of another device, or of another way to divide it.
+        Raises BadRequest for a share of another device, or of another partitioning.
         """
         text = share.strip()
         if self.layouts is Layouts.MIG:
@@ -153,13 +153,13 @@ class DeviceType:
         )
 
     def units_of_granted(self, granted: int) -> int | None:
-        """Units of a part of which a worker proved so many SMs or cores; None where there is no such part."""
+        """Units of the part at which a worker proved `granted` SMs or cores; None without such a part."""
         if self.layouts is Layouts.MIG:
             return next((part.units for part in self.parts if part.granted == granted), None)
         return granted if 0 < granted <= self.units else None
 
     def difference(self, measured_on: Device) -> str:
-        """Why times from that device say nothing of this one; empty when they do."""
+        """The reason why times from that device do not apply to this one; empty when they do."""
         if measured_on.kind != self.kind:
             return f"a {measured_on.kind.upper().replace('CUDA', 'GPU')} and not {self.name}"
         same = measured_on.units == (self.sms or self.units) and self.isa in {"", measured_on.isa}
@@ -175,7 +175,7 @@ class DeviceType:
 
 
 def gpu_type(name: str, layouts: Layouts) -> DeviceType:
-    """The GPU of this name, divided in this way. Raises BadRequest for an unknown one."""
+    """The GPU of this name with this partitioning. Raises BadRequest for an unknown name."""
     gpu = next((each for each in GPUS if each.name.lower() == name.strip().lower()), None)
     if gpu is None:
         raise BadRequest(f"gpu '{name}' is unknown; write {', '.join(each.name for each in GPUS)}")
@@ -208,8 +208,8 @@ def gpu_type(name: str, layouts: Layouts) -> DeviceType:
 
 
 def device_type(gpu: str, cores: int, layouts: str, memory_gib: float) -> DeviceType:
-    """The GPU of this name, or a host with so many cores: whichever is given. `layouts` is empty for the usual ones,
-    and `memory_gib` 0 where a host's does not matter. Raises BadRequest.
+    """The GPU of this name, or a host with `cores` cores: exactly one must be given. An empty `layouts` means the usual
+    partitioning; `memory_gib` is 0 where a host's memory does not matter. Raises BadRequest.
     """
     if bool(gpu) == bool(cores):
         raise BadRequest("device: give either gpu or cores")
@@ -225,7 +225,7 @@ def device_type(gpu: str, cores: int, layouts: str, memory_gib: float) -> Device
 
 
 def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
-    """A host with so many cores. Raises BadRequest."""
+    """A host with `cores` cores. Raises BadRequest."""
     if not 1 <= cores <= MOST_CORES:
         raise BadRequest(f"cores is {cores}; it must be from 1 to {MOST_CORES}")
     sizes = {count: count for count in _sizes(cores)}
@@ -235,15 +235,15 @@ def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
 
 
 def _sizes(most: int) -> list[int]:
-    """Whole numbers up to `most`, the large ones no finer than a sixteenth to an eighth of themselves: above
-    16 every second, above 32 every fourth, ... More would make a plan hardly better, and the solver slow.
+    """Whole numbers up to `most`; large ones in steps of a sixteenth to an eighth of themselves: above 16 every second,
+    above 32 every fourth, ... More sizes hardly improve a plan, and slow the solver.
     """
     return [size for size in range(1, most + 1) if size == most or size % 2 ** max(size.bit_length() - 4, 0) == 0]
 
 
 def _line(units: Mapping[int, int], names: Mapping[int, str], memory_gib: float) -> tuple[DevicePart, ...]:
-    """Parts that may lie anywhere, by their lengths, the longest first along the axis. Memory is not divided there:
-    each part may take of it what it takes of the units.
+    """Parts that may lie anywhere, by their lengths, the longest first along the axis. Memory is not divided there, so
+    each part may take the same fraction of it as of the units.
     """
     end, most = max(units), max(units.values())
     reached, places = {0}, {}

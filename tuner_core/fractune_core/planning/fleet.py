@@ -1,8 +1,8 @@
-"""Fewest devices that serve the rates, then fewest units of them: two solves of one integer program.
+"""The fewest devices that serve the rates, then the fewest units of them: two solves of one integer program.
 
-A layout is a path along a device's axis, so a fleet is a flow: z paths leave one end and reach the other over parts and
-gaps (Valerio de Carvalho's arc-flow form of cutting stock, 1999), with MIG's placement table as the arcs. Models take
-parts by size; each needs as much throughput as its rate.
+A layout is a path along a device's axis, so a fleet is a flow. Its paths, one for each device, lead from one end to the
+other over parts and gaps, with MIG's placement table as the arcs (Valerio de Carvalho's arc-flow form of cutting stock,
+1999). Models take parts by size; each needs as much throughput as its rate.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fractune_core.planning.speeds import ModelSpeeds
 from fractune_core.planning.ways import Way, best_way, explain_no_way
 
 _EXPLAINED = 16
-"""models that are looked at for which one binds, those that need the most units first: each takes a solve"""
+"""models that are checked for the limiting one, in descending order of needed units; each check takes a solve"""
 _NOTHING = 1e-9
-"""of a rate: a part that gives less is none for the solver, which drops coefficients this small"""
+"""of a rate: the solver drops coefficients this small, so a part that gives less gives nothing"""
 
 
 def plan_fleet(request: PlanRequest) -> Plan:
-    """Raises PlanInfeasible, which names the model that binds and what would do; FractuneError without the solver."""
+    """Raises PlanInfeasible, which names the limiting model and a remedy; FractuneError without the solver."""
     began = time.perf_counter()
     ways = fleet_ways(request)
     program = _FleetProgram(request.device, ways, _needed(request))
@@ -58,10 +58,11 @@ def plan_fleet(request: PlanRequest) -> Plan:
 
 
 def fleet_ways(request: PlanRequest) -> dict[tuple[str, int], Way]:
-    """By model and units: how it gives the most there within its target. Raises PlanInfeasible for a model without any.
+    """The best way of each model at each number of units within its target. Raises PlanInfeasible for a model without
+    any.
 
-    Who will sit beside whom is not known yet: every model of the plan counts as a neighbour of every other and of
-    itself, on any part but a whole device.
+    The neighbours are not known yet. So every model of the plan counts as a neighbour of every model, also of itself,
+    on any part but a whole device.
     """
     names = [model.name for model in request.models]
     found: dict[tuple[str, int], Way] = {}
@@ -86,7 +87,7 @@ def _needed(request: PlanRequest) -> dict[str, float]:
 
 
 def planned_model(model: ModelDemand, devices: tuple[tuple[PlannedPart, ...], ...]) -> PlannedModel:
-    """What all its parts together give a model."""
+    """A model with the capacity of all its parts together."""
     capacity = math.fsum(part.throughput_per_s for parts in devices for part in parts if part.model == model.name)
     return PlannedModel(model.name, model.rate_per_s, capacity, model.latency_s)
 
@@ -126,12 +127,12 @@ class _FleetProgram:
         return IntegerProgram(self._costs({self.devices: 1.0}), self._constraints(self.needed))
 
     def fewest_units(self, count: int) -> IntegerProgram:
-        """With so many devices."""
+        """The fewest units with `count` devices."""
         costs = self._costs({index: float(units) for (_, units), index in self._taken.items()})
         return IntegerProgram(costs, [*self._constraints(self.needed), Constraint({self.devices: 1.0}, count, count)])
 
     def most_of(self, model: str, count: int) -> float:
-        """The most requests a second of a model that so many devices serve beside the others, or -1."""
+        """The most requests a second of a model that `count` devices serve beside the others; -1 without a solution."""
         costs = self._costs(
             {index: -self.ways[key].throughput_per_s for key, index in self._taken.items() if key[0] == model}
         )
@@ -150,7 +151,9 @@ class _FleetProgram:
         return [*self._flow(), *self._sizes(), *(self._rate(name, rate) for name, rate in needed.items())]
 
     def _flow(self) -> list[Constraint]:
-        """As many paths leave each place of the axis as reach it; they begin at its start and end at its end."""
+        """Each place of the axis has as many leaving paths as arriving ones; paths begin at the start and end at the
+        end.
+        """
         balance: list[dict[int, float]] = [{} for _ in range(self.device.length + 1)]
         for index, part, place in self._arcs:
             balance[place][index] = 1.0
@@ -163,7 +166,7 @@ class _FleetProgram:
         return [Constraint(terms, 0.0, 0.0) for terms in balance]
 
     def _sizes(self) -> list[Constraint]:
-        """As many parts of each size lie somewhere as models take, or more: what is left over is not made."""
+        """The layout has at least as many parts of each size as models take; unused parts are not made."""
         terms: dict[int, dict[int, float]] = {}
         for index, part, _ in self._arcs:
             terms.setdefault(part.units, {})[index] = 1.0
@@ -172,8 +175,8 @@ class _FleetProgram:
         return [Constraint(each, 0.0, math.inf) for each in terms.values()]
 
     def _rate(self, model: str, rate: float) -> Constraint:
-        """Over the rate, so that the solver's tolerance is the same for all. A part that is enough by itself counts as
-        1: that changes no whole solution, and the relaxation is tighter.
+        """Throughput over the rate, so that the solver's tolerance is the same for all models. A part that suffices
+        alone counts as 1. That changes no whole solution, and tightens the relaxation.
         """
         terms = {
             index: min(self.ways[key].throughput_per_s / rate, 1.0)
@@ -183,7 +186,7 @@ class _FleetProgram:
         return Constraint(terms, 1.0, math.inf)
 
     def decode(self, solution: Solution) -> tuple[tuple[PlannedPart, ...], ...]:
-        """The flow as paths, their parts with models as long as there are any; the fullest devices first."""
+        """The flow as paths. Their parts get models as long as there are any; the fullest devices come first."""
         arcs = {(part.units, place): solution.values[index] for index, part, place in self._arcs}
         waiting = {
             units: [
@@ -199,7 +202,7 @@ class _FleetProgram:
         return tuple(sorted(filter(None, devices), key=lambda parts: sorted(-part.units for part in parts)))
 
     def _path(self, arcs: dict[tuple[int, int], int]) -> list[tuple[int, int]]:
-        """Units and place of each part of one path, which is taken out of `arcs`."""
+        """Units and place of each part of one path, which is removed from `arcs`."""
         path, place = [], 0
         while place < self.device.length:
             units = max((of for (of, at), left in arcs.items() if at == place and left), default=0)
@@ -212,7 +215,7 @@ class _FleetProgram:
         return path
 
     def _planned(self, named: list[tuple[int, int, str]]) -> tuple[PlannedPart, ...]:
-        """The parts of a device; MIG instances where they leave most to others."""
+        """The parts of a device; MIG instances at the places that leave most to others."""
         if self.device.layouts is Layouts.MIG and named:
             places = least_wasteful([units for units, _, _ in named])
             named = [(units, places[units].pop(0), name) for units, _, name in named]
@@ -221,7 +224,7 @@ class _FleetProgram:
 
 
 def _check_reach(request: PlanRequest, program: _FleetProgram) -> None:
-    """Raises PlanInfeasible for a rate of which the solver would see no part that gives any of it."""
+    """Raises PlanInfeasible for a rate so high that every part's throughput is lost to the solver's tolerance."""
     for model in request.models:
         most = max(way.throughput_per_s for (name, _), way in program.ways.items() if name == model.name)
         if most < program.needed[model.name] * _NOTHING:
@@ -232,7 +235,7 @@ def _check_reach(request: PlanRequest, program: _FleetProgram) -> None:
 
 
 def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
-    """The model whose rate would have to give way least."""
+    """The message for too few devices: it names the model that needs the smallest reduction of its rate."""
     allowed = request.count or MOST_DEVICES
     heaviest = sorted(program.needed, key=lambda name: -program.needed[name] / _most_per_unit(program, name))
     most = {name: program.most_of(name, allowed) for name in heaviest[:_EXPLAINED]}
@@ -253,5 +256,5 @@ def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
 
 
 def _most_per_unit(program: _FleetProgram, name: str) -> float:
-    """The most requests a second and unit that a model gives anywhere."""
+    """The highest throughput of a model per unit, over all parts."""
     return max(way.throughput_per_s / units for (of, units), way in program.ways.items() if of == name)

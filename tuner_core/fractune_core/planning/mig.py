@@ -1,8 +1,8 @@
-"""MIG's placement table: which instances fit beside each other on one GPU, and where.
+"""MIG's placement table: the instances that fit beside each other on one GPU, and their places.
 
-The rules of the GPUs that have 7 slices of SMs and 8 of memory: A100, H100, H200, B200. An instance of 3g takes half of
-the memory: at place 4 it leaves 4 slices of SMs to the others, at place 0 only 3. NVML refuses a 3g after smaller
-ones ("Insufficient Resources"), so they are made first.
+The rules of GPUs with 7 slices of SMs and 8 of memory: A100, H100, H200, B200. An instance of 3g takes half of the
+memory. At place 4 it leaves 4 slices of SMs to others, at place 0 only 3. NVML refuses a 3g after smaller instances
+("Insufficient Resources"), so 3g instances are made first.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Profile:
 
     name: str
     id: int
-    """NVML's and nvidia-smi's number for it"""
+    """number in NVML and nvidia-smi"""
     compute: int
     """slices of SMs, of 7"""
     memory: int
     """slices of memory, of 8"""
     places: tuple[int, ...]
-    """the memory slices where it may begin, the one that wastes least first"""
+    """possible first memory slices, the least wasteful first"""
     at_most: int
 
 
@@ -39,13 +39,13 @@ PROFILES = (
     Profile("1g+me", 20, 1, 1, tuple(range(7)), 1),
     Profile("1g", 19, 1, 1, tuple(range(7)), 7),
 )
-"""In the order in which instances are made."""
+"""in the order of creation"""
 BY_NAME = {profile.name: profile for profile in PROFILES}
 PLAIN = tuple(BY_NAME[name] for name in ("1g", "2g", "3g", "4g", "7g"))
-"""those that plans use: one for each number of slices, and neither extra memory nor a media engine"""
+"""profiles that plans use: one for each number of slices, without extra memory or a media engine"""
 
 Placed = tuple[Profile, int]
-"""An instance, and the memory slice where it begins"""
+"""an instance, and its first memory slice"""
 
 
 def placements(profiles: Sequence[Profile]) -> Iterator[list[Placed]]:
@@ -58,9 +58,10 @@ def placements(profiles: Sequence[Profile]) -> Iterator[list[Placed]]:
 
 
 def least_wasteful(units: Sequence[int]) -> dict[int, list[int]]:
-    """Where plain instances of so many slices each begin, by slices: the layout that leaves most to others.
+    """First memory slices of plain instances with these numbers of slices, by slices: the layout that leaves most to
+    others.
 
-    They must fit onto a GPU.
+    The instances must fit onto a GPU.
     """
     profiles = sorted((BY_NAME[f"{each}g"] for each in units), key=PROFILES.index)
     places: dict[int, list[int]] = {}

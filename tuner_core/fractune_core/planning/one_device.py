@@ -1,9 +1,9 @@
-"""The best layout of one device for the jobs at hand: a part for each, and the most throughput of all together.
+"""The best layout of one device for some jobs: a part for each job, and the highest total throughput.
 
-By expected times: what they may be off by makes the layout neither better nor worse, and is stated beside each speed.
-Throughput is STP = sum of t_alone / t_shared, each job's time on the whole device over its time on its part (weighted
-speed-up; MISO's objective). Each job's part adds to it whatever the others have, so an exact answer needs no solver:
-for every set of parts that fits onto the device the jobs take turns choosing, and equal remainders are looked at once.
+It uses expected times: their errors make a layout neither better nor worse, and stand beside each speed. Throughput is
+STP = sum of t_alone / t_shared, each job's time on the whole device over its time on its part (weighted speed-up;
+MISO's objective). The term of each job does not depend on the parts of the others. So an exact answer needs no solver:
+for every set of parts that fits, the jobs choose one after the other, and equal remainders are solved once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Chosen = tuple[float, tuple[int, ...]]
 
 
 def plan_one(request: PlanRequest) -> Plan:
-    """Raises PlanInfeasible, which names the job that binds."""
+    """The plan. Raises PlanInfeasible, which names the limiting job."""
     began = time.perf_counter()
     ways, wholes = _ways(request), _whole_ways(request)
     speeds = {(job, units): way.expected_per_s / wholes[job].expected_per_s for (job, units), way in ways.items()}
@@ -63,7 +63,7 @@ def plan_one(request: PlanRequest) -> Plan:
 
 
 def _ways(request: PlanRequest) -> dict[tuple[int, int], Way]:
-    """By job and units, as fast as it runs beside the others."""
+    """The best way of each job at each number of units, beside the others."""
     names = [model.name for model in request.models]
     found = {}
     for job, model in enumerate(request.models):
@@ -80,7 +80,7 @@ def _ways(request: PlanRequest) -> dict[tuple[int, int], Way]:
 
 
 def _whole_ways(request: PlanRequest) -> list[Way]:
-    """Each job with the whole device to itself, its target aside."""
+    """The fastest way of each job alone on the whole device, without its target."""
     found = []
     for model in request.models:
         speeds = ModelSpeeds(model.rows)
@@ -90,7 +90,7 @@ def _whole_ways(request: PlanRequest) -> list[Way]:
 
 
 def _choose(request: PlanRequest, speeds: Mapping[tuple[int, int], float]) -> _Chosen | None:
-    """The units of each job that give the most STP; None where the jobs find no room."""
+    """The units of each job for the highest STP; None where the jobs do not fit."""
     count, device = len(request.models), request.device
     if device.layouts is not Layouts.MIG:
         return _fill(speeds, count, device)
@@ -105,7 +105,7 @@ def _choose(request: PlanRequest, speeds: Mapping[tuple[int, int], float]) -> _C
 
 
 def _assign(speeds: Mapping[tuple[int, int], float], parts: tuple[int, ...]) -> _Chosen | None:
-    """Each job one of `parts`."""
+    """One of `parts` for each job."""
 
     @functools.cache
     def best(job: int, left: tuple[int, ...]) -> _Chosen | None:
@@ -124,7 +124,7 @@ def _assign(speeds: Mapping[tuple[int, int], float], parts: tuple[int, ...]) -> 
 
 
 def _fill(speeds: Mapping[tuple[int, int], float], count: int, device: DeviceType) -> _Chosen | None:
-    """Each job as much of the axis as is best, all of them together no more than there is."""
+    """The best length of the axis for each job, together at most the whole axis."""
 
     @functools.cache
     def best(job: int, room: int) -> _Chosen | None:
@@ -143,7 +143,7 @@ def _fill(speeds: Mapping[tuple[int, int], float], count: int, device: DeviceTyp
 
 @functools.cache
 def _multisets(count: int) -> tuple[tuple[Profile, ...], ...]:
-    """Every choice of so many instances that one GPU can hold."""
+    """Every choice of `count` instances that one GPU can hold."""
     kinds = [profile for profile in PROFILES if profile in PLAIN]
     every = itertools.combinations_with_replacement(kinds, count)
     return tuple(each for each in every if next(placements(each), None) is not None)
@@ -163,7 +163,7 @@ def _placed(request: PlanRequest, ways: Mapping[tuple[int, int], Way], units: tu
 
 
 def _line_places(device: DeviceType, units: tuple[int, ...]) -> dict[int, list[int]]:
-    """By units, where the parts begin: the longest first."""
+    """Beginnings of the parts by units, the longest part first."""
     places: dict[int, list[int]] = {}
     at = 0
     for part in sorted((device.by_units[each] for each in units), key=lambda part: -part.length):
@@ -173,7 +173,7 @@ def _line_places(device: DeviceType, units: tuple[int, ...]) -> dict[int, list[i
 
 
 def _no_room(request: PlanRequest) -> str:
-    """Which job stands in the way: the one that would have to go."""
+    """The message for jobs that do not fit: it names the job that would have to go."""
     device, count = request.device, len(request.models)
     most = device.length // min(part.length for part in device.parts)
     if device.layouts is Layouts.MIG:

@@ -1,4 +1,4 @@
-"""From what is asked for to a plan: the mode, and with a simulation as much headroom as makes p99 hold."""
+"""From a request to a plan: its mode, and with a simulation the least headroom at which p99 holds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fractune_core.planning.simulation import simulate
 from fractune_core.planning.speeds import Basis
 
 HEADROOMS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
-"""tried in turn, beyond what is asked for"""
+"""tried in this order, from the requested headroom on"""
 
 
 def make_plan(request: PlanRequest, *, simulated: bool = False, seed: int = 0) -> Plan:
-    """The fewest devices, then the fewest units for models with rates; else the best layout of one device.
+    """The fewest devices, then the fewest units for models with rates; otherwise the best layout of one device.
 
-    With `simulated` the plan carries what a simulation of it gave, with the least headroom of HEADROOMS from
-    `request.headroom` on at which every model's p99 is within its target. Raises BadRequest for what cannot be meant,
-    PlanInfeasible, and FractuneError without the solver.
+    With `simulated` the plan carries the results of a simulation. It has the least headroom of HEADROOMS, from
+    `request.headroom` on, at which every model's p99 is within its target. Raises BadRequest for a contradictory
+    request, PlanInfeasible, and FractuneError without the solver.
     """
     request.check()
     if simulated and not request.is_fleet:
@@ -50,7 +50,7 @@ def _with_enough_headroom(request: PlanRequest, plan: Plan, seed: int) -> Plan:
 
 
 def _notes(request: PlanRequest, plan: Plan) -> list[str]:
-    """What a reader must know before confirming the plan."""
+    """Facts that a reader must know before confirming the plan."""
     parts = [part for parts in plan.devices for part in parts]
     notes = []
     if request.device.kind == "cuda":

@@ -1,4 +1,4 @@
-"""A plan: which model runs on which part of which device, and what that gives."""
+"""A plan: models on parts of devices, and the expected results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class PlannedPart:
     share: str
     units: int
     place: int
-    """where it begins on the device's axis: for MIG its memory slice"""
+    """its beginning on the device's axis: for MIG its memory slice"""
     length: int
     """on that axis"""
     model: str
     batch: int
     processes: int
     throughput_per_s: float
-    """requests, as counted on: predictions less their error, neighbours allowed for"""
+    """requests a second that the plan counts on: predictions less their error, with neighbours"""
     latency_s: float
     """of a batch, likewise"""
     basis: Basis
@@ -33,7 +33,7 @@ class PlannedPart:
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """What the plan gives a model."""
+    """The expected results of a model."""
 
     name: str
     rate_per_s: float | None
@@ -44,7 +44,7 @@ class PlannedModel:
     speed: float | None = None
     """in the mode of one device: of its speed on the whole device, as a fraction"""
     speed_error: float = 0.0
-    """of `speed`, as a fraction: what the two times behind it may be off by; 0 = both were measured or stated"""
+    """of `speed`, as a fraction: the possible error of the two times behind it; 0 = both were measured or stated"""
 
     @property
     def utilisation(self) -> float | None:
@@ -54,14 +54,14 @@ class PlannedModel:
 
 @dataclass(frozen=True)
 class SimulatedModel:
-    """What came of a model's requests in a simulation."""
+    """Results of a model's requests in a simulation."""
 
     name: str
     requests: int
     p50_s: float
     p99_s: float
     late: float
-    """the part of the requests that took longer than the target; 0 without one"""
+    """fraction of requests that took longer than the target; 0 without a target"""
     holds: bool
     """p99 within the target"""
 
@@ -83,7 +83,7 @@ class Plan:
     stp: float | None
     """in the mode of one device: the sum of the jobs' speeds, each over its own on the whole device"""
     is_proved: bool
-    """whether no better plan exists by these figures; False when the solver's time was over"""
+    """whether these figures allow no better plan; False when the solver ran out of time"""
     solve_s: float
     simulated: tuple[SimulatedModel, ...] = ()
     """empty when nothing was simulated"""

@@ -30,14 +30,14 @@ from fractune_core.planning.speeds import Row
 DEFAULT_LATENCY_PART = 0.5
 """of the target: a request waits at most for the batch before its own, and then for its own"""
 DEFAULT_PENALTY = 0.13
-"""What a neighbour costs where nobody measured it: 5 to 13 % in the literature (iGniter, V100, batch 16), so 13 %"""
+"""Cost of a neighbour that was not measured: 5 to 13 % in the literature (iGniter, V100, batch 16), so 13 %"""
 MOST_MODELS = 256
 MOST_DEVICES = 4096
 
 
 @dataclass(frozen=True)
 class ModelDemand:
-    """A model and what is asked of it."""
+    """A model, its rate and its target."""
 
     name: str
     rows: tuple[Row, ...]
@@ -51,28 +51,28 @@ class ModelDemand:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Made by whoever knows the models' times; `check` says whether it can be meant."""
+    """The input of a plan. `check` raises BadRequest for contradictions."""
 
     device: DeviceType
     models: tuple[ModelDemand, ...]
     count: int | None = None
     """devices at most; None = as many as needed"""
     interference: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """by model and neighbour: how many times as long the model takes beside it, each at its part"""
+    """slowdown factor by model and neighbour, each at its part"""
     penalty: float = DEFAULT_PENALTY
-    """as a fraction: what a neighbour costs where `interference` has nothing, and parts share caches and memory"""
+    """cost, as a fraction, of a neighbour without an entry in `interference`, where parts share caches and memory"""
     headroom: float = 0.0
-    """as a fraction of each rate, planned for beyond it"""
+    """planned throughput beyond each rate, as a fraction of the rate"""
     latency_part: float = DEFAULT_LATENCY_PART
-    """of each target, what a batch may take; the rest is for waiting"""
+    """fraction of each target that a batch may take; the rest is for waiting"""
 
     @property
     def is_fleet(self) -> bool:
-        """Whether rates are to be met by as few devices as will do; otherwise one device is divided among jobs."""
+        """Whether the plan serves rates with the fewest devices; otherwise it divides one device among jobs."""
         return self.models[0].rate_per_s is not None
 
     def check(self) -> None:
-        """Raises BadRequest for the first thing that cannot be meant."""
+        """Raises BadRequest for the first contradiction."""
         if not self.models:
             raise BadRequest("the plan has no model; add one as [[models]]")
         if len(self.models) > MOST_MODELS:
@@ -97,10 +97,10 @@ class PlanRequest:
             _check_number(f"interference: i of '{slowed}' beside '{beside}'", i, above=True, at_most=100)
 
     def slowdown(self, model: str, neighbours: list[str]) -> float:
-        """How many times as long a model takes on a part whose neighbours are these; 1 without neighbours.
+        """The slowdown factor of a model on a part beside these neighbours; 1 without neighbours.
 
-        Interference is measured in pairs, so of several neighbours the worst counts. Where one was not measured and
-        parts share caches and memory, the stated penalty counts as that neighbour's.
+        Interference is measured in pairs, so the worst of several neighbours counts. Where a pair was not measured and
+        parts share caches and memory, the stated penalty counts for that neighbour.
         """
         unknown = 1.0 if self.device.isolates else 1 + self.penalty
         return max((self.interference.get((model, each), unknown) for each in neighbours), default=1.0)

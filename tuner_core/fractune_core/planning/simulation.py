@@ -1,14 +1,14 @@
-"""A plan simulated: requests arrive at random, wait, and are served in batches. What comes late?
+"""Simulation of a plan: requests arrive at random, wait, and are served in batches. The result is the late fraction.
 
-Of each model by itself, since parts of other models do not touch it beyond the slow-down that the plan allows for:
+Each model is simulated alone, because parts of other models affect it only by the slow-down in the plan:
 
 1. Requests arrive as a Poisson process of the model's rate and wait in one queue for all its parts.
-2. A process that is free takes at once what waits, up to its batch; of several that are free, the one on the part with
-   the shortest latency. Nobody waits for a batch to fill.
-3. A batch takes the latency of the plan's figures, as much for a part of a batch as for all of it.
+2. A free process takes the waiting requests at once, up to its batch. Of several free processes, the one on the part
+   with the shortest latency takes them. No process waits for a full batch.
+3. A batch takes the latency in the plan, full or not.
 
-The first tenth of the requests, from the empty start, is not counted. Real balancers know less than one queue does, and
-real times vary: take the result as the best that can be hoped for.
+The first tenth of the requests, after the empty start, is not counted. Real balancers know less than one queue does,
+and real times vary: the result is the best that can be hoped for.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collections.abc import Iterable
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart, SimulatedModel
 
 REQUESTS = 20_000
-"""of each model: p99 then stands on 180 requests that took longer"""
+"""of each model: 180 requests then lie above p99"""
 _WARM_UP = 0.1
 _PERCENTILE = 0.99
 
 
 def simulate(plan: Plan, *, seed: int = 0, requests: int = REQUESTS) -> tuple[SimulatedModel, ...]:
-    """What came of each model's requests, in the plan's order; of a fleet, whose models have rates."""
+    """Results of each model's requests, in the plan's order; for a fleet, where models have rates."""
     parts = [part for parts in plan.devices for part in parts]
     return tuple(
         _simulate_model(model, [part for part in parts if part.model == model.name], seed, requests)
@@ -36,7 +36,7 @@ def simulate(plan: Plan, *, seed: int = 0, requests: int = REQUESTS) -> tuple[Si
 
 
 def _simulate_model(model: PlannedModel, parts: Iterable[PlannedPart], seed: int, requests: int) -> SimulatedModel:
-    # By name, so that a model's arrivals are the same whatever else is in the plan.
+    # Seeded by name: a model's arrivals are the same in every plan.
     draws = random.Random(f"{seed} {model.name}")
     taken = serve(_arrivals(draws, model.rate_per_s or 1.0, requests), parts)
     counted = sorted(taken[int(len(taken) * _WARM_UP) :])
@@ -61,7 +61,7 @@ def _arrivals(draws: random.Random, rate_per_s: float, count: int) -> list[float
 
 
 def serve(arrivals: list[float], parts: Iterable[PlannedPart]) -> list[float]:
-    """Seconds from its arrival to its end, of each request, in the order of arrival."""
+    """Seconds from the arrival to the end of each request, in the order of arrival."""
     processes = [(part.latency_s, part.batch) for part in parts for _ in range(part.processes)]
     free = [(latency_s, number) for number, (latency_s, _) in enumerate(processes)]
     heapq.heapify(free)
@@ -71,7 +71,7 @@ def serve(arrivals: list[float], parts: Iterable[PlannedPart]) -> list[float]:
     """arrivals[next_one - waiting : next_one] wait"""
     while next_one < len(arrivals) or waiting:
         if not waiting or not free:
-            # On to what happens next: an arrival, or a process that is free again.
+            # Go on to the next event: an arrival, or a process that becomes free.
             arrival = arrivals[next_one] if next_one < len(arrivals) else math.inf
             if busy and busy[0][0] <= arrival:
                 now, number = heapq.heappop(busy)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractune_core.errors import FractuneError
 
 TIME_LIMIT_S = 30.0
-"""of one solve; what was found until then is used, and not called the best"""
+"""of one solve; the best solution by then is used, and not called optimal"""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class IntegerProgram:
 class Solution:
     values: tuple[int, ...]
     is_proved: bool
-    """that there is none of lower cost"""
+    """whether no solution has lower cost"""
 
 
 def solve(program: IntegerProgram) -> Solution | None:
-    """The cheapest solution; None where there is none, or none was found in TIME_LIMIT_S.
+    """The cheapest solution; None where none exists, or none was found in TIME_LIMIT_S.
 
     Raises FractuneError without the solver.
     """

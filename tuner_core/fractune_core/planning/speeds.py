@@ -1,4 +1,4 @@
-"""How fast a model is on a part of a device: by what was measured or stated, else by the knee's curve and its error."""
+"""Speed of a model on a part of a device: measured or stated, or predicted by the knee's curve and its error."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Basis(StrEnum):
     MEASURED = "measured"
     """of the whole model, in the tuning log or a bundle"""
     OPERATORS = "operators"
-    """the sum of its operators' measured times, and what a call of the model takes beyond them"""
+    """sum of its operators' measured times, and the overhead of a call"""
     STATED = "stated"
     """by the plan file"""
     PREDICTED = "predicted"
-    """by the curve through the others, the slower for its error"""
+    """predicted, padded by the prediction error"""
 
 
 CALL_OVERHEAD_S = 65e-6
-"""What one call of a model takes beyond its operators, where no share tells of this model: what a call of a perceptron
-with operators of 0.3 us takes from Python"""
+"""Overhead of one call of a model, beyond its operators, where no share has it measured: that of a call of a perceptron
+with operators of 0.3 us from Python"""
 
 
 def secs_by_operators(operators_s: Mapping[int, float], whole_s: Mapping[int, float]) -> dict[int, float]:
-    """Seconds of a model by units, at which only its operators were timed: `operators_s`, the sums of their times, and
-    the most that the whole model took beyond them where both are known (`whole_s`).
+    """Seconds of a model by units at which only its operators were timed. `operators_s` are the sums of their times.
+    The overhead is the largest difference to `whole_s`, the times of the whole model, where both are known.
     """
     beyond_s = max((whole_s[units] - operators_s[units] for units in whole_s if units in operators_s), default=0.0)
     return {units: secs + max(beyond_s, CALL_OVERHEAD_S) for units, secs in operators_s.items() if units not in whole_s}
@@ -36,36 +36,36 @@ def secs_by_operators(operators_s: Mapping[int, float], whole_s: Mapping[int, fl
 
 @dataclass(frozen=True)
 class Row:
-    """A model on so many units, in one way of running it there."""
+    """One way of running a model on `units` units."""
 
     units: int
     """slices, SMs or cores"""
     batch: int
-    """requests that one run serves"""
+    """requests in one run"""
     processes: int
-    """that share the part, each with a batch of its own"""
+    """processes that share the part, each with its own batch"""
     throughput_per_s: float
     """requests of all processes together"""
     latency_s: float
     """of one batch"""
     basis: Basis = Basis.STATED
     error: float = 0.0
-    """of a prediction: what its time was lengthened by, as a fraction"""
+    """of a prediction: the padding of its time, as a fraction"""
 
     @property
     def expected_per_s(self) -> float:
-        """The throughput without what the time was lengthened by."""
+        """The throughput without the padding."""
         return self.throughput_per_s * (1 + self.error)
 
     @property
     def secs(self) -> float:
-        """Between the ends of two batches of one process."""
+        """Time between the ends of two batches of one process."""
         return self.batch * self.processes / self.throughput_per_s
 
 
 def measured_rows(operators_s: Mapping[int, float], whole_s: Mapping[int, float], batch: int) -> tuple[Row, ...]:
-    """A row at each number of units: by the whole model's time where it was measured, else by its operators'. One run
-    serves `batch` requests. Times in seconds by units.
+    """A row at each number of units: by the measured time of the whole model, else by its operators' times. One run
+    serves `batch` requests. Times are seconds by units.
     """
     summed_s = secs_by_operators(operators_s, whole_s)
     found = [(units, secs, Basis.MEASURED) for units, secs in whole_s.items()]
@@ -83,8 +83,8 @@ class ModelSpeeds:
         self._curves: dict[tuple[int, int], Curve] = {}
 
     def at(self, units: int) -> list[Row]:
-        """Every way of running it on so many units. None below the smallest part that a series knows, where memory may
-        be too small; beyond the largest, no gain is assumed.
+        """Every way of running the model on `units` units. None below the smallest part of a series, where memory may
+        be too small; beyond the largest part, no gain is assumed.
         """
         found = (self._row(way, units) for way in self._series if min(self._series[way]) <= units)
         return list(found)
@@ -97,17 +97,17 @@ class ModelSpeeds:
             self._curves[way] = fit_curve({each: row.secs for each, row in rows.items()})
         secs, error = safe_secs(self._curves[way], units)
         batch, processes = way
-        # A process that shares its part waits for the others within its latency, and not between its batches' ends.
+        # Waiting for the other processes of a part is within a batch's latency, not between the ends of batches.
         slowest = max(row.latency_s / row.secs for row in rows.values())
         return Row(units, batch, processes, batch * processes / secs, secs * slowest, Basis.PREDICTED, error)
 
 
 def safe_secs(curve: Curve, units: int) -> tuple[float, float]:
-    """The predicted seconds made longer by the error that the curve expects of itself, no longer than what the measured
-    parts allow; and by what part they were made longer.
+    """The predicted seconds, padded by the curve's expected error, at most as slow as the measured parts allow; and the
+    padding as a fraction.
 
-    Where nothing tells the error (one part was measured, or none lies between those measured) it is the slowest that is
-    allowed. Beyond the largest part measured that is no gain.
+    Where the error is not known (one part was measured, or none lies between those measured), the slowest allowed time
+    counts. Beyond the largest measured part this is no gain.
     """
     slowest = curve.bounds_at(units)[1]
     if curve.kind is CurveKind.ONE_POINT:

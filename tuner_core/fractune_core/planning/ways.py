@@ -1,4 +1,6 @@
-"""How a model is best run on a part: the batch and the number of processes that give the most within its target."""
+"""The best way to run a model on a part: the batch and the number of processes with the highest throughput within the
+target.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from fractune_core.planning.speeds import ModelSpeeds, Row
 
 @dataclass(frozen=True)
 class Way:
-    """A row, and how many times as long its neighbours make it take."""
+    """A row, and the slowdown factor of its neighbours."""
 
     row: Row
     slowdown: float
@@ -52,7 +54,7 @@ class Way:
 def best_way(
     request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, part: DevicePart, slowdown: float
 ) -> Way | None:
-    """The most throughput whose batch fits into the target's part for it and into the memory; None where none does."""
+    """The highest throughput with a batch within its part of the target, and within the memory; None without any."""
     limit_s = math.inf if model.latency_s is None else model.latency_s * request.latency_part
     fitting = [way for way in _ways(model, speeds, part, slowdown) if way.latency_s <= limit_s]
     return max(fitting, key=lambda way: (way.throughput_per_s, -way.latency_s), default=None)
@@ -61,7 +63,9 @@ def best_way(
 def explain_no_way(
     request: PlanRequest, model: ModelDemand, speeds: ModelSpeeds, slowdowns: Mapping[int, float]
 ) -> str:
-    """One line on why no part of the device will do for a model, and what would. `slowdowns` by units of a part."""
+    """One line: the reason why no part of the device is enough for a model, and a remedy. `slowdowns` by units of a
+    part.
+    """
     parts = [part for part in request.device.parts if speeds.at(part.units)]
     largest = max(request.device.parts, key=lambda part: part.memory_gib)
     found = [(way, part) for part in parts for way in _ways(model, speeds, part, slowdowns[part.units])]

@@ -1,7 +1,7 @@
-"""The names by which a trace looks up blocks: names by position.
+"""Names in a trace's lookups of blocks: names by position.
 
-A trace of an older log, or of stock TVM, has the names of the model that it was tuned for. Where that is the model at
-hand, its names are known. Otherwise they are told by their order: MetaSchedule looks up blocks in the order of the
+A trace of an older log, or of stock TVM, has the names of the model that it was tuned for. If that is the model at
+hand, its names are known. Otherwise their order identifies them: MetaSchedule looks up blocks in the order of the
 function.
 """
 
@@ -75,8 +75,9 @@ def _renamed_step(step: Any, table: _Table) -> Any:
 
 
 def _by_order(steps: Sequence[Any], names: Names) -> _Table:
-    """What the names of another model stand for. Steps: (1) the blocks that the design space looks up; (2) blocks that
-    the postprocs alone look up; (3) buffers, whose names are in those of the blocks that a schedule adds.
+    """The blocks and buffers that the names of another model stand for. Steps: (1) the blocks that the design space
+    looks up; (2) blocks that only the postprocs look up; (3) buffers, with names that occur in the names of blocks that
+    a schedule adds.
     """
     end = next((at for at, step in enumerate(steps) if step[0] == _POSTPROC), len(steps))
     sketched = [name for name in _looked_up(steps[:end]) if name != ROOT]
@@ -96,8 +97,8 @@ def _placed(theirs: Sequence[str], own: Sequence[tuple[str, str]]) -> dict[str, 
 
 @lru_cache(maxsize=256)
 def _aligned(theirs: tuple[str, ...], own: tuple[str, ...]) -> tuple[int, ...]:
-    """Rising places among `own`, such that the endings which the names have in common are longest in sum: the next
-    model's `lv24_sum` was `lv13_sum`. Needleman and Wunsch's alignment, in which each of `theirs` has a place.
+    """Rising places among `own` with the largest sum of common name endings: the next model's `lv24_sum` was
+    `lv13_sum`. Needleman and Wunsch's alignment, in which each of `theirs` has a place.
     """
     scores = [[0] * (len(own) + 1)]
     for count, name in enumerate(theirs, 1):

@@ -1,9 +1,9 @@
 """Names by position for the blocks and buffers of a TIR function.
 
-TVM names blocks and buffers after what a model computes and after the variables that it computes it from: `lv13_sum`.
-The structural hash of a workload reads no names. So two models share a workload whose blocks are named differently, and
-a trace, which looks blocks up by name, would fit one of them alone. Names by position follow from the structure: equal
-hashes have equal names. Steps of a schedule name new blocks after blocks and after buffers, so both get them.
+TVM names blocks and buffers after the computation and its variables: `lv13_sum`. The structural hash of a workload
+ignores names. So two models share a workload with differently named blocks, and a trace, which looks blocks up by name,
+would fit only one model. Names by position follow from the structure, so equal hashes have equal names. Steps of a
+schedule name new blocks after blocks and buffers, so both get them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _block_names(own: list[str]) -> list[str]:
 
 
 def _renamed(function: Any) -> Any:
-    """The function itself where it is no sequence of blocks below a root: nothing finds a block in it."""
+    """The function; unchanged unless it is a sequence of blocks below a root: no lookup finds a block in others."""
     import tvm_ffi
     from tvm import ir, s_tir, tirx
 
