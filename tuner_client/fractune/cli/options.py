@@ -11,7 +11,7 @@ import typer
 
 from fractune.server.rpc import RECONNECT_S
 from fractune_core.access.tls_files import TlsFiles
-from fractune_core.errors import BadModel, BadRequest
+from fractune_core.errors import BadRequest
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 _DAY_S = 86_400.0
@@ -156,10 +156,6 @@ def tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> Tl
     if client_ca is not None:
         raise BadRequest(f"--client-ca {client_ca}: only TLS knows its callers by certificates; pass --tls-cert too")
     return None
-
-
-def no_model(path: Path) -> BadModel:
-    return BadModel(f"{path}: no such model file")
 
 
 def parse_inputs(texts: list[str] | None) -> dict[str, list[int]]:

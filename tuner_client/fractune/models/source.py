@@ -32,8 +32,8 @@ def model_file(model: ModelSource, *, run_script: bool = False) -> Iterator[Path
     for a Python file without `run_script`.
     """
     path = Path(model) if isinstance(model, str | os.PathLike) else None
-    if path is not None and not path.is_file():
-        raise BadModel(f"{path}: no such model file")
+    if path is not None:
+        check_model_file(path)
     if path is not None and not is_model_script(path):
         yield path
         return
@@ -41,6 +41,14 @@ def model_file(model: ModelSource, *, run_script: bool = False) -> Iterator[Path
         raise BadModel(f"{path.name}: {REFUSAL}")
     with tempfile.TemporaryDirectory(prefix="fractune-model-") as folder:
         yield _written(model, Path(folder)) if path is None else json_of_script(path, Path(folder))
+
+
+def check_model_file(path: Path) -> None:
+    """Raises BadModel where `path` is not a file."""
+    if path.is_dir():
+        raise BadModel(f"{path}: this is a folder; name the model file in it")
+    if not path.is_file():
+        raise BadModel(f"{path}: no such model file")
 
 
 def _written(model: object, folder: Path) -> Path:

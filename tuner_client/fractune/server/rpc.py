@@ -21,7 +21,7 @@ from fractune.server.uploads import send_model
 from fractune_core.access.addresses import UNIX
 from fractune_core.access.connections import CLIENT_KEEPALIVE
 from fractune_core.convert import state_from_proto, timestamp
-from fractune_core.errors import FractuneError, ServerUnreachable, StateUnusable, error_from_name
+from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, StateUnusable, error_from_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 
@@ -80,8 +80,11 @@ class RpcClient:
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         """`reconnect_s`: how long `watch_job` waits for a server that went away. Raises BadRequest for credentials that
-        cannot be used with this address.
+        cannot be used with this address, and for an address with a scheme, such as `http://`.
         """
+        scheme, separator, _ = address.partition("://")
+        if separator:
+            raise BadRequest(f"server '{scheme}://...': write HOST:PORT, and --ca FILE for TLS")
         self.address = address
         self._tls = credentials.ca is not None and not address.startswith(UNIX)
         self._timeout_s = timeout_s

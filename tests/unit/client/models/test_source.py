@@ -84,6 +84,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_is_named_as_one(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=r"this is a folder; name the model file in it"), model_file(tmp_path):
+        pass
+
+
 def test_an_error_of_the_block_is_no_bad_model(tmp_path: Path) -> None:
     model = onnx.load(write_model(tmp_path / "m.onnx"))
     with pytest.raises(RuntimeError, match="mine"), model_file(model):

@@ -41,6 +41,12 @@ def client(server: ScriptedServer) -> Iterator[RpcClient]:
         yield connected
 
 
+@pytest.mark.parametrize("address", ["http://localhost:50051", "https://user:password@host:1"])
+def test_an_address_with_a_scheme_is_refused(address: str) -> None:
+    with pytest.raises(BadRequest, match=r"^server 'https?://\.\.\.': write HOST:PORT, and --ca FILE for TLS$"):
+        RpcClient(address)
+
+
 def test_a_model_is_sent_once_and_whole(client: RpcClient, server: ScriptedServer, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(bytes(range(256)) * 10_000)

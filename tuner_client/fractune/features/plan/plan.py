@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
 from fractune.features.plan.result import PlanResult
-from fractune.models.source import model_file
+from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import job_spec
 from fractune.sessions.running import finished_job
 from fractune.sessions.session import session
-from fractune_core.errors import BadModel, BadRequest
+from fractune_core.errors import BadRequest
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.speeds import Basis
 from fractune_core.planning.wire import LoggedModel, plan_from_proto, request_to_proto
@@ -130,5 +130,4 @@ def _check_can_measure(read: PlanFile) -> None:
     if not read.logged:
         raise BadRequest("--measure: no model of the plan can be timed; give one as model = 'FILE.onnx'")
     for model in read.logged.values():
-        if not model.path.is_file():
-            raise BadModel(f"{model.path}: no such model file")
+        check_model_file(model.path)

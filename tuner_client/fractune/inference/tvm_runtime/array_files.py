@@ -28,7 +28,8 @@ def read_inputs(path: Path) -> dict[str, Array]:
                 raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
             return {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise BadRequest(f"--inputs {path}: cannot be read as .npz ({error})") from error
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a whole .npz file"
+        raise BadRequest(f"--inputs {path}: {why}; write one with numpy.savez(FILE, NAME=array)") from error
 
 
 def array_names(specs: Sequence[TensorSpec]) -> list[str]:

@@ -12,10 +12,11 @@ from fractune.cli import options
 from fractune.cli.printing import print_picture, print_tables
 from fractune.features.noise.noise import MOST_CANDIDATES, MOST_MEASURERS
 from fractune.features.noise.noise import noise as measure_noise
+from fractune.models.source import check_model_file
 from fractune.text.figure import check_picture
 from fractune.text.text import span_text
 from fractune_core.analysis.noise import FEWEST_CANDIDATES
-from fractune_core.errors import BadModel, BadRequest
+from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
 
 
@@ -83,5 +84,5 @@ def _check_model(model: Path | None, only: str, inputs: list[str] | None) -> Non
     options.parse_inputs(inputs)
     if model is None and (only or inputs):
         raise BadRequest("--only and --input choose from a model's operators; pass --model too")
-    if model is not None and not model.is_file():
-        raise BadModel(f"{model}: no such model file")
+    if model is not None:
+        check_model_file(model)

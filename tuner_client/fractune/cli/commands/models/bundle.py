@@ -16,6 +16,7 @@ from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.tune.bundle import bundle as bundle_model
 from fractune.inference.signatures import check_private_key, open_bundle
+from fractune.models.source import check_model_file
 from fractune.sessions.session import session
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
@@ -71,7 +72,7 @@ def bundle(
         check_writable("--out", out)
     model = Path(of)
     if not model.is_file() and (shares or model.suffix):
-        raise options.no_model(model)
+        check_model_file(model)
     if not model.is_file():
         with session(Client, place.state, place.server) as client:
             made = client.job(of).bundle(out)
