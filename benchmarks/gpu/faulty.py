@@ -93,7 +93,7 @@ def _scheduled(number: int) -> Any:
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
-    from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
+    from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 
     stay_off_gpus()
     return {"build": build}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fractune_workers.children.no_torch import keep_torch_out
+from fractune_workers.children.tvm_api.keep_out import keep_torch_out
 
 _WEIGHTS = "weights"
 TOLERANCE = 1e-4

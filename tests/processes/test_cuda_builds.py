@@ -319,7 +319,7 @@ def half_precision_model(path: Path) -> Path:
 
 _SEARCH_AND_BUILD = """
 import json, sys
-from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
+from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 stay_off_gpus()
 from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.searching.child import SearcherChild

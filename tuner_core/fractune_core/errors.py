@@ -157,6 +157,12 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: kept - kept // 2]}{gap}{text[len(text) - kept // 2 :]}"
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error of TVM, ONNX or PyTorch: it says what went wrong; the rest says where in C++."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)[:300].rstrip(".")
+
+
 def error_kinds() -> dict[str, type[FractuneError]]:
     """Every error class by name: how an error is named on the wire and found again on the other side."""
     kinds: dict[str, type[FractuneError]] = {}

@@ -206,24 +206,18 @@ ROOMS = {
     "fractune_workers.locks": room(*CORE),
     # ---- children: run as processes of their own, which may crash; the one place for TVM and all that it needs
     "fractune_workers.children": child_room(
-        "fractune_workers.children.no_torch",
         "fractune_workers.children.tvm_api",
         "fractune_workers.scratch_dir",
     ),
-    "fractune_workers.children.no_torch": room(),
     "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
     "fractune_workers.children.importing": child_room(
         "fractune_workers.children.layouts",
-        "fractune_workers.children.no_torch",
         "fractune_workers.children.tvm_api",
         "google.protobuf",
         lazily=("torch",),
     ),
     "fractune_workers.children.fusing": child_room(
-        "fractune_workers.children.importing",
-        "fractune_workers.children.layouts",
-        "fractune_workers.children.tvm_api",
-        "google.protobuf",
+        "fractune_workers.children.importing", "fractune_workers.children.layouts", "fractune_workers.children.tvm_api"
     ),
     "fractune_workers.children.layouts": child_room("fractune_workers.children.tvm_api"),
     "fractune_workers.children.searching": child_room(

@@ -10,7 +10,7 @@ from tvm import relax
 
 from benchmarks.support.counterparts import Call, counterparts
 from benchmarks.support.plain_child import calls, plain
-from fractune_workers.children.importing.implementations import calls_of, function_of
+from fractune_workers.children.compiling.implementations import calls_of, function_of
 from fractune_workers.children.importing.passes import prepare, workload_hash
 from fractune_workers.children.layouts.expressions import is_constant
 from tests.unit.workers.children.layouts.networks import Network, network

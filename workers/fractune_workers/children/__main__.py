@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fractune_core.errors import FractuneError
+from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.parent_death import die_with_parent
 from fractune_core.host.sandbox import Sandbox
 from fractune_workers.child.errors import ChildDied, LimitMet, memory_met_by
 from fractune_workers.child.messages import decode, encode
-from fractune_workers.children.no_torch import keep_torch_out
-from fractune_workers.children.tvm_api.error_line import first_line
+from fractune_workers.children.tvm_api.keep_out import keep_torch_out
 from fractune_workers.scratch_dir import own_temporary_files
 
 _WRITERS = tuple(f"fractune_workers.children.{room}." for room in ("building", "compiling", "importing", "searching"))

@@ -15,9 +15,9 @@ from fractune.inference.gpu.driver import GpuHere, NoDriver
 from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
 from fractune.inference.tvm_runtime import runtime, tensors
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune.inference.tvm_runtime.variants import first_line, load_variant, misfit
+from fractune.inference.tvm_runtime.variants import load_variant, misfit
 from fractune.inference.tvm_runtime.weights import Weights
-from fractune_core.errors import BadBundle, FractuneError
+from fractune_core.errors import BadBundle, FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 

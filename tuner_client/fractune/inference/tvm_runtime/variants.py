@@ -7,7 +7,7 @@ from typing import Any
 
 from fractune.inference.tvm_runtime.runtime import CPU, load_main
 from fractune.inference.tvm_runtime.weights import Weights
-from fractune_core.errors import BadBundle
+from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.bundles import Bundle
 
 MISFITS = (RuntimeError, ValueError, TypeError, AttributeError)
@@ -45,8 +45,3 @@ def misfit(bundle: Bundle, error: Exception) -> BadBundle:
         f"{bundle.name}: its code does not take these inputs, or the weights that its manifest names "
         f"({first_line(error)}); give other inputs, or make the bundle again"
     )
-
-
-def first_line(error: Exception) -> str:
-    """Of what TVM says."""
-    return str(error).strip().partition("\n")[0]

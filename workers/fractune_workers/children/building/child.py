@@ -20,7 +20,7 @@ from typing import Any
 
 import tvm
 
-from fractune_core.errors import FractuneError
+from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.limits import is_death_by_memory, memory_limit
 from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.records import UNTUNED, Status
@@ -29,10 +29,8 @@ from fractune_workers.children.building.cuda import build_archive, scheduled_by_
 from fractune_workers.children.building.fork import Fork, ForkDied
 from fractune_workers.children.tvm_api.artifacts import build_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.error_line import first_line
-from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
-from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
-from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
+from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
+from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, read_workloads
 from fractune_workers.scratch_dir import use_for_temporary_files
 

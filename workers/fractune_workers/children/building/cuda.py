@@ -6,9 +6,7 @@ just the architecture that the target names. Host object and cubin travel as one
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -19,7 +17,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.targets import FAST_MATH
 from fractune_workers.children.building.embed_cubin import embed_cubin
 from fractune_workers.children.building.launch_limits import check_limits
-from fractune_workers.children.tvm_api.artifacts import pack
+from fractune_workers.children.tvm_api.artifacts import pack, written
 from fractune_workers.cuda.compilers import CudaCompiler
 
 HOST_OBJECT, DEVICE_OBJECT = "host.o", "device.o"
@@ -48,7 +46,7 @@ def build_archive(mod: tvm.IRModule, target: tvm.target.Target, compiler: CudaCo
     with target:
         library = _generate(mod, target)
     compile_source = source_compiler(target, compiler)
-    return pack({HOST_OBJECT: _written(library), DEVICE_OBJECT: packed_imports(library, compile_source)})
+    return pack({HOST_OBJECT: written(library), DEVICE_OBJECT: packed_imports(library, compile_source)})
 
 
 def source_compiler(target: tvm.target.Target, compiler: CudaCompiler) -> Callable[[str], bytes]:
@@ -65,7 +63,7 @@ def packed_imports(library: Any, compile_source: Callable[[str], bytes]) -> byte
         raise FractuneError("the schedule binds no loop to threads of the GPU: there is no kernel")
     host = _within(library, "llvm")[0]["_get_target_string"]()
     as_object = tvm.get_global_func("codegen.codegen_blob")
-    return _written(as_object(embed_cubin(packed, sources[0], compile_source), False, host, ""))  # noqa: FBT003
+    return written(as_object(embed_cubin(packed, sources[0], compile_source), False, host, ""))  # noqa: FBT003
 
 
 def _within(library: Any, kind: str) -> list[Any]:
@@ -85,10 +83,3 @@ def _generate(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     for each in kernels.values():
         check_limits(each, target)
     return tir_to_runtime(finalize_host()(on_host), kernels, host)
-
-
-def _written(library: Any) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "code.o"
-        library.write_to_file(str(path), "o")
-        return path.read_bytes()

@@ -16,16 +16,16 @@ from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.targets import capability, runs_on
+from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
 from fractune_workers.children.compiling.side_by_side import side_by_side
+from fractune_workers.children.compiling.signature import Names, describe_main, names_in_file
 from fractune_workers.children.compiling.variants import compile_variant
-from fractune_workers.children.fusing.prepare import prepare_variants
-from fractune_workers.children.importing.implementations import implementations_of, with_implementations
+from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants
 from fractune_workers.children.importing.passes import Operator, extract
-from fractune_workers.children.importing.signature import Names, describe_main, names_in_file
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
-from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics
-from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
+from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
+from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import (
     architecture,
     host_cpu,
@@ -35,7 +35,6 @@ from fractune_workers.children.tvm_api.target import (
     parse_target,
     target_key,
 )
-from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
 from fractune_workers.children.tvm_api.traces import Workload, read_workload, write_workloads
 from fractune_workers.children.tvm_api.weights import Weights, pack_weights
 

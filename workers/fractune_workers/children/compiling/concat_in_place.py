@@ -17,8 +17,9 @@ from tvm import relax, tirx
 from tvm.ir import Range, TensorLoad, TensorRegion
 
 from fractune_core.errors import FractuneError
+from fractune_workers.children.layouts.expressions import bits_of, operator_of, relax_functions, shape_of
 
-_CONCAT = "relax.concat"
+_CONCAT = "concat"
 
 
 def parts_in_place(mod: tvm.IRModule) -> tvm.IRModule:
@@ -30,12 +31,10 @@ def parts_in_place(mod: tvm.IRModule) -> tvm.IRModule:
     """
     kernels = _Kernels(mod)
     rewritten = {}
-    for name, function in mod.functions.items():
-        if isinstance(function, relax.Function):
-            blocks = [relax.BindingBlock(_Block(block.bindings, kernels).placed()) for block in function.body.blocks]
-            body = relax.SeqExpr(blocks, function.body.body)
-            whole = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
-            rewritten[name] = whole
+    for name, function in relax_functions(mod).items():
+        blocks = [relax.BindingBlock(_Block(block.bindings, kernels).placed()) for block in function.body.blocks]
+        body = relax.SeqExpr(blocks, function.body.body)
+        rewritten[name] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
     changed = kernels.all()
     for name, function in rewritten.items():
         changed.update_func(name, function)
@@ -43,7 +42,7 @@ def parts_in_place(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Slice:
     """Where a part lies in a result: from `offset` on along `axis`."""
 
     result: Any
@@ -63,9 +62,9 @@ class _Kernels:
         """The module with those that were made."""
         return self._builder.get()
 
-    def writing(self, name: Any, parameter: int, piece: Piece) -> Any:
+    def writing(self, name: Any, parameter: int, piece: Slice) -> Any:
         """The variable of the function `name` with another tensor for that parameter."""
-        shape = tuple(map(int, piece.result.ty.shape))
+        shape = shape_of(piece.result)
         key = name.name_hint, parameter, shape, piece.axis, piece.offset
         if key not in self._made:
             made = into_piece(self._mod[name], parameter, shape, piece.axis, piece.offset)
@@ -115,7 +114,7 @@ class _Block:
         """by variable: the one that has been allocated for it"""
         self._places: dict[Any, tuple[Any, int]] = {}
         """by a tensor that is a part: the result, and the offset there in bytes"""
-        self._pieces: dict[Any, Piece] = {}
+        self._pieces: dict[Any, Slice] = {}
         """by a tensor that is a part in pieces: where it lies in the result"""
         self._results: set[Any] = set()
         self._made: set[Any] = set()
@@ -150,16 +149,16 @@ class _Block:
         yield relax.VarBinding(binding.var, relax.Call(kernel, arguments, value.attrs, value.ty_args))
 
     def _look_at(self, var: Any, value: Any) -> None:
-        name = str(getattr(getattr(value, "op", None), "name", ""))
-        if name in ("relax.builtin.alloc_tensor", _CONCAT):
+        name = operator_of(value)
+        if name in ("builtin.alloc_tensor", _CONCAT):
             self._tensors[var] = var
-        source = value.args[0] if name == "relax.reshape" else value
+        source = value.args[0] if name == "reshape" else value
         if source in self._tensors:
             self._tensors[var] = self._tensors[source]
         if name == _CONCAT:
             self._results.add(var)
             axis = int(value.attrs.axis) % len(var.ty.shape)
-            if prod(list(map(int, var.ty.shape))[:axis]) == 1:
+            if prod(shape_of(var)[:axis]) == 1:
                 self._place(var, value.args[0].fields)
             else:
                 self._place_pieces(var, value.args[0].fields, axis)
@@ -170,7 +169,7 @@ class _Block:
             tensor = self._tensors.get(part)
             if tensor is None or tensor in self._places or tensor in self._pieces or tensor in self._results:
                 raise FractuneError(f"'{part}' cannot be laid into a concatenation; compile and ingest have come apart")
-            self._pieces[tensor] = Piece(result, axis, offset)
+            self._pieces[tensor] = Slice(result, axis, offset)
             offset += int(part.ty.shape[axis])
 
     def _place(self, result: Any, parts: Any) -> None:
@@ -180,7 +179,7 @@ class _Block:
             if tensor is None or tensor in self._places:
                 raise FractuneError(f"'{part}' cannot be laid into a concatenation; compile and ingest have come apart")
             self._places[tensor] = result, offset
-            offset += _bytes(tensor)
+            offset += bits_of(tensor) // 8
 
     def _allocated(self, tensor: Any) -> Iterator[Any]:
         """The bindings that make a part or a result, unless there are such already; what it lies in comes first."""
@@ -198,7 +197,3 @@ class _Block:
         yield relax.VarBinding(view, relax.op.memory.view(result, shape, None, start))
         # A kernel takes tensors that begin where their memory does.
         yield relax.VarBinding(tensor, relax.op.memory.ensure_zero_offset(view))
-
-
-def _bytes(tensor: Any) -> int:
-    return prod(map(int, tensor.ty.shape)) * int(tvm.DataType(str(tensor.ty.dtype)).bits) // 8

@@ -8,9 +8,9 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from fractune_workers.children.layouts.expressions import is_constant
+from fractune_workers.children.layouts.expressions import is_constant, operator_of
 
-CALL = "relax.call_tir"
+CALL = "call_tir"
 
 
 def first_difference(one: tvm.IRModule, other: tvm.IRModule) -> str:
@@ -33,8 +33,9 @@ def described(binding: Any) -> str:
     value = binding.value
     if not isinstance(value, relax.Call):
         return type(value).__name__
-    name = str(getattr(value.op, "name", getattr(value.op, "name_hint", "")))
-    return str(value.args[0].name_hint) if name == CALL else name
+    if operator_of(value) == CALL:
+        return str(value.args[0].name_hint)
+    return str(getattr(value.op, "name", getattr(value.op, "name_hint", "")))
 
 
 class _Comparison:

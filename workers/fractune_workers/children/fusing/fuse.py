@@ -16,15 +16,22 @@ import tvm
 from tvm import relax, te, topi
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.fusing.difference import CALL, bindings_of, described, same_function
+from fractune_workers.children.fusing.difference import CALL, bindings_of, described, first_difference, same_function
+from fractune_workers.children.fusing.onnx_difference import first_onnx_difference
 from fractune_workers.children.fusing.slot_axis import with_slot_axis
-from fractune_workers.children.layouts.expressions import has_fixed_shapes, is_constant, shape_of
-
-_RESHAPE, _CONCAT = "relax.reshape", "relax.concat"
+from fractune_workers.children.importing.model_file import Variants
+from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.layouts.expressions import (
+    has_fixed_shapes,
+    is_constant,
+    operator_of,
+    shape_of,
+    used_once,
+)
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedModule:
     """A module over all slots."""
 
     module: tvm.IRModule
@@ -32,7 +39,32 @@ class Fused:
     """names of the operators that are called once for each slot, in their order"""
 
 
-def fused(variants: Sequence[tvm.IRModule], places: Sequence[int]) -> Fused:
+def prepare_variants(loaded: Variants, target: tvm.target.Target, implementation: str = "") -> FusedModule:
+    """As `prepare` of `importing/passes.py`; several variants, each prepared by itself, become one module.
+
+    Layouts are planned before, so that it is kernels over blocks that get the axis of slots. Raises BadModel for
+    variants that are not built alike, with the first difference.
+    """
+    modules = [prepare(module, target, implementation) for module in loaded.modules]
+    if not loaded.slots:
+        return FusedModule(modules[0], ())
+    for number in range(1, len(modules)):
+        clause = first_difference(modules[0], modules[number])
+        if clause:
+            raise BadModel(_refusal(loaded, number, clause))
+    return fused(modules, loaded.places)
+
+
+def _refusal(loaded: Variants, number: int, clause: str) -> str:
+    """In the words of the model's file where that shows the difference; simplifying may have made it, too."""
+    shown = first_onnx_difference(loaded.files[0], loaded.files[number]) or f"when simplified, {clause}"
+    return (
+        f"'{loaded.names[number]}' is not built as '{loaded.names[0]}' is: {shown}; variants of one model differ in "
+        "their weights alone"
+    )
+
+
+def fused(variants: Sequence[tvm.IRModule], places: Sequence[int]) -> FusedModule:
     """The variants, among which there is no difference (`difference.py`), as one module: slot k computes the variant
     with the number `places[k]`. Raises BadModel for what has no fixed shapes, or branches.
     """
@@ -49,11 +81,15 @@ class _Fuser:
         """by the tensors of the variants: their constant"""
         self._widened: dict[Any, Any] = {}
         """by a function's variable in the first variant: the function over all slots, or None"""
-        self._parts = _used_once(variants[0])
+        self._parts = used_once(variants[0]["main"]) & {
+            binding.var
+            for binding in bindings_of(variants[0])
+            if operator_of(binding.value) == CALL and isinstance(binding.var.ty, relax.TensorType)
+        }
         self._slices: dict[tuple[Any, int], Any] = {}
         self._apart: list[str] = []
 
-    def fused(self) -> Fused:
+    def fused(self) -> FusedModule:
         main = self._variants[0]["main"]
         params = [relax.Var(param.name, self._lifted(param.ty)) for param in main.params]
         self._whole.update(zip(main.params, params, strict=True))
@@ -65,7 +101,7 @@ class _Fuser:
                 bodies = [variant["main"].body.body for variant in self._variants]
                 out = self._builder.emit_output(self._all_slots(bodies))
             self._builder.emit_func_output(out)
-        return Fused(self._builder.get(), tuple(dict.fromkeys(self._apart)))
+        return FusedModule(self._builder.get(), tuple(dict.fromkeys(self._apart)))
 
     def _value(self, bindings: Sequence[Any]) -> Any:
         """What all slots have for a variable, of the variants' bindings."""
@@ -77,7 +113,7 @@ class _Fuser:
             return self._all_slots(values)
         if not has_fixed_shapes(call):
             raise BadModel(f"cannot be fused: the shape of what '{described(bindings[0])}' gives depends on its data")
-        rule = _RULES.get(str(getattr(call.op, "name", "")))
+        rule = _RULES.get(operator_of(call))
         whole = rule(self, values) if rule else None
         if whole is None:
             self._apart.append(described(bindings[0]))
@@ -178,19 +214,6 @@ class _Fuser:
         return self._slices[whole, slot]
 
 
-def _used_once(mod: tvm.IRModule) -> set[Any]:
-    """The tensors that a TIR function computes and one other value is made of."""
-    found = set()
-    for block in mod["main"].body.blocks:
-        users = relax.analysis.udchain(block) if isinstance(block, relax.DataflowBlock) else {}
-        for binding in block.bindings:
-            computed = getattr(getattr(binding.value, "op", None), "name", "") == CALL
-            alone = isinstance(binding.var, relax.DataflowVar) and len(users.get(binding.var, ())) == 1
-            if computed and alone and isinstance(binding.var.ty, relax.TensorType):
-                found.add(binding.var)
-    return found
-
-
 def _slice(data: te.Tensor, slot: int) -> te.Tensor:
     """(slots, ...) -> (...)."""
     return te.compute(data.shape[1:], lambda *index: data(slot, *index), name="slice_slot")
@@ -198,7 +221,7 @@ def _slice(data: te.Tensor, slot: int) -> te.Tensor:
 
 _RULES: dict[str, Callable[[_Fuser, Sequence[Any]], Any | None]] = {
     CALL: _Fuser.call_tir,
-    _RESHAPE: _Fuser.reshape,
-    _CONCAT: _Fuser.concat,
+    "reshape": _Fuser.reshape,
+    "concat": _Fuser.concat,
 }
 """by the operator of Relax that is called"""

@@ -6,8 +6,9 @@ from itertools import zip_longest
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx import numpy_helper
+
+from fractune_workers.children.importing.onnx_graph import described, inputs_of, parsed
 
 _FEW = 16
 """elements of a tensor of integers that is a shape, or axes, and no weight"""
@@ -18,19 +19,10 @@ def first_onnx_difference(one: bytes, other: bytes) -> str:
 
     Graphs are compared node by node in their order; the names of values may be others.
     """
-    models = [_parsed(data) for data in (one, other)]
+    models = [parsed(data) for data in (one, other)]
     if models[0] is None or models[1] is None:
         return ""
     return _Graphs(models[0].graph, models[1].graph).first()
-
-
-def _parsed(data: bytes) -> onnx.ModelProto | None:
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(data)
-    except DecodeError:
-        return None
-    return model
 
 
 class _Graphs:
@@ -41,10 +33,7 @@ class _Graphs:
         """by the name of a value in the first: its name in the other"""
 
     def first(self) -> str:
-        inputs = [
-            [value for value in graph.input if value.name not in weights]
-            for graph, weights in zip(self._graphs, self._weights, strict=True)
-        ]
+        inputs = [inputs_of(graph) for graph in self._graphs]
         if len(inputs[0]) != len(inputs[1]):
             return f"it has {len(inputs[1])} inputs, and not {len(inputs[0])}"
         for own, their in zip(*inputs, strict=True):
@@ -60,12 +49,12 @@ class _Graphs:
     def _of_nodes(self, number: int, own: Any, their: Any) -> str:
         if own is None or their is None:
             has = "it has no counterpart of" if their is None else "it has another node,"
-            return f"{has} {_node(own or their)}"
+            return f"{has} {described(own or their)}"
         if (own.domain, own.op_type) != (their.domain, their.op_type):
-            return f"its node {number} is {_node(their)}, and not {_node(own)}"
+            return f"its node {number} is {described(their)}, and not {described(own)}"
         clause = _of_attributes(own, their) or self._of_inputs(own, their)
         self._same.update(zip(own.output, their.output, strict=False))
-        return f"{_node(their)}: {clause}" if clause else ""
+        return f"{described(their)}: {clause}" if clause else ""
 
     def _of_inputs(self, own: Any, their: Any) -> str:
         if len(own.input) != len(their.input):
@@ -123,7 +112,3 @@ def _value_type(value: onnx.ValueInfoProto) -> str:
     tensor = value.type.tensor_type
     dims = [dim.dim_param or dim.dim_value for dim in tensor.shape.dim]
     return f"{onnx.TensorProto.DataType.Name(tensor.elem_type).lower()}{dims}"
-
-
-def _node(node: onnx.NodeProto) -> str:
-    return f"node '{node.name or next(iter(node.output), '')}' ({node.op_type})"

@@ -16,8 +16,7 @@ from tvm import relax
 from tvm.ir import json_compact
 from tvm_ffi.serialization import from_json_graph_str
 
-from fractune_core.errors import BadModel
-from fractune_workers.children.tvm_api.error_line import first_line
+from fractune_core.errors import BadModel, first_line
 
 _VALUES = """
     None bool int float DataType ffi.Array ffi.Dict ffi.List ffi.Map ffi.Shape ffi.String ffi.Tensor

@@ -13,6 +13,7 @@ import onnx
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import Limits
+from fractune_workers.children.importing.onnx_graph import described, domain_of, subgraphs
 
 MOST_CONNECTIONS = 2_048
 """Inputs and outputs of one node: the importer takes a time that grows with their square"""
@@ -25,7 +26,7 @@ _Name = tuple[str, str, str]
 
 def check_count(model: onnx.ModelProto, limits: Limits) -> None:
     """Raises BadModel for too many nodes or values, for sparse weights, and for functions that call themselves."""
-    functions = {(_domain(each.domain), each.name, each.overload): each for each in model.functions}
+    functions = {(domain_of(each.domain), each.name, each.overload): each for each in model.functions}
     counts: dict[_Name, int] = {}
     for each, function in functions.items():
         _count_function(each, functions, counts)
@@ -85,20 +86,4 @@ def _called(nodes: Iterable[onnx.NodeProto]) -> Iterable[_Name]:
 
 
 def _name(node: onnx.NodeProto) -> _Name:
-    return _domain(node.domain), node.op_type, node.overload
-
-
-def _domain(name: str) -> str:
-    """ONNX's own domain has two names."""
-    return "" if name == "ai.onnx" else name
-
-
-def described(node: onnx.NodeProto) -> str:
-    """Its name, or that of its first output where exporters leave names empty, and its operator."""
-    name = f"'{node.name}'" if node.name else f"with output '{next(iter(node.output), '')}'"
-    return f"node {name} ({node.op_type})"
-
-
-def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs in a node's attributes."""
-    return [graph for each in node.attribute for graph in ([each.g] if each.HasField("g") else each.graphs)]
+    return domain_of(node.domain), node.op_type, node.overload

@@ -25,7 +25,7 @@ from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
-from fractune_workers.children.importing.onnx_count import described, subgraphs
+from fractune_workers.children.importing.onnx_graph import described, domain_of, subgraphs
 
 _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""
@@ -221,7 +221,7 @@ class Folding:
         self, node: onnx.NodeProto, inputs: dict[str, _Value], types: dict[str, onnx.TypeProto]
     ) -> list[onnx.TensorProto]:
         """The numbers of its outputs when these are small and follow from what is known, else none."""
-        if node.domain not in {"", "ai.onnx"} or "" in node.output:
+        if domain_of(node.domain) or "" in node.output:
             return []
         if node.op_type == "Shape":
             shape = inputs[node.input[0]].shape

@@ -17,28 +17,25 @@ fails too. Slimming and the importer compute constants, so a model where their s
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import onnx
 import onnx.inliner
 import onnxslim
 import tvm
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from onnx import version_converter
 from tvm.relax.frontend.onnx import from_onnx
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, first_line
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_count import check_count
 from fractune_workers.children.importing.onnx_fold import Folding
+from fractune_workers.children.importing.onnx_graph import described, domain_of, inputs_of, named, operator_of, parsed
 from fractune_workers.children.importing.onnx_shapes import fix_shapes
-from fractune_workers.children.tvm_api.error_line import first_line
+from fractune_workers.children.tvm_api.keep_out import hushed
 
 _OLDEST_OPSET = 13
 """Below, TVM's importer reads operators by later rules (Softmax, Squeeze, ReduceSum) without a word"""
@@ -74,13 +71,11 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(data)
-    except DecodeError as error:
+    model = parsed(data)
+    if model is None:
         if data.startswith(_IR_VERSION_FIELD) and len(data) > 1 and data[1] < 32:
-            raise BadModel("is a damaged or truncated ONNX file; copy or export it again") from error
-        raise BadModel("is not an ONNX file; export the model to ONNX first") from error
+            raise BadModel("is a damaged or truncated ONNX file; copy or export it again")
+        raise BadModel("is not an ONNX file; export the model to ONNX first")
     if not model.ir_version:
         raise BadModel("is not an ONNX file: it names no IR version; export the model to ONNX first")
     if not model.graph.node:
@@ -109,16 +104,14 @@ def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
 
 
 def _drop_weights_from_inputs(model: onnx.ModelProto) -> None:
-    """Before IR version 4 every weight was listed as an input too, where a caller could replace it."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in weights]
+    inputs = inputs_of(model.graph)
     del model.graph.input[:]
     model.graph.input.extend(inputs)
     model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS_IR)
 
 
 def _opset(model: onnx.ModelProto) -> int:
-    return next((entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"}), 1)
+    return next((entry.version for entry in model.opset_import if not domain_of(entry.domain)), 1)
 
 
 def _try(
@@ -128,7 +121,7 @@ def _try(
     before = onnx.ModelProto()
     before.CopyFrom(model)
     try:
-        with _hushed():
+        with hushed():
             return step(model)
     except BadModel:
         raise
@@ -156,7 +149,7 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _import(model: onnx.ModelProto, notes: list[str]) -> tvm.IRModule:
     try:
-        with _hushed():
+        with hushed():
             return from_onnx(model)
     except Exception as error:
         raise BadModel("; ".join([_explain(model, error), *notes, *_checker_notes(model)])) from error
@@ -169,24 +162,14 @@ def _explain(model: onnx.ModelProto, error: Exception) -> str:
     node = _failing_node(error)
     if node is None:
         return f"TVM cannot import the model: {first_line(error)}"
-    return f"TVM cannot import node {_node_name(node)} ({_operator(node)}): {first_line(error)}"
+    return f"TVM cannot import {described(node)}: {first_line(error)}"
 
 
 def _name_unsupported(graph: onnx.GraphProto, operators: list[str]) -> str:
     node = next(node for node in graph.node if node.op_type in operators)
     others = sorted({name for name in operators if name != node.op_type})
     also = f" (also unsupported: {', '.join(others)})" if others else ""
-    name, operator = _node_name(node), _operator(node)
-    return f"node {name} has operator {operator}, which TVM cannot import{also}; export without it"
-
-
-def _operator(node: onnx.NodeProto) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx"} else str(node.op_type)
-
-
-def _node_name(node: onnx.NodeProto) -> str:
-    """Its name, or that of its first output: exporters leave node names empty."""
-    return f"'{node.name}'" if node.name else f"with output '{next(iter(node.output), '')}'"
+    return f"{named(node)} has operator {operator_of(node)}, which TVM cannot import{also}; export without it"
 
 
 def _failing_node(error: Exception) -> onnx.NodeProto | None:
@@ -207,11 +190,3 @@ def _checker_notes(model: onnx.ModelProto) -> Iterator[str]:
         onnx.checker.check_model(model)
     except Exception as error:  # noqa: BLE001  the checker raises several unrelated types
         yield f"ONNX's checker says: {first_line(error)}"
-
-
-@contextlib.contextmanager
-def _hushed() -> Iterator[Any]:
-    """Keep the libraries' prints off standard output, and their warnings about renamed inputs away."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()) as said:
-        warnings.simplefilter("ignore")
-        yield said

@@ -15,14 +15,13 @@ import tvm_ffi
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_core.errors import BadModel, shortened
+from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.layouts.concats import CONCAT, kept, settled
 from fractune_workers.children.layouts.lookups import looked_up
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.layouts.simplify import simplify
 from fractune_workers.children.layouts.transcendental import LEGALIZATIONS
-from fractune_workers.children.tvm_api.error_line import first_line
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _FLOAT32_BYTES = 4

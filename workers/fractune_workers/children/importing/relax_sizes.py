@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -11,7 +12,6 @@ import tvm_ffi
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.inference_memory import InferenceMemory
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits, check_tensor
 
 _ANALYZER = tvm.sym.Analyzer()
@@ -131,6 +131,53 @@ class _Walk:
                 yield from self._tensors(field)
         elif isinstance(ty, relax.TensorType):
             yield ty
+
+
+@dataclass(frozen=True)
+class _Value:
+    var: Hashable
+    read: Sequence[Hashable]
+    size: int
+    """bytes; 0 for one that only names the memory of those that it reads"""
+    what: str
+
+
+class InferenceMemory:
+    """The values of one function, in the order in which it computes them. Each is kept until it is last read."""
+
+    def __init__(self) -> None:
+        self._kept = 0
+        self._values: list[_Value] = []
+
+    def keep(self, size: int) -> None:
+        """Count an input or a weight, which is there all the time."""
+        self._kept += size
+
+    def compute(self, var: Hashable, read: Sequence[Hashable], size: int, what: str) -> None:
+        """Count a value that is computed of others; `size` 0 = it is the others, such as a tuple of them."""
+        self._values.append(_Value(var, read, size, what))
+
+    def peak(self, results: Sequence[Hashable]) -> tuple[int, str]:
+        """The most bytes that are there at once, and what is computed then. `results` are never dropped."""
+        ends = self._ends(results)
+        dropped = [0] * (len(self._values) + 1)
+        held, peak, at = self._kept, self._kept, "its inputs and weights"
+        for place, value in enumerate(self._values):
+            held += value.size
+            if held > peak:
+                peak, at = held, value.what
+            dropped[ends.get(value.var, place)] += value.size
+            held -= dropped[place]
+        return peak, at
+
+    def _ends(self, results: Sequence[Hashable]) -> dict[Hashable, int]:
+        """By value, at which place it is last read; a result behind all places."""
+        ends: dict[Hashable, int] = dict.fromkeys(results, len(self._values))
+        for place, value in reversed(list(enumerate(self._values))):
+            until = place if value.size else ends.get(value.var, place)
+            for var in value.read:
+                ends[var] = max(until, ends.get(var, until))
+        return ends
 
 
 def _operands(expr: Any) -> Iterable[Any]:

@@ -14,7 +14,7 @@ from fractune_core.jobs import is_among
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
-from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
+from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import parse_target
 
 _CHANNELS_AND_SIZE = {"llvm": (32, 14), "cuda": (64, 56)}

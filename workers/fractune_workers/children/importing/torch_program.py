@@ -9,22 +9,18 @@ that.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
-import warnings
 import zipfile
-from collections.abc import Iterator
 from typing import Any
 
 import tvm
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, first_line
 from fractune_core.files.archives import Archive
 from fractune_core.json_shapes import read_json
-from fractune_workers.children.no_torch import let_torch_in
-from fractune_workers.children.tvm_api.error_line import first_line
+from fractune_workers.children.tvm_api.keep_out import hushed, let_torch_in
 
 _GRAPH = "models/model.json"
 _CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
@@ -50,7 +46,7 @@ def load_torch(data: bytes, shapes: Any) -> tvm.IRModule:
     except ImportError as error:
         raise BadModel("is a torch.export program, and PyTorch is missing; pip install 'fractune[torch]'") from error
     try:
-        with _hushed():
+        with hushed():
             program = torch.export.load(io.BytesIO(screened))
             return from_exported_program(program, run_ep_decomposition=True)
     except Exception as error:
@@ -156,10 +152,3 @@ def _zip(root: str, entries: dict[str, bytes]) -> bytes:
         for name, contents in entries.items():
             archive.writestr(f"{root}/{name}", contents)
     return buffer.getvalue()
-
-
-@contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield

@@ -7,11 +7,11 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from fractune_workers.children.layouts.expressions import has_fixed_shapes
+from fractune_workers.children.layouts.expressions import has_fixed_shapes, operator_of
 
 _NARROW = frozenset({"bfloat16", "float16", "int8"})
 """types of which a tensor core multiplies"""
-_CONV = "relax.nn.conv2d"
+_CONV = "nn.conv2d"
 _CHANNELS_LAST = ["NHWC", "OHWI"]
 """of the image, and of the weights"""
 
@@ -36,7 +36,7 @@ def with_channels_last(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _layouts_of(call: Any) -> dict[str, list[str]]:
     """What TVM asks of every call."""
-    if getattr(call.op, "name", "") != _CONV or str(call.args[0].ty.dtype) not in _NARROW:
+    if operator_of(call) != _CONV or str(call.args[0].ty.dtype) not in _NARROW:
         return {}
     # TVM's convolution in NHWC has no groups.
-    return {_CONV: _CHANNELS_LAST} if int(call.attrs.groups) == 1 and has_fixed_shapes(call) else {}
+    return {f"relax.{_CONV}": _CHANNELS_LAST} if int(call.attrs.groups) == 1 and has_fixed_shapes(call) else {}

@@ -14,9 +14,17 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from fractune_workers.children.layouts.expressions import has_fixed_shapes, shape_of
+from fractune_workers.children.layouts.expressions import (
+    bits_of,
+    has_fixed_shapes,
+    operator_of,
+    relax_functions,
+    rewritten,
+    shape_of,
+)
 
-CONCAT = "relax.concat"
+_CONCAT = "concat"
+CONCAT = f"relax.{_CONCAT}"
 _ALIGNMENT_BITS = 64 * 8
 """Compiled code expects a tensor to begin at a multiple of 64 bytes"""
 
@@ -32,12 +40,8 @@ def settled(mod: tvm.IRModule) -> tvm.IRModule:
     Each part must be computed by an operator of the same block, maybe seen in another shape since: inputs and weights
     are where they are. And it can be a part of one result only.
     """
-    settler = _Settler(mod.clone())
-    for name, function in mod.functions.items():
-        if isinstance(function, relax.Function):
-            settler.in_place = _in_place(function)
-            settler.builder_.update_func(name, settler.visit_expr(function))
-    return settler.builder_.get()
+    in_place = set[Any]().union(*map(_in_place, relax_functions(mod).values()))
+    return rewritten(mod, _Settler(mod.clone(), in_place))
 
 
 def _in_place(function: Any) -> set[Any]:
@@ -48,12 +52,12 @@ def _in_place(function: Any) -> set[Any]:
         """by variable: the one of the operator that computed it, before it was seen in another shape"""
         for binding in block.bindings:
             var, value = binding.var, binding.value
-            name = _operator(value)
-            if name in ("relax.call_tir", CONCAT) and isinstance(value.ty, relax.TensorType):
+            name = operator_of(value)
+            if name in ("call_tir", _CONCAT) and isinstance(value.ty, relax.TensorType):
                 computed[var] = var
-            elif name == "relax.reshape" and value.args[0] in computed:
+            elif name == "reshape" and value.args[0] in computed:
                 computed[var] = computed[value.args[0]]
-            if name == CONCAT:
+            if name == _CONCAT:
                 fields = value.args[0].fields
                 parts = {computed.get(field) for field in fields}
                 if None not in parts and len(parts) == len(fields) and not parts & taken:
@@ -62,22 +66,13 @@ def _in_place(function: Any) -> set[Any]:
     return found
 
 
-def _operator(value: Any) -> str:
-    """The name of Relax's operator that a call calls; empty for anything else."""
-    return str(getattr(getattr(value, "op", None), "name", ""))
-
-
 def _has_slices(call: Any) -> bool:
     parts = call.args[0]
     if not isinstance(parts, relax.Tuple) or not has_fixed_shapes(call):
         return False
     shape = shape_of(call)
     axis = int(call.attrs.axis) % len(shape)
-    return prod(shape[:axis]) == 1 and all(_bits(part) % _ALIGNMENT_BITS == 0 for part in parts.fields[:-1])
-
-
-def _bits(value: Any) -> int:
-    return prod(shape_of(value)) * int(tvm.DataType(str(value.ty.dtype)).bits)
+    return prod(shape[:axis]) == 1 and all(bits_of(part) % _ALIGNMENT_BITS == 0 for part in parts.fields[:-1])
 
 
 def _kernel(builder: relax.BlockBuilder, call: Any) -> Any:
@@ -87,10 +82,12 @@ def _kernel(builder: relax.BlockBuilder, call: Any) -> Any:
 
 @mutator
 class _Settler(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule) -> None:
+    def __init__(self, mod: tvm.IRModule, in_place: set[Any]) -> None:
         super().__init__(mod)
-        self.in_place: set[Any] = set()
+        self._in_place = in_place
 
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
-        return _kernel(self.builder_, visited) if _operator(call) == CONCAT and call not in self.in_place else visited
+        return (
+            _kernel(self.builder_, visited) if operator_of(call) == _CONCAT and call not in self._in_place else visited
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy.typing as npt
@@ -23,6 +24,42 @@ def numbers_of(builder: relax.BlockBuilder, expr: Any) -> npt.NDArray[Any] | Non
     """Of a constant, or of a variable that is bound to one; None for anything else."""
     value = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
     return value.value.numpy() if is_constant(value) else None
+
+
+def operator_of(value: Any) -> str:
+    """The name of the Relax operator that a call calls, without `relax.`; empty for any other expression."""
+    return str(getattr(getattr(value, "op", None), "name", "")).removeprefix("relax.")
+
+
+def bound_call(builder: relax.BlockBuilder, expr: Any, name: str) -> Any | None:
+    """The call of the operator `name` that a variable is bound to; None for any other expression."""
+    value = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+    return value if operator_of(value) == name else None
+
+
+def used_once(function: Any) -> set[Any]:
+    """The variables of dataflow blocks that exactly one other variable is computed from."""
+    chains = (relax.analysis.udchain(block) for block in function.body.blocks if isinstance(block, relax.DataflowBlock))
+    return {
+        var for users in chains for var, made in users.items() if isinstance(var, relax.DataflowVar) and len(made) == 1
+    }
+
+
+def relax_functions(mod: tvm.IRModule) -> dict[Any, Any]:
+    """The Relax functions of a module by their variables."""
+    return {name: function for name, function in mod.functions.items() if isinstance(function, relax.Function)}
+
+
+def rewritten(mod: tvm.IRModule, rewriter: Any) -> tvm.IRModule:
+    """The module with all Relax functions as a PyExprMutator of its clone makes them."""
+    for name, function in relax_functions(mod).items():
+        rewriter.builder_.update_func(name, rewriter.visit_expr(function))
+    return rewriter.builder_.get()
+
+
+def bits_of(value: Any) -> int:
+    """The size of a tensor of fixed shape."""
+    return prod(shape_of(value)) * int(tvm.DataType(str(value.ty.dtype)).bits)
 
 
 def is_constant(expr: Any) -> bool:

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tvm
 from tvm import te, topi
 
 from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL
-from fractune_workers.children.layouts.groups import first_input
+from fractune_workers.children.layouts.blocks import pack
+
+_Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,30 @@ def grouped_conv2d(data: te.Tensor, weight: te.Tensor, window: Window, group: tu
     """As `conv2d`, with weights that `pack_groups` made of groups of (outputs, inputs)."""
     in_blocks, run, size = int(data.shape[1]), int(weight.shape[1]), int(weight.shape[-1])
     return _conv2d(data, weight, window, lambda k: te.min(first_input(k * size, *group) // size, in_blocks - run))
+
+
+def first_input(channel: Any, outputs: int, inputs: int) -> Any:
+    """The first input channel of the group of an output channel; `outputs` and `inputs` are those of a group."""
+    return channel // outputs * inputs
+
+
+def pack_groups(weight: _Array, groups: int, lanes: int) -> _Array:
+    """(K, C/groups, R, S) -> (K/b, blocks of a run, R, S, b, b)."""
+    outputs, inputs = len(weight) // groups, weight.shape[1]
+    whole = np.zeros((len(weight), groups * inputs, *weight.shape[2:]), weight.dtype)
+    for channel in range(len(weight)):
+        first = first_input(channel, outputs, inputs)
+        whole[channel, first : first + inputs] = weight[channel]
+    packed = pack(pack(whole, 1, lanes), 0, lanes)
+    begins = range(0, len(weight), lanes)
+    ends = (min(begin + lanes, len(weight)) for begin in begins)
+    runs = [
+        (first_input(begin, outputs, inputs) // lanes, -(-first_input(end - 1 + outputs, outputs, inputs) // lanes))
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+    length = max(end - begin for begin, end in runs)
+    most = packed.shape[1] - length
+    return np.stack([blocks[min(begin, most) :][:length] for blocks, (begin, _) in zip(packed, runs, strict=True)])
 
 
 def _conv2d(data: te.Tensor, weight: te.Tensor, window: Window, first_block: Callable[[Any], Any]) -> te.Tensor:

@@ -18,7 +18,14 @@ import tvm
 from tvm import relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
+from fractune_workers.children.layouts.expressions import (
+    bound_call,
+    has_fixed_shapes,
+    numbers_of,
+    operator_of,
+    rewritten,
+    shape_of,
+)
 
 _Array = npt.NDArray[Any]
 
@@ -50,11 +57,7 @@ class _Lookup:
 
 def looked_up(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with lookups where it multiplied by one-hot matrices; what it computes stays the same."""
-    rewriter = _Rewriter(mod.clone())
-    for name, function in mod.functions.items():
-        if isinstance(function, relax.Function):
-            rewriter.builder_.update_func(name, rewriter.visit_expr(function))
-    return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+    return relax.transform.DeadCodeElimination()(rewritten(mod, _Rewriter(mod.clone())))
 
 
 @mutator
@@ -76,7 +79,7 @@ class _Rewriter(PyExprMutator):
         visited = super().visit_call_(call)
         if not has_fixed_shapes(call):
             return visited
-        name = str(getattr(call.op, "name", "")).removeprefix("relax.")
+        name = operator_of(call)
         made = self._product(visited) if name == "matmul" else self._of_rows(name, visited.args)
         if made is None or not made.stands_for(call):
             return visited
@@ -85,8 +88,8 @@ class _Rewriter(PyExprMutator):
 
     def _product(self, call: Any) -> _Lookup | None:
         """Of a one-hot matrix and a constant one."""
-        one_hot, table = self._value(call.args[0], "astype"), numbers_of(self.builder_, call.args[1])
-        equal = None if one_hot is None else self._value(one_hot.args[0], "equal")
+        one_hot, table = bound_call(self.builder_, call.args[0], "astype"), numbers_of(self.builder_, call.args[1])
+        equal = None if one_hot is None else bound_call(self.builder_, one_hot.args[0], "equal")
         if equal is None or table is None or table.ndim != 2 or not np.isfinite(table).all():
             return None
         for index, numbers in (equal.args, reversed(equal.args)):
@@ -113,11 +116,6 @@ class _Rewriter(PyExprMutator):
             return None
         with np.errstate(all="ignore"):  # what is infinite here is so there
             return _Lookup(compute(*tables), first.index)
-
-    def _value(self, expr: Any, name: str) -> Any | None:
-        """The call of the operator `name` that a variable is bound to."""
-        value = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        return value if str(getattr(getattr(value, "op", None), "name", "")) == f"relax.{name}" else None
 
 
 def _counts(numbers: _Array, rows: int) -> bool:

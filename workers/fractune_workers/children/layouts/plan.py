@@ -25,11 +25,10 @@ from fractune_workers.children.layouts import kernels
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
 from fractune_workers.children.layouts.channels_last import with_channels_last
 from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
-from fractune_workers.children.layouts.groups import pack_groups
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
-from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.layouts.kernels import Window, pack_groups
 from fractune_workers.children.layouts.shuffle import shuffle
-from fractune_workers.children.tvm_api.vector_unit import vector_unit
+from fractune_workers.children.tvm_api.target import vector_unit
 
 _CHANNELS = 1
 """the axis of an image's channels: layouts are NCHW"""

@@ -17,7 +17,16 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, shape_of
+from fractune_workers.children.layouts.expressions import (
+    bound_call,
+    has_fixed_shapes,
+    numbers_of,
+    operator_of,
+    relax_functions,
+    rewritten,
+    shape_of,
+    used_once,
+)
 
 _PAIRWISE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimum}
 _CHANNELS = 1
@@ -27,40 +36,28 @@ _Array = npt.NDArray[Any]
 
 def simplify(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with every Relax function rewritten; what it computes stays the same, up to rounding."""
-    simplifier = _Simplifier(mod.clone())
-    for name, function in mod.functions.items():
-        if isinstance(function, relax.Function):
-            simplifier.used_once = _used_once(function)
-            simplifier.builder_.update_func(name, simplifier.visit_expr(function))
+    simplifier = _Simplifier(mod.clone(), set[Any]().union(*map(used_once, relax_functions(mod).values())))
     tidy = tvm.transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])
-    return tidy(simplifier.builder_.get())
-
-
-def _used_once(function: Any) -> set[Any]:
-    """The variables of which one other is made, and nothing else."""
-    chains = (relax.analysis.udchain(block) for block in function.body.blocks if isinstance(block, relax.DataflowBlock))
-    return {
-        var for users in chains for var, made in users.items() if isinstance(var, relax.DataflowVar) and len(made) == 1
-    }
+    return tidy(rewritten(mod, simplifier))
 
 
 @mutator
 class _Simplifier(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule) -> None:
+    def __init__(self, mod: tvm.IRModule, used_once: set[Any]) -> None:
         super().__init__(mod)
-        self.used_once: set[Any] = set()
+        self._used_once = used_once
         self._own: dict[Any, Any] = {}
         """by the new variable of a value that is used once: the value"""
 
     def visit_var_binding_(self, binding: Any) -> None:
         super().visit_var_binding_(binding)
-        if binding.var in self.used_once:
+        if binding.var in self._used_once:
             var = self.visit_expr(binding.var)
             self._own[var] = self.builder_.lookup_binding(var)
 
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
-        rule = _RULES.get(getattr(visited.op, "name", "").removeprefix("relax."))
+        rule = _RULES.get(operator_of(visited))
         rewritten = rule(self, visited) if rule and has_fixed_shapes(call) else None
         return visited if rewritten is None else rewritten
 
@@ -80,7 +77,7 @@ class _Simplifier(PyExprMutator):
     def own(self, expr: Any, name: str) -> Any | None:
         """The call of the operator `name` that an expression stands for, if nothing else uses its result."""
         call = self._own.get(expr) if isinstance(expr, relax.Var) else None
-        return call if isinstance(call, relax.Call) and getattr(call.op, "name", "") == f"relax.{name}" else None
+        return call if operator_of(call) == name else None
 
 
 def _shape_change(simplifier: _Simplifier, call: Any) -> Any | None:
@@ -136,14 +133,14 @@ def _scaled_conv(simplifier: _Simplifier, data: Any, scale: _Array) -> Any | Non
 
 def _reduced_stack(simplifier: _Simplifier, call: Any) -> Any | None:
     """`sum(stack(a, b, c), axis=0)` is `a + b + c`."""
-    stack = simplifier.value(call.args[0])
+    stack = bound_call(simplifier.builder_, call.args[0], "stack")
     axes = call.attrs.axis
-    if getattr(getattr(stack, "op", None), "name", "") != "relax.stack" or axes is None or call.attrs.keepdims:
+    if stack is None or axes is None or call.attrs.keepdims:
         return None
     fields = simplifier.value(stack.args[0])
     if [int(axis) for axis in axes] != [0] or int(stack.attrs.axis or 0) != 0 or not isinstance(fields, relax.Tuple):
         return None
-    pairwise = _PAIRWISE[str(call.op.name).removeprefix("relax.")]
+    pairwise = _PAIRWISE[operator_of(call)]
     return reduce(lambda left, right: pairwise(simplifier.builder_.emit(left), right), fields)
 
 

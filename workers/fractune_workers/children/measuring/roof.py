@@ -28,8 +28,7 @@ from tvm.script import tirx
 from fractune_core.analysis.roofline import Roof
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.processor import Processor
-from fractune_workers.children.tvm_api.target import last_cache_bytes
-from fractune_workers.children.tvm_api.vector_unit import vector_unit
+from fractune_workers.children.tvm_api.target import last_cache_bytes, vector_unit
 
 _SPARE_REGISTERS = 2
 """one holds the factor; with the last one in use as well, the compiler spills some to memory"""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
@@ -15,8 +17,8 @@ from tvm.s_tir import Schedule
 from fractune_core.analysis.roofline import Roof
 from fractune_core.cuda.toolkit import runtime_version
 from fractune_core.errors import ShareUnavailable
+from fractune_core.records import TimingPolicy
 from fractune_core.shares import Device
-from fractune_workers.children.measuring.anchor import Anchor, matmul_anchor
 from fractune_workers.children.measuring.counters import Counters, KernelCounters
 from fractune_workers.children.measuring.roof import CpuRoof
 from fractune_workers.children.tvm_api.arrays import random_args
@@ -31,6 +33,22 @@ from fractune_workers.gpu.nvml import Nvml, open_nvml
 from fractune_workers.gpu.visible import visible_gpu
 
 _POOL_LOOP = 64
+_ANCHOR_SIZE = 128
+_ANCHOR_POLICY = TimingPolicy("anchor", warmups=1, repeats=3, min_repeat_ms=3.0)
+
+
+class Anchor:
+    """When its time drifts, the machine changed, not the code."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._first_s = 0.0
+
+    def ratio(self) -> float:
+        """Its time now over its time when it was timed first: not at the start, when all of a fleet is starting."""
+        now_s = self._seconds()
+        self._first_s = self._first_s or now_s
+        return now_s / self._first_s
 
 
 @dataclass(frozen=True)
@@ -107,3 +125,19 @@ def _start_every_thread() -> None:
     sch.parallel(sch.get_loops(sch.get_sblock("fill"))[0])
     kernel = load_objects([build_object(sch.mod, default_target(1))])
     kernel["main"](*random_args([["TENSOR", "float32", [_POOL_LOOP]]] * 2, 0, cpu_processor()))
+
+
+def matmul_anchor(target: Any, processor: Processor) -> Callable[[], float]:
+    """The seconds that a matrix product takes on a CPU."""
+    kernel = load_objects([build_object(_matmul(_ANCHOR_SIZE), target)])
+    args = random_args([["TENSOR", "float32", [_ANCHOR_SIZE, _ANCHOR_SIZE]]] * 3, 0, processor)
+    timed = partial(processor.time, kernel, args, _ANCHOR_POLICY)
+    return lambda: statistics.median(timed())
+
+
+def _matmul(size: int) -> Any:
+    left = te.placeholder((size, size), name="left")
+    right = te.placeholder((size, size), name="right")
+    k = te.reduce_axis((0, size), name="k")
+    product = te.compute((size, size), lambda i, j: te.sum(left[i, k] * right[k, j], axis=k), name="product")
+    return tvm.IRModule({"main": te.create_prim_func([left, right, product])})

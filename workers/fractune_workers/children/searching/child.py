@@ -15,7 +15,7 @@ import tvm
 
 from fractune_core.records import candidate_id
 from fractune_workers.children.searching.competition import CompetingSearches
-from fractune_workers.children.tvm_api.no_gpu import stay_off_gpus
+from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.traces import read_workloads
 
 _OPERATORS_KEPT = 256

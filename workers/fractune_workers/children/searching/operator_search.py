@@ -24,8 +24,8 @@ from fractune_workers.children.searching.space import space_for
 from fractune_workers.children.searching.surrogate import Surrogate
 from fractune_workers.children.searching.transfer import seeds
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
+from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import read_trace, write_trace
-from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
 _POPULATION, _GENERATIONS = 64, 2
 """of one round: an eighth of MetaSchedule's population for half its generations (docs/decisions/0009-surrogate.md)"""

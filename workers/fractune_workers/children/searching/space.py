@@ -8,8 +8,8 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.searching import winograd
-from fractune_workers.children.tvm_api.tensor_cores import prepare_tensor_cores
-from fractune_workers.children.tvm_api.vector_unit import vector_unit
+from fractune_workers.children.tvm_api.intrinsics import prepare_tensor_cores
+from fractune_workers.children.tvm_api.target import vector_unit
 
 _JOBS_A_CORE = 16
 _UNROLL_STEPS = [0, 16, 64, 512]

@@ -24,9 +24,13 @@ _END = b"`\n"
 def build_object(mod: Any, target: Any) -> bytes:
     """Compile a TIR module to one object file. Raises whatever TVM raises."""
     keep_out_gpu_intrinsics()
-    library = default_build(mod, target, None)
+    return written(default_build(mod, target, None))
+
+
+def written(library: Any) -> bytes:
+    """The object file of a compiled library."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "candidate.o"
+        path = Path(folder) / "code.o"
         library.write_to_file(str(path), "o")
         return path.read_bytes()
 

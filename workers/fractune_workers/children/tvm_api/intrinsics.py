@@ -15,13 +15,19 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tvm.s_tir
 
 from fractune_workers.children.tvm_api.target import architecture
+from fractune_workers.children.tvm_api.traces import args_of
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
 _MODULES = {"x86_64": ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}
+
+
+_TYPES = frozenset({"float16", "int8"})
+"""what TVM's rules put on tensor cores; `float32` stays `float32`, on the other cores"""
 
 
 def keep_out_gpu_intrinsics() -> None:
@@ -41,10 +47,16 @@ def load_intrinsics(target: tvm.target.Target) -> None:
         _load(name)
 
 
-def load_tensor_cores() -> None:
-    """Register the intrinsics of NVIDIA's tensor cores: seconds, once in a process."""
+def prepare_tensor_cores(workload: Any, target: tvm.target.Target) -> bool:
+    """Whether schedules of the workload for `target` may use tensor cores; their intrinsics are registered then.
+
+    That takes many seconds, once in a process, and schedules of operators of other types never need it.
+    """
+    if target.kind.name != "cuda" or not _TYPES & {dtype for _, dtype, _ in args_of(workload)}:
+        return False
     keep_out_gpu_intrinsics()
     _load("cuda")
+    return True
 
 
 def _load(name: str) -> None:

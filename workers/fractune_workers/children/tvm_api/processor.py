@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +14,9 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from fractune_core.errors import FractuneError, ShareUnavailable
+from fractune_core.errors import FractuneError, ShareUnavailable, first_line
 from fractune_core.records import COLD, TimingPolicy
 from fractune_workers.child.errors import ChildDied
-from fractune_workers.children.tvm_api.core_time import core_times
-from fractune_workers.children.tvm_api.error_line import first_line
 
 
 def _nothing() -> None:
@@ -138,3 +138,38 @@ def launching_on(stream: int, device: str = "cuda:0") -> Iterator[None]:
                 "version of apache-tvm-ffi"
             )
         yield
+
+
+_SPARE = 1.05
+_GROWTH = 1.6
+"""A repeat that was too short is made again, with so many times the calls at least"""
+
+Evaluate = Callable[[int], float]
+"""Seconds of one call by the wall clock, the mean of so many, which one more has come before"""
+
+
+def core_times(evaluate: Evaluate, repeats: int, min_repeat_s: float, calls: int = 1, warmups: int = 0) -> list[float]:
+    """Seconds on a core of one call, `repeats` times after `warmups`; each repeat spends `min_repeat_s` there,
+    beginning with as many calls as `calls`.
+    """
+    run_secs: list[float] = []
+    while len(run_secs) < warmups + repeats:
+        secs = _core_s(evaluate, calls)
+        if secs * calls >= min_repeat_s:
+            run_secs.append(secs)
+            if calls == 1:
+                warmups = 0  # where a single call takes so long, the one before it has warmed up enough
+        else:
+            needed = math.ceil(_SPARE * min_repeat_s / secs) if secs > 0 else 0
+            calls = max(needed, math.ceil(_GROWTH * calls))
+    return run_secs[warmups:]
+
+
+def _core_s(evaluate: Evaluate, calls: int) -> float:
+    """What the thread spent on all calls, the first too: whichever was interrupted, the interruption does not count.
+
+    Where there was none, the wall clock has less beside the calls in it, and is the smaller.
+    """
+    before_s = time.thread_time()
+    wall_s = evaluate(calls)
+    return min(wall_s, (time.thread_time() - before_s) / (calls + 1))

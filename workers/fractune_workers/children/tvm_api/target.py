@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
 
 from fractune_core import targets
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, first_line
 from fractune_core.shares import Device
 from fractune_workers.children.tvm_api import cuda_target
-from fractune_workers.children.tvm_api.error_line import first_line
 
 _HOST_WORDS = ("native", "host")
 _ADDED_FEATURES = frozenset({"avx512bf16", "avx512fp16", "avx512vnni", "avxvnni", "avxvnniint8", "f16c", "fma"})
@@ -107,6 +107,23 @@ def missing_features(target: tvm.target.Target) -> list[str]:
 def needed_features(target: tvm.target.Target) -> list[str]:
     """Instruction sets that code for `target` may use, by LLVM's names: `avx2`, `fma`."""
     return sorted(name for name in _target_features(_plain(target)) if name.startswith(_COMPUTES))
+
+
+@dataclass(frozen=True)
+class VectorUnit:
+    lanes: int
+    """float32 in a register: 16 with AVX-512, 8 with AVX, 4 with SSE or NEON"""
+    registers: int
+
+
+def vector_unit(target: tvm.target.Target) -> VectorUnit:
+    """Of a CPU target, from the features that LLVM may use for it."""
+    features = needed_features(target)
+    if "avx512f" in features:
+        return VectorUnit(16, 32)
+    if "avx" in features:
+        return VectorUnit(8, 16)
+    return VectorUnit(4, 32 if architecture(target) in ("aarch64", "arm64") else 16)
 
 
 def host_cpu() -> str:

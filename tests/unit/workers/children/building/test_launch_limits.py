@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building import cuda
 from fractune_workers.children.building.launch_limits import TooLarge, shared_bytes_at_launch
-from fractune_workers.children.tvm_api import no_gpu as no_gpu_module
+from fractune_workers.children.tvm_api import keep_out
 from fractune_workers.children.tvm_api.artifacts import unpack
 
 ELEMENTS = 1 << 16
@@ -38,7 +38,7 @@ class NoCompiler:
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in no_gpu_module._NO_GPU.items():
+    for name, value in keep_out._NO_GPU.items():
         monkeypatch.setenv(name, value)
 
 
@@ -153,5 +153,5 @@ def test_an_operator_without_threads_gets_tvms_own_schedule() -> None:
 def test_a_build_cannot_see_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.delenv("TVM_COMPILE_FORCE_FALLBACK")
-    no_gpu_module.stay_off_gpus()
+    keep_out.stay_off_gpus()
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TVM_COMPILE_FORCE_FALLBACK"]) == ("", "1")

@@ -12,7 +12,7 @@ from tvm import relax
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.fusing.difference import first_difference
-from fractune_workers.children.fusing.fuse import Fused, fused
+from fractune_workers.children.fusing.fuse import FusedModule, fused
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, network, outputs
@@ -38,7 +38,7 @@ def requests(mod: tvm.IRModule, slots: int) -> list[Array]:
     return [rng.standard_normal([slots, *shape]).astype("float32") for shape in shapes]
 
 
-def check(made: Fused, mods: Sequence[tvm.IRModule], places: Sequence[int]) -> Array:
+def check(made: FusedModule, mods: Sequence[tvm.IRModule], places: Sequence[int]) -> Array:
     """Each slot gives, to the bit, what its variant gives; all slots' outputs."""
     inputs = requests(mods[0], len(places))
     found = outputs(made.module, TARGET, inputs)

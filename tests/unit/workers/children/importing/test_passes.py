@@ -18,8 +18,7 @@ from tvm.script import tirx as T
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import extract, is_scheduled, prepare, workload_hash
-from fractune_workers.children.tvm_api.target import default_target, parse_target
-from fractune_workers.children.tvm_api.vector_unit import vector_unit
+from fractune_workers.children.tvm_api.target import default_target, parse_target, vector_unit
 from fractune_workers.children.tvm_api.weights import Weights
 
 TARGET = default_target(1)

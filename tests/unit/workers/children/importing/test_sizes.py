@@ -7,9 +7,8 @@ import tvm
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.inference_memory import InferenceMemory
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
-from fractune_workers.children.importing.relax_sizes import check_sizes
+from fractune_workers.children.importing.relax_sizes import InferenceMemory, check_sizes
 
 
 @pytest.mark.parametrize(

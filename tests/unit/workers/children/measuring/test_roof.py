@@ -12,8 +12,8 @@ from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
 from fractune_core.analysis.roofline import Roof
 from fractune_workers.children.measuring import roof as roof_module
-from fractune_workers.children.measuring.anchor import _ANCHOR_SIZE, matmul_anchor
 from fractune_workers.children.measuring.roof import CpuRoof
+from fractune_workers.children.measuring.setup import _ANCHOR_SIZE, matmul_anchor
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.target import default_target
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.records import COLD, FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, TimingPolicy, with_cache
-from fractune_workers.children.measuring.anchor import Anchor
+from fractune_workers.children.measuring.setup import Anchor
 from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 
 GPU = Processor(tvm.cuda(0), 0x2000, flush_bytes=120 << 20)

@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 from fractune_core.implementations import DIRECT, WINOGRAD2, implementation_of, trace_of
-from fractune_workers.children.importing.implementations import implementations_of
+from fractune_workers.children.compiling.implementations import implementations_of
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.searching.competition import CompetingSearches
 from fractune_workers.children.tvm_api.traces import read_workload

@@ -17,8 +17,8 @@ from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts.implementations import order_of, own_arguments, repacked
 from fractune_workers.children.searching.first_candidates import first_candidates
 from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
-from fractune_workers.children.tvm_api.vector_unit import vector_unit
 from tests.unit.workers.children.layouts.networks import Network, network
 
 # TVM's own builder calls what TVM has deprecated.

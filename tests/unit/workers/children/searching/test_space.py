@@ -9,8 +9,8 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.searching.space import space_for
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
+from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import Workload
-from fractune_workers.children.tvm_api.vector_unit import vector_unit
 
 
 @pytest.mark.parametrize(("mcpu", "lanes"), [("x86-64", 4), ("x86-64-v3", 8), ("skylake-avx512", 16)])

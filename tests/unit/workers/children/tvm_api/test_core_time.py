@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fractune_workers.children.tvm_api.core_time import core_times
+from fractune_workers.children.tvm_api.processor import core_times
 
 CALL_S = 1e-3
 DEADLINE_S = 30.0
@@ -38,7 +38,7 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     made = Clocks()
-    monkeypatch.setattr("fractune_workers.children.tvm_api.core_time.time.thread_time", lambda: made.thread_s)
+    monkeypatch.setattr("fractune_workers.children.tvm_api.processor.time.thread_time", lambda: made.thread_s)
     return made
 
 

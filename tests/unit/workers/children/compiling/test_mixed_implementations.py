@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from fractune_core.implementations import WINOGRAD2, WINOGRAD4
-from fractune_workers.children.importing.implementations import implementations_of, with_implementations
+from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
 from fractune_workers.children.importing.passes import extract, prepare, workload_hash
 from tests.unit.workers.children.layouts.networks import Network, inputs_of, network, outputs
 

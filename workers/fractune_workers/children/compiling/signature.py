@@ -27,17 +27,12 @@ def names_in_file(data: bytes) -> Names:
 
 def _onnx_names(data: bytes) -> Names:
     """TVM makes identifiers of them: `input.1` becomes another."""
-    import onnx
-    from google.protobuf.message import DecodeError
+    from fractune_workers.children.importing.onnx_graph import inputs_of, parsed
 
-    model = onnx.ModelProto()
-    try:
-        model.ParseFromString(data)
-    except DecodeError:
+    model = parsed(data)
+    if model is None:
         return [], []
-    weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [value.name for value in model.graph.input if value.name not in weights]
-    return inputs, [value.name for value in model.graph.output]
+    return [value.name for value in inputs_of(model.graph)], [value.name for value in model.graph.output]
 
 
 def _torch_names(data: bytes) -> Names:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fractune_workers.child import Child
-from fractune_workers.children.no_torch import keep_torch_out, let_torch_in
+from fractune_workers.children.tvm_api.keep_out import keep_torch_out, let_torch_in
 from tests.support.paths import REPOSITORY
 
 CHILDREN = ("searching", "building", "compiling")

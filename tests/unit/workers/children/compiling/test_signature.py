@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fractune_workers.children.importing.signature import _fitting, names_in_file
+from fractune_workers.children.compiling.signature import _fitting, names_in_file
 from tests.support.processes.cli_process import write_model
 
 LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}

@@ -14,10 +14,10 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from fractune_workers.children.importing.passes import workload_hash
-from fractune_workers.children.layouts.expressions import is_constant, shape_of
+from fractune_workers.children.layouts.expressions import is_constant, operator_of, shape_of
 from fractune_workers.children.tvm_api.traces import Workload
 
-_CALL = "relax.call_tir"
+_CALL = "call_tir"
 
 
 def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, Workload]:
@@ -58,10 +58,6 @@ def function_of(mod: tvm.IRModule, call: Any) -> tvm.IRModule:
     return normalized
 
 
-def _is_operator(call: Any) -> bool:
-    return getattr(call.op, "name", "") == _CALL
-
-
 @visitor
 class _Collector(PyExprVisitor):
     def __init__(self) -> None:
@@ -69,7 +65,7 @@ class _Collector(PyExprVisitor):
         self.calls: list[Any] = []
 
     def visit_call_(self, op: Any) -> None:
-        if _is_operator(op):
+        if operator_of(op) == _CALL:
             self.calls.append(op)
 
 
@@ -83,7 +79,7 @@ class _Mixer(PyExprMutator):
 
     def visit_call_(self, op: Any) -> Any:
         visited = super().visit_call_(op)
-        other = next(self._others) if _is_operator(op) else None
+        other = next(self._others) if operator_of(op) == _CALL else None
         if other is None:
             return visited
         mod, call = other

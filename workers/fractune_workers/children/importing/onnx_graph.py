@@ -1,0 +1,46 @@
+"""The parts of an ONNX graph by the names that users know, and the graphs inside it."""
+
+from __future__ import annotations
+
+import onnx
+from google.protobuf.message import DecodeError
+
+
+def parsed(data: bytes) -> onnx.ModelProto | None:
+    """The model in the bytes of a file; None for another file, or a torn one."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        return None
+    return model
+
+
+def inputs_of(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """The inputs of a graph without its weights: before IR version 4 every weight was an input too."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in weights]
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs in a node's attributes."""
+    return [graph for each in node.attribute for graph in ([each.g] if each.HasField("g") else each.graphs)]
+
+
+def domain_of(name: str) -> str:
+    """The domain of an operator or a function; empty for ONNX's own, which has two names."""
+    return "" if name == "ai.onnx" else name
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    domain = domain_of(node.domain)
+    return f"{domain}.{node.op_type}" if domain else str(node.op_type)
+
+
+def named(node: onnx.NodeProto) -> str:
+    """The node by its name, or by its first output: exporters leave node names empty."""
+    return f"node '{node.name}'" if node.name else f"node with output '{next(iter(node.output), '')}'"
+
+
+def described(node: onnx.NodeProto) -> str:
+    return f"{named(node)} ({operator_of(node)})"
