@@ -31,6 +31,15 @@ class Window:
     padding: tuple[int, int, int, int]
     dilation: tuple[int, int]
 
+    @classmethod
+    def of(cls, attrs: Any) -> Window:
+        """The window of a call's attributes."""
+        padding = [int(side) for side in attrs.padding]
+        top, left, bottom, right = padding * (4 // len(padding))
+        sy, sx = (int(step) for step in attrs.strides)
+        dy, dx = (int(step) for step in attrs.dilation)
+        return cls((sy, sx), (top, left, bottom, right), (dy, dx))
+
     def padded(self, data: te.Tensor) -> te.Tensor:
         """`data` with zeros around its axes 2 and 3."""
         if not any(self.padding):

@@ -1,19 +1,43 @@
-"""Channel shuffles from blocks to blocks: one kernel, which comes with its schedule."""
+"""Layout rule of channel shuffles: one kernel from blocks to blocks, which comes with its schedule."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm import te
+from tvm import relax, te
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.layouts.blocks import Blocks
+from fractune_workers.children.layouts.expressions import bound_call, shape_of
+from fractune_workers.children.layouts.planner import CHANNELS, Made, Planner, is_image
 
 _OPAQUE = 8
 """TVM's kOpaque: nothing is fused with it"""
 
 
-def shuffle(groups: int, source: Blocks, made: Blocks, dtype: str) -> Any:
+def reshape(planner: Planner, call: Any) -> Made:
+    """The last step of a channel shuffle: (N, C, H, W) was seen as (N, groups, C / groups, H, W), axes 1 and 2 changed
+    places, and the shape is the first again.
+    """
+    exchanged = bound_call(planner.builder_, call.args[0], "permute_dims")
+    if exchanged is None or (grouped := bound_call(planner.builder_, exchanged.args[0], "reshape")) is None:
+        return None
+    known = planner.in_blocks(grouped.args[0])
+    if known is None or known[1].plain != shape_of(call) or not is_image(known[1]):
+        return None
+    value, source = known
+    batch, channels, *pixels = source.shape
+    split = shape_of(grouped)
+    groups = split[1]
+    axes = exchanged.attrs.axes or ()
+    if [int(axis) for axis in axes] != [0, 2, 1, 3, 4] or split != (batch, groups, channels // groups, *pixels):
+        return None
+    made = planner.blocks(source.shape, CHANNELS, groups if channels // groups >= planner.lanes else 1)
+    kernel = planner.builder_.add_func(_kernel(groups, source, made, str(value.ty.dtype)), "shuffle")
+    return relax.call_tir(kernel, [value], relax.TensorType(made.physical, value.ty.dtype)), made
+
+
+def _kernel(groups: int, source: Blocks, made: Blocks, dtype: str) -> Any:
     """The TIR function that takes an image as `source` says, and makes one that lies as `made` says, with the channels
     of its groups taken in turn: what (N, groups, C / groups, H, W) does when its axes 1 and 2 change places (Zhang et
     al. 2018, ShuffleNet). A lane that stands for no channel gets some channel's numbers.

@@ -45,9 +45,9 @@ def model(**changes: Any) -> bytes:
         ({"kernel": 5}, "node 'first' (Conv): weight 'w' is float[4, 4, 5, 5], and not float[4, 4, 3, 3]"),
         ({"strides": [2, 2]}, "node 'first' (Conv): attribute 'strides' is [2, 2], and not [1, 1]"),
         ({"shape": [-1, 1]}, "node 'flat' (Reshape): weight 's' is [-1, 1], and not [1, -1]"),
-        ({"last": "Tanh"}, "its node 3 is node 'y' (Tanh), and not node 'y' (Relu)"),
+        ({"last": "Tanh"}, "its node 3 is node with output 'y' (Tanh), and not node with output 'y' (Relu)"),
         ({"size": 9}, "input 'x' is float[1, 4, 9, 9], and not float[1, 4, 8, 8]"),
-        ({"more": ["Exp"]}, "it has another node, node 'Exp' (Exp)"),
+        ({"more": ["Exp"]}, "it has another node, node with output 'Exp' (Exp)"),
     ],
 )
 def test_the_first_difference_is_named(changes: dict[str, Any], clause: str) -> None:
@@ -55,7 +55,9 @@ def test_the_first_difference_is_named(changes: dict[str, Any], clause: str) -> 
 
 
 def test_a_node_that_is_missing_is_named() -> None:
-    assert first_onnx_difference(model(more=["Exp"]), model()) == "it has no counterpart of node 'Exp' (Exp)"
+    assert (
+        first_onnx_difference(model(more=["Exp"]), model()) == "it has no counterpart of node with output 'Exp' (Exp)"
+    )
 
 
 def test_other_files_have_no_difference_that_could_be_named() -> None:

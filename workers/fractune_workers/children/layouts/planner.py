@@ -1,0 +1,110 @@
+"""The pass that plans layouts: it knows which values lie in blocks, and asks a rule for each operator.
+
+The pass goes once through the model. A value in blocks is known under the variable of the plain value, which is made
+from it as well. An operator that can compute in blocks takes the value in blocks; any other takes the plain value.
+Values that no operator took are dead code, which is removed at the end. So the pass need not know the rest of the
+model, and any operator may occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy.typing as npt
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
+from fractune_workers.children.layouts.blocks import Blocks, from_blocks, to_blocks
+from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, operator_of, shape_of
+from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+
+Array = npt.NDArray[Any]
+Made = tuple[Any, Blocks] | None
+"""a value in blocks; None where the operator computes on plain values"""
+Rule = Callable[["Planner", Any], Made]
+"""computes the result of a call in blocks"""
+CHANNELS = 1
+"""the axis of an image's channels: layouts are NCHW"""
+
+
+def is_image(blocks: Blocks) -> bool:
+    return len(blocks.shape) == len(blocks.plain) == 4 and blocks.axis == CHANNELS
+
+
+@mutator
+class Planner(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, rules: Mapping[str, Rule], lanes: int, implementation: str) -> None:
+        super().__init__(mod)
+        self._rules = rules
+        self.lanes = lanes
+        self.implementation = IMPLEMENTATIONS[implementation] if implementation else None
+        self._known: dict[Any, tuple[Any, Blocks]] = {}
+        """by the variable of a plain value: the variable of the same in blocks"""
+        self._made: Made = None
+        """what the call visited last has in blocks"""
+
+    def visit_var_binding_(self, binding: Any) -> None:
+        super().visit_var_binding_(binding)
+        made, self._made = self._made, None
+        if made is not None:
+            self._known[self.visit_expr(binding.var)] = made
+
+    def visit_call_(self, call: Any) -> Any:
+        visited = super().visit_call_(call)
+        rule = self._rules.get(operator_of(visited))
+        made = rule(self, visited) if rule and has_fixed_shapes(call) else None
+        if made is None:
+            return visited
+        value, blocks = made
+        if not isinstance(value, relax.Var):
+            value = self.builder_.emit(value)
+        self._made = value, blocks
+        return self._plain(value, blocks)
+
+    # What rules ask for
+
+    def in_blocks(self, value: Any) -> tuple[Any, Blocks] | None:
+        """The value in blocks, if it is there already."""
+        return self._known.get(value) if isinstance(value, relax.Var) else None
+
+    def into_blocks(self, value: Any, axis: int, parts: int | None = None) -> tuple[Any, Blocks]:
+        """The value with `axis` in blocks, changed into them if need be; in so many parts, or None for any."""
+        known = self.in_blocks(value)
+        blocks = self.blocks(shape_of(value), axis, parts or 1)
+        if known and known[1].axis == axis and not known[1].dropped and (not parts or known[1].parts == blocks.parts):
+            return known
+        return self.changed(value, blocks), blocks
+
+    def changed(self, value: Any, blocks: Blocks) -> Any:
+        """A plain value, put into `blocks`."""
+        return self.builder_.emit(self.kernel(to_blocks, value, blocks=blocks, name=TO_BLOCKS))
+
+    def blocks(self, shape: Sequence[int], axis: int, parts: int = 1) -> Blocks:
+        """With the axis in so many parts, where these are not whole blocks anyway."""
+        return Blocks(tuple(shape), axis, self.lanes, parts=parts if shape[axis] // parts % self.lanes else 1)
+
+    def constant(self, value: Any) -> Array | None:
+        """The numbers of a constant, None for anything else."""
+        return numbers_of(self.builder_, value)
+
+    def kernel(
+        self,
+        compute: Callable[..., Any],
+        *operands: Any,
+        name: str,
+        attributes: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """A call of the tensor expression that `compute(*operands, **options)` makes, a function with `attributes`."""
+        made = partial(compute, **options)
+        return self.builder_.call_te(made, *operands, primfunc_name_hint=name, primfunc_attrs=attributes)
+
+    def _plain(self, value: Any, blocks: Blocks) -> Any:
+        innermost = blocks.axis == len(blocks.shape) - 1
+        if innermost and not blocks.filled_up:  # it lies in memory as it should
+            return relax.op.reshape(value, blocks.plain)
+        return self.kernel(from_blocks, value, blocks=blocks, name=FROM_BLOCKS)
