@@ -1,8 +1,8 @@
-"""The builder's child: trace -> machine code. It stays warm, and every build runs in a fork of it.
+"""The builder's child: trace -> machine code. The child stays warm, and every build runs in a fork of it.
 
-A fork costs milliseconds where a new process would import TVM for seconds. What it leaks goes with it (TVM's compiler
-does leak), and one that crashes or compiles without end takes nothing along. Its limit is on CPU time: a build that is
-stopped for a measurement, or shares its core, is not blamed for that. No build uses a GPU, those for one included.
+A fork costs milliseconds, where a new process would import TVM for seconds. TVM's compiler leaks memory; the leak ends
+with the fork. A crash or an endless build ends one fork alone. The limit of a build is on CPU time: it does not count
+while a build is stopped for a measurement or shares its core. No build uses a GPU, not even a build for one.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from fractune_workers.scratch_dir import use_for_temporary_files
 
 _LIMIT_CPU_S = 10
 _MET = 0.5
-"""Of the limit: the kernel ends a process by its count of ticks, of which the time that it tells afterwards may be no
-more than 0.9 on busy cores. What a program says when it fails on its own comes long before."""
+"""A part of the limit. The kernel ends a process by its count of ticks; the time that it reports afterwards may be only 0.9
+of that on busy cores. A program that fails on its own fails long before."""
 
 
 class BuilderChild:
-    """Builds candidates of the workloads it was told."""
+    """Builds candidates of the workloads that it has learned."""
 
     def __init__(self) -> None:
         self._workloads: dict[str, dict[str, Workload]] = {}
         """by implementation, by workload hash of the operator"""
 
     def learn_workload(self, workload_hash: str, workload: str) -> list[Any]:
-        """Remember an operator's workloads, as the log has them; return the arguments that the direct one describes."""
+        """Remember an operator's workloads in the log's form; return the arguments of the direct one."""
         self._workloads[workload_hash] = read_workloads(workload)
         return args_of(self._workloads[workload_hash][DIRECT])
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
         """Build one candidate: `status`, its one-line `cause`, `object` (bytes; for a GPU an archive of two object
-        files), `build_secs` (CPU seconds), and `versions` of what made the code, beside TVM.
+        files), `build_secs` (CPU seconds), and `versions` of the tools that made the code, without TVM.
 
         Raises BadRequest or FractuneError when this machine builds nothing for the target, or the operator has no such
         implementation.
@@ -75,7 +75,7 @@ class _Recipe:
 
 
 def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recipe:
-    """What all builds for the target share is loaded here, so that no fork has to."""
+    """Load here all that builds for the target share, so that no fork has to."""
     load_intrinsics(target)
     if target.kind.name != "cuda":
         return _Recipe(lambda: build_object(read_trace(trace, workload).mod, target), {})
@@ -91,8 +91,8 @@ def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recip
 
 
 def _in_forks(attempt: Callable[[], dict[str, Any]], limit_cpu_s: int) -> dict[str, Any]:
-    """What `attempt` answers in a fork; in another when that is killed, and not by its limit: nobody's fault, as long
-    as it does not happen every time.
+    """The answer of `attempt` in a fork; in another fork after a kill that is not by its limit. A kill does not count
+    against the candidate, unless it happens every time.
     """
     for _ in range(TRIES):
         try:
@@ -107,7 +107,7 @@ def _in_forks(attempt: Callable[[], dict[str, Any]], limit_cpu_s: int) -> dict[s
 
 
 def _in_a_fork(attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `attempt` answers in a fork, whose temporary files go with it, however it ends. Raises ForkDied."""
+    """The answer of `attempt` in a fork. The fork's temporary files are removed, however it ends. Raises ForkDied."""
     with tempfile.TemporaryDirectory() as folder:
 
         def work() -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _in_a_fork(attempt: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def _attempt(recipe: _Recipe, limit_cpu_s: int) -> dict[str, Any]:
     try:
-        # What the parent has used counts in no fork: CPU time begins at 0 in each.
+        # CPU time begins at 0 in each fork: the parent's does not count.
         resource.setrlimit(resource.RLIMIT_CPU, (limit_cpu_s, limit_cpu_s + 1))
         code = recipe.build()
     except Exception as error:  # noqa: BLE001  whatever TVM raises is the candidate's fault
@@ -159,9 +159,7 @@ def _too_long(limit_cpu_s: int) -> str:
 
 
 def _warm_up() -> None:
-    """Build something small, so that what LLVM sets up once is there before the first fork; and load what builds for
-    such a CPU as this one need.
-    """
+    """Build a small module, so that LLVM is set up before the first fork; load the intrinsics of this CPU."""
     from tvm import te
 
     from fractune_workers.children.tvm_api.target import default_target

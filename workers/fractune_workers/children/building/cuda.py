@@ -1,7 +1,7 @@
-"""A scheduled TIR module -> host code and machine code for a GPU, on a machine that needs none.
+"""A scheduled TIR module -> host code and machine code for a GPU, on a machine without one.
 
-TVM is kept from looking for a GPU (`stay_off_gpus`) and generates source, of which a CUDA compiler makes a cubin for
-just the architecture that the target names. Host object and cubin travel as one archive.
+TVM is kept from looking for a GPU (`stay_off_gpus`) and generates source. A CUDA compiler makes a cubin from the
+source, for the architecture that the target names. Host object and cubin travel as one archive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOST_OBJECT, DEVICE_OBJECT = "host.o", "device.o"
 
 
 def scheduled_by_default(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """The module as TVM itself would schedule it: the untuned default, for without threads it is no kernel."""
+    """The module as TVM would schedule it: the untuned default, because a kernel needs threads."""
     from tvm.s_tir import dlight  # nothing that a builder for CPUs should wait for
 
     with target:

@@ -1,11 +1,11 @@
-"""The device code that TVM packs into a compiled module: CUDA source out, machine code in.
+"""Replaces CUDA source by machine code in the device code that TVM packs into a compiled module.
 
-Where no GPU is, TVM leaves CUDA source in an artifact and has it compiled where it is loaded, in the process that
-measures. So the packed bytes are rewritten here: the same module, in the format `cubin`. What TVM writes, all numbers
-as 8 bytes, little-endian, and a string as its length and its bytes:
+Without a GPU, TVM leaves CUDA source in an artifact, and compiles it in the process that loads the artifact and
+measures. So the packed bytes are rewritten here: the same module, in the format `cubin`. TVM writes all numbers as 8
+bytes, little-endian, and a string as its length and its bytes:
 
-    size of what follows
-    import tree      two lists of numbers: where each module's imports begin, and the imports
+    size of all that follows
+    import tree      two lists of numbers: the beginning of each module's imports, and the imports
     modules          kind, and for all but `_lib` (the library that carries this) its content as a string
 
     content of kind `cuda`: format (`cuda` for source, `cubin`), kernels, code as a string
@@ -27,9 +27,9 @@ _NUMBER = struct.Struct("<Q")
 
 
 def embed_cubin(packed: bytes, source: str, compile_source: Callable[[str], bytes]) -> bytes:
-    """`packed` with the cubin in the place of `source`, the CUDA source that TVM says it has packed.
+    """`packed` with the cubin in the place of `source`, which TVM reports as the packed CUDA source.
 
-    Raises FractuneError when the bytes are not as described above: then TVM has changed its format.
+    Raises FractuneError for bytes of another form than described above: then TVM has changed its format.
     """
     reader = _Reader(packed)
     size = reader.number()

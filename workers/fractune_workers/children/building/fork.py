@@ -1,4 +1,4 @@
-"""Work in a fork of this process: it is warm, and what a fork leaks goes with it."""
+"""Runs work in a fork of this process: the fork starts warm, and leaks end with it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fractune_core.host.parent_death import die_with_parent
 
 
 class ForkDied(FractuneError):
-    """A fork that ended without an answer, by signal `number` (0: by itself), after `spent_s` seconds of CPU time, when
-    it had had `peak_bytes` of memory.
+    """A fork ended without an answer, by signal `number` (0: by itself), after `spent_s` seconds of CPU time, with a
+    peak of `peak_bytes` of memory.
     """
 
     def __init__(self, message: str, number: int = 0, spent_s: float = 0.0, peak_bytes: int = 0) -> None:
@@ -26,7 +26,7 @@ class ForkDied(FractuneError):
 
 
 class Fork:
-    """A piece of work under way. Its result, or what it raises, must be such as can be pickled."""
+    """A piece of work under way. Its result and its error must be picklable."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._reader, writer = os.pipe()
@@ -38,7 +38,7 @@ class Fork:
         os.close(writer)
 
     def result(self) -> Any:
-        """Wait for what the work returns; once only. Raises what it raised, or ForkDied."""
+        """Wait for the work's result; once only. Raises the work's error, or ForkDied."""
         with os.fdopen(self._reader, "rb") as pipe:
             answer = pipe.read()
         _, status, usage = os.wait4(self._pid, 0)
@@ -54,7 +54,7 @@ class Fork:
 
 
 def _work_and_leave(work: Callable[[], Any], writer: int, parent: int) -> NoReturn:
-    """In a fork: write the outcome to the pipe and end. Whatever happens, it must not go on as a second server."""
+    """In a fork: write the outcome to the pipe and end. The fork must never go on as a second server."""
     try:
         die_with_parent(parent)
         outcome = pickle.dumps(_outcome(work))

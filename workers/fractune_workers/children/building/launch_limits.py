@@ -1,6 +1,6 @@
-"""What a kernel takes of a thread block, looked at before it is compiled: too much of it is the candidate's failure.
+"""The needs of a kernel for a thread block, checked before it is compiled: an excess is the candidate's failure.
 
-A compiler finds out as well, after seconds and in its own words, or only the launch does.
+A compiler finds the excess only after seconds, and reports it in its own words. Sometimes only the launch finds it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fractune_core.targets import capability
 _STATIC, _DYNAMIC = "shared", "shared.dyn"
 _STATIC_MOST_BYTES = 48 * 1024
 _OPT_IN_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
-"""what a kernel that asks for it at its launch may have, by compute capability (CUDA C++ Programming Guide, technical
-specifications); TVM's launcher asks"""
+"""shared memory of a kernel that requests it at its launch, by compute capability (CUDA C++ Programming Guide,
+technical specifications); TVM's launcher requests it"""
 
 
 class TooLarge(FractuneError):
@@ -28,14 +28,14 @@ class TooLarge(FractuneError):
 
 @dataclass
 class BlockNeeds:
-    """What one block of a kernel takes."""
+    """The threads and the memory of one block of a kernel."""
 
     extents: dict[str, int] = field(default_factory=dict)
     """threads by axis: `threadIdx.x`"""
     static_bytes: int = 0
     """shared memory of a size that is compiled in"""
     dynamic_bytes: int = 0
-    """shared memory that is asked for at the launch"""
+    """shared memory that the launch requests"""
 
     @property
     def threads(self) -> int:
@@ -43,7 +43,7 @@ class BlockNeeds:
 
 
 def needs_of(kernel: Any) -> BlockNeeds:
-    """What a block of a lowered kernel (a device function of TIR) takes."""
+    """The needs of a block of a lowered kernel (a device function of TIR)."""
     needs = BlockNeeds()
 
     def note_threads(node: Any) -> None:
@@ -75,9 +75,9 @@ def check_limits(kernels: tvm.IRModule, target: tvm.target.Target) -> None:
 
 
 def shared_bytes_at_launch(arch: str, static_bytes: int) -> int:
-    """How much shared memory a kernel may ask for when it is launched, on a target that has `static_bytes`.
+    """The shared memory that a kernel may request at its launch, on a target that has `static_bytes`.
 
-    A target that was given less than a GPU has is held to that.
+    The limit of a target that was given less than a GPU has is `static_bytes`.
     """
     if static_bytes < _STATIC_MOST_BYTES:
         return static_bytes

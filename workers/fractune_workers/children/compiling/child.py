@@ -39,7 +39,7 @@ from fractune_workers.children.tvm_api.traces import Workload, read_workload, wr
 from fractune_workers.children.tvm_api.weights import Weights, pack_weights
 
 _ANY_CORES = 1
-"""Operators do not depend on the number of cores, and a trace holds what came of it"""
+"""Operators do not depend on the number of cores, and a trace holds the choices that follow from it"""
 _MANY_WAYS = "conv2d"
 """the kind of operator that has several implementations, by its name"""
 
@@ -47,7 +47,7 @@ _MANY_WAYS = "conv2d"
 @dataclass(frozen=True)
 class _Prepared:
     direct: Any
-    """the module of which every operator is the direct implementation"""
+    """the module in which every operator is the direct implementation"""
     operators: list[Operator]
     others: dict[str, Any]
     """modules by implementation, of those that some operator has"""
@@ -59,12 +59,13 @@ class _Prepared:
     apart: tuple[str, ...]
     """of a fused model: the operators that are called once for each slot"""
     compiled: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    """object files of the last bundle's variants, by target and traces: the next bundle has some of them again"""
+    """object files of the last bundle's variants, by target and traces: the next bundle has some of the same
+    variants"""
 
 
 @lru_cache(maxsize=1)
 def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
-    """The model read last: what was just ingested is compiled soon.
+    """The last model that was read: a model that was just ingested is compiled soon.
 
     A path stands for one content; `inputs` is JSON, `identity` the key of a target.
     """
@@ -87,14 +88,14 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
 
 
 def _has_others(target: tvm.target.Target, operators: list[Operator]) -> bool:
-    """Whether some operator may have another implementation: on a CPU only, where convolutions are blocked."""
+    """Whether some operator may have another implementation: only convolutions on a CPU, which are blocked."""
     return target.kind.name == "llvm" and any(_MANY_WAYS in operator.name for operator in operators)
 
 
 def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> dict[str, Any]:
-    """The operators of the model file at `path` for `target`, whose code is to run on an `isa`.
+    """The operators of the model file at `path` for `target`. Their code will run on an `isa`.
 
-    Raises BadModel, or BadRequest for a target that such a processor cannot run, as far as this host can tell.
+    Raises BadModel, or BadRequest for a target that this processor cannot run, as far as this host can know.
     """
     parsed = parse_target(target, _ANY_CORES)
     _check_runs(target, parsed, isa)
@@ -108,7 +109,7 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
                 "name": operator.name,
                 "weight": operator.weight,
                 "workload": write_workloads(prepared.workloads[operator.workload_hash]),
-                # The roof is float32's: how close to it other arithmetic comes says nothing.
+                # The roof is float32's: it says nothing about other arithmetic.
                 "flops": 0.0 if operator.narrow else operator.flops,
                 "io_bytes": operator.io_bytes,
             }
@@ -118,9 +119,8 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
 
 
 def describe_fused(path: str, inputs: dict[str, list[int]]) -> dict[str, Any]:
-    """How many kinds of operators the fused model at `path` has on this host, and which are called once for each slot.
-
-    Raises BadModel.
+    """The number of kinds of operators of the fused model at `path` on this host, and the names of the operators that
+    are called once for each slot. Raises BadModel.
     """
     target = parse_target("", _ANY_CORES)
     fused = prepare_variants(load_variants(Path(path), inputs), target)
@@ -197,7 +197,7 @@ def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
 
 
 def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str]:
-    """Traces by workload. Raises FractuneError for an operator, or an implementation, that this model does not have."""
+    """Traces by workload. Raises FractuneError for an operator, or an implementation, that this model lacks."""
     found = {}
     for name, text in texts.items():
         workload = prepared.workloads.get(name, {}).get(implementation_of(text))
@@ -211,8 +211,8 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str
 
 
 def _each_once(names: list[str], known: dict[str, Any], compiled: Callable[[int], Any]) -> list[Any]:
-    """What `compiled` gives for each by its place; equal ones, as of shares that have the same winners, only once, and
-    none that is `known`: which is afterwards what all of these are.
+    """The results of `compiled` by place. Equal names (of shares with the same winners) are compiled once, and names in
+    `known` are not compiled. Afterwards `known` holds these results alone.
     """
     new: dict[str, int] = {}
     for at, name in enumerate(names):

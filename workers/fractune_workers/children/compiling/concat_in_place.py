@@ -1,7 +1,7 @@
-"""Concatenations without a copy: whoever computes a part writes it into its slice of the result.
+"""Concatenations without a copy: the operator that computes a part writes it into its slice of the result.
 
-A slice that is contiguous is a tensor of its own, a view. In a fused model each slot has a slice, and what computes the
-part gets the whole result instead, and writes with an offset.
+A contiguous slice is a tensor of its own, a view. In a fused model each slot has a slice. There the operator gets the
+whole result, and writes with an offset.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _CONCAT = "concat"
 
 
 def parts_in_place(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module, which allocates its tensors by itself already, without its calls of `relax.concat`.
+    """The module without its calls of `relax.concat`. Its tensors must be allocated already.
 
-    Their results are allocated before the first of their parts, and the parts are views of them. A result may be a
-    part again. Raises FractuneError for a part that no operator of the same block computes: such concatenations are
-    kernels (`children/layouts/concats.py`).
+    Each result is allocated before its first part, and the parts are views of it. A result may itself be a part. Raises
+    FractuneError for a part that no operator of the same block computes: such concatenations are kernels
+    (`children/layouts/concats.py`).
     """
     kernels = _Kernels(mod)
     rewritten = {}
@@ -43,7 +43,7 @@ def parts_in_place(mod: tvm.IRModule) -> tvm.IRModule:
 
 @dataclass(frozen=True)
 class Slice:
-    """Where a part lies in a result: from `offset` on along `axis`."""
+    """The place of a part in a result: from `offset` on along `axis`."""
 
     result: Any
     axis: int
@@ -51,7 +51,7 @@ class Slice:
 
 
 class _Kernels:
-    """The TIR functions of a module, and those made of them that write their output into pieces of a larger one."""
+    """The TIR functions of a module, and copies of them that write their output into slices of a larger tensor."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
@@ -73,8 +73,8 @@ class _Kernels:
 
 
 def into_piece(function: Any, parameter: int, shape: Sequence[int], axis: int, offset: int) -> Any:
-    """A TIR function, scheduled or not, with a buffer of `shape` for one of its parameters, of which it uses the piece
-    from `offset` on along `axis`.
+    """A TIR function, scheduled or not, with a buffer of `shape` for one of its parameters. It uses the slice of the
+    buffer from `offset` on along `axis`.
     """
     old = function.params[parameter]
     ty = old.ty
@@ -134,7 +134,9 @@ class _Block:
         return placed
 
     def _in_pieces(self, binding: Any) -> Iterator[Any]:
-        """A call of a kernel that computes a part in pieces gets the result for it; that part's other names go."""
+        """A call of a kernel that computes a part in slices gets the result instead. Other names of the part are
+        dropped.
+        """
         value = binding.value
         if isinstance(value, relax.Var) and self._tensors.get(value) in self._pieces:
             return
@@ -182,7 +184,9 @@ class _Block:
             offset += bits_of(tensor) // 8
 
     def _allocated(self, tensor: Any) -> Iterator[Any]:
-        """The bindings that make a part or a result, unless there are such already; what it lies in comes first."""
+        """The bindings that allocate a part or a result, unless it is allocated already. The result of a part comes
+        first.
+        """
         if tensor in self._made:
             return
         self._made.add(tensor)

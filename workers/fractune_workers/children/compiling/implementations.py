@@ -1,7 +1,7 @@
-"""The implementations of a model's operators: the same model prepared another way, call by call.
+"""Mixes implementations of a model's operators: the same model, prepared in several ways, call by call.
 
-Every way to prepare a model makes the same calls in the same order; only what some of them call differs, and the
-weights that these take.
+Every way to prepare a model makes the same calls in the same order. Only the called functions differ, and their
+weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _CALL = "call_tir"
 
 
 def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, Workload]:
-    """The workload of what the prepared module `other` has in place of operators of `direct`, by their
-    workload hash; without those that are the same in both, and empty where the two do not make the same calls.
+    """The operators of the prepared module `other` that differ from those of `direct`: their workloads, by the workload
+    hash of the operator in `direct`. Empty when the two modules do not make the same calls.
     """
     own, theirs = calls_of(direct), calls_of(other)
     if len(own) != len(theirs):
@@ -35,8 +35,8 @@ def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, W
 def with_implementations(
     direct: tvm.IRModule, others: Mapping[str, tvm.IRModule], chosen: Mapping[str, str]
 ) -> tvm.IRModule:
-    """The prepared module `direct`, in which the operators in `chosen` (name of an implementation by workload hash) are
-    those that the module of that name in `others` has, with the weights that these take.
+    """The prepared module `direct` with other implementations of the operators in `chosen` (name of an implementation
+    by workload hash), taken with their weights from the module of that name in `others`.
     """
     theirs = {name: calls_of(other) for name, other in others.items()}
     names = [chosen.get(workload_hash(function_of(direct, call)), "") for call in calls_of(direct)]
@@ -89,5 +89,5 @@ class _Mixer(PyExprMutator):
 
 
 def _operand(own: Any, other: Any) -> Any:
-    """Weights in another layout are the other's; everything else is what it was."""
+    """Weights in another layout come from the other module; every other operand stays."""
     return other if is_constant(other) and shape_of(other) != shape_of(own) else own

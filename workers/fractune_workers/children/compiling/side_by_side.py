@@ -20,15 +20,15 @@ from fractune_workers.child.errors import cpu_met, memory_met
 from fractune_workers.children.building.fork import Fork, ForkDied
 
 _PIECE_BYTES = 1 << 30
-"""what one piece may take at least, beside what this process has"""
+"""the least memory for one piece of work, on top of this process's own"""
 
 
 def side_by_side(work: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of all pieces, in their order; as many at a time as this process has cores, and memory for: together
-    they address no more than it may.
+    """The results of all pieces, in their order. At most one piece a core of this process runs at a time, and fewer
+    where they would together address more memory than it may.
 
-    Results and errors must be such as can be pickled. Raises the first error, once no fork is left; LimitMet for one
-    that took all the memory or CPU time that it may.
+    Results and errors must be picklable. Raises the first error, once no fork is left; LimitMet for a piece that used
+    up its memory or CPU time.
     """
     most = min(len(os.sched_getaffinity(0)), len(work))
     limit_bytes = piece_bytes = memory_limit()

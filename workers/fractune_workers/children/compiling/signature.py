@@ -1,4 +1,4 @@
-"""What a model takes and gives: names, types and shapes, as a bundle's manifest tells them."""
+"""The inputs and outputs of a model for a bundle's manifest: names, types and shapes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Names = tuple[list[str], list[str]]
 
 
 def names_in_file(data: bytes) -> Names:
-    """The names of inputs and outputs in the bytes of a model file, as far as TVM does not keep them; empty lists for
+    """The names of inputs and outputs in the bytes of a model file, where TVM does not keep them; empty lists for
     formats without such names.
     """
     return _torch_names(data) if data.startswith(_ZIP) else _onnx_names(data)
 
 
 def _onnx_names(data: bytes) -> Names:
-    """TVM makes identifiers of them: `input.1` becomes another."""
+    """TVM turns names into identifiers, and so changes `input.1`."""
     from fractune_workers.children.importing.onnx_graph import inputs_of, parsed
 
     model = parsed(data)
@@ -36,7 +36,9 @@ def _onnx_names(data: bytes) -> Names:
 
 
 def _torch_names(data: bytes) -> Names:
-    """Of outputs alone: the keys of a program that gives a dict of tensors, else the names that `torch.export` gave."""
+    """The names of outputs alone: the keys of a program that returns a dict of tensors, else the names of
+    `torch.export`.
+    """
     try:
         with Archive(data) as archive:
             (entry,) = (name for name in archive.names if name.endswith(_GRAPH))
@@ -51,9 +53,9 @@ def _torch_names(data: bytes) -> Names:
 
 
 def describe_main(mod: tvm.IRModule, weights: int, names: Names) -> dict[str, list[dict[str, Any]]]:
-    """`inputs` and `outputs` of the module's `main`, whose last `weights` parameters are no inputs.
+    """`inputs` and `outputs` of the module's `main`. Its last `weights` parameters are not inputs.
 
-    The names are those of the file where there are as many, else TVM's for inputs and `output0` and so on for outputs.
+    The names are the file's where their number fits; else TVM's for inputs, and `output0` and so on for outputs.
     """
     main = mod["main"]
     params = list(main.params)[: len(main.params) - weights]

@@ -47,7 +47,7 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Workload, str]) -> di
 
 
 def _scheduled(mod: Any) -> int:
-    """How many functions of the module have their schedule."""
+    """The number of functions of the module that have a schedule."""
     return sum(map(is_scheduled, mod.functions.values()))
 
 
@@ -57,7 +57,7 @@ def _check_applied(scheduled: int, expected: int) -> None:
 
 
 def _packer(target: Any) -> Callable[..., str]:
-    """What TVM calls to have a library's imports packed: source among them becomes machine code."""
+    """The function with which TVM packs a library's imports: it turns source among them into machine code."""
     compile_source = source_compiler(target, compiler_for(target))
 
     def pack(library: Any, _is_system_lib: bool, prefix: str, folder: str) -> str:  # noqa: FBT001  TVM's order
